@@ -64,12 +64,3 @@ def test_the_published_recipe_passes_the_check(samewise, librispeech):
 def test_a_few_steps_train_on_data_in_librispeechs_layout(train, librispeech, transforms):
     summary = train(*PUBLISHED, *NARROW, f"transforms={transforms}", f"dataset.root={librispeech}")
     assert summary["steps"] == 2
-
-
-def test_a_few_steps_train_on_sequences_of_spoken_digits(train, tmp_path):
-    for digit in range(4):
-        for take in (0, 5, 6):
-            record(tmp_path / "recordings" / f"{digit}_ann_{take}.wav", 0.3, 8000)
-    overrides = ["experiment=wav2letter_spoken_digits", f"dataset.root={tmp_path}", "dataset.digits=[1,3]", "reproducibility.threads=1"]
-    summary = train(*overrides, "batch_size=4", "max_steps=2", "model.width=8", "model.top_width=16")
-    assert summary["steps"] == 2

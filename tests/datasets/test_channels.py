@@ -132,21 +132,3 @@ def test_a_model_learns_from_the_fourth_channel_and_predicts_for_files(
     assert told.returncode == 0, told.stderr
     assert '"class": "b"' in told.stdout
     assert (run / "predictions" / "0_class.png").is_file()
-
-
-def test_missing_or_mismatched_normalisation_is_reported(folder: Path, samewise: Callable[..., Any]) -> None:
-    given = [
-        "check",
-        "dataset=multichannel_folder",
-        f"dataset.root={folder}",
-        "dataset.num_classes=2",
-        "model=resnet20_cifar",
-        "tracking=none",
-        "device=cpu",
-        "batch_size=4",
-    ]
-    missing = samewise(*given).stderr
-    assert "dataset.mean: must be given" in missing
-    assert "2 problems" in missing  # mean and std, but not the values that refer to them
-    short = samewise(*given, "dataset.channels=5", "dataset.mean=[0.5,0.5,0.5]", "dataset.std=[0.2,0.2,0.2]").stderr
-    assert "Normalize has 3 channels, the images have 5; hint: set dataset.mean and dataset.std" in short

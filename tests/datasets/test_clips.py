@@ -8,7 +8,6 @@ import pytest
 import soundfile
 import torch
 
-from samewise.datasets.generated_clips import GeneratedClips
 from samewise.datasets.libritts import LibriTTS
 from samewise.datasets.ljspeech import LJSpeech
 from samewise.datasets.wav_folder import WavFolder
@@ -51,24 +50,6 @@ def test_a_clip_lies_anywhere_in_its_recording_with_its_context(tmp_path, cache)
     assert torch.equal(draw_sample(data, 0, 7)["waveform"], draw_sample(data, 0, 7)["waveform"])
 
 
-def test_a_recording_shorter_than_a_clip_is_followed_by_silence(tmp_path):
-    record(tmp_path / "a.wav", 40)
-    waveform = WavFolder(root=str(tmp_path), sample_rate=8000, **SIZE)[0]["waveform"]
-    assert waveform.nonzero().flatten().tolist() == list(range(30, 70))
-
-
-def test_a_pattern_chooses_speakers_and_takes(tmp_path):
-    for speaker in ("ann", "bob"):
-        for take in (0, 3, 7, 12):
-            record(tmp_path / f"5_{speaker}_{take}.wav")
-    data = WavFolder(root=str(tmp_path), pattern="[0-9]_(ann)_([5-9]|[1-4][0-9])[.]wav", sample_rate=8000, **SIZE)
-    assert [data[index]["name"] for index in range(len(data))] == ["5_ann_12.wav", "5_ann_7.wav"]
-    with pytest.raises(DataError, match="the pattern matches no recording there"):
-        WavFolder(root=str(tmp_path), pattern="cy.*", sample_rate=8000, **SIZE)
-    with pytest.raises(ConfigError, match="not a valid regular expression"):
-        WavFolder(root=str(tmp_path), pattern="(", sample_rate=8000, **SIZE)
-
-
 def test_ljspeech_holds_out_every_tenth_recording(tmp_path):
     names = [f"LJ001-{number:04d}" for number in range(1, 26)]
     for name in names:
@@ -96,13 +77,3 @@ def test_libritts_has_the_requested_subsets(tmp_path):
         LibriTTS(root=str(tmp_path), subsets=["train-clean-100"], **SIZE)
     with pytest.raises(ConfigError, match="did you mean 'dev-clean'"):
         LibriTTS(root=str(tmp_path), subsets=["devclean"], **SIZE)
-
-
-def test_generated_clips_are_the_same_each_time_and_differ_by_split():
-    data, other = GeneratedClips(length=4), GeneratedClips(length=4, split="valid")
-    assert data[2]["waveform"].shape == (536,)
-    assert torch.equal(data[2]["waveform"], GeneratedClips(length=4)[2]["waveform"])
-    assert not torch.equal(data[2]["waveform"], other[2]["waveform"])
-    assert 0.2 < data[2]["waveform"].abs().max() < 0.5
-    with pytest.raises(ConfigError, match="samples"):
-        GeneratedClips(samples=0)

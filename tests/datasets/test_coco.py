@@ -54,10 +54,6 @@ def test_samples_come_in_the_order_of_image_numbers_with_corners_and_areas(tmp_p
     assert data[1]["boxes"].shape == (0, 4)
 
 
-def test_boxes_are_clipped_at_the_border(tmp_path: Path):
-    assert load(write(tmp_path, content()))[0]["boxes"].tolist() == [[30, 20, 40, 30]]
-
-
 def test_training_leaves_out_crowds_and_images_without_boxes(tmp_path: Path):
     what = content()
     what["annotations"].append({"id": 4, "image_id": 5, "category_id": 17, "bbox": [40, 0, 1, 5], "iscrowd": 0})  # outside the image

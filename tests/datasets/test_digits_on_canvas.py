@@ -7,17 +7,6 @@ import torch
 from samewise.datasets.digits_on_canvas import DigitsOnCanvas
 
 
-def test_a_canvas_depends_only_on_its_index_split_and_seed():
-    made, again = DigitsOnCanvas(split="train", length=10), DigitsOnCanvas(split="train", length=20)
-    torch.manual_seed(5)
-    first = made[7]
-    torch.manual_seed(6)
-    assert all(torch.equal(first[name], again[7][name]) for name in ("image", "boxes", "labels"))
-    assert not torch.equal(first["image"], made[6]["image"])
-    assert not torch.equal(first["image"], DigitsOnCanvas(split="valid", length=10)[7]["image"])
-    assert not torch.equal(first["image"], DigitsOnCanvas(split="train", length=10, seed=1)[7]["image"])
-
-
 def test_boxes_lie_in_the_image_around_brighter_pixels_and_apart_from_each_other():
     data = DigitsOnCanvas(split="valid", length=40, digits=4, height=80, width=100, largest=40)
     counts = set()

@@ -15,17 +15,16 @@ import samewise_runner_jobs as jobs
 import torch
 from PIL import Image
 from torch import Tensor
-from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from samewise.datasets.image_folder import ImageFolder
 from samewise.datasets.parts.encoded import EncodedImages, is_for_device
 from samewise.datasets.transforms.decode import Decode
-from samewise.datasets.transforms.geometry import CenterCrop, RandomResizedCrop, Resize
+from samewise.datasets.transforms.geometry import RandomResizedCrop
 from samewise.recipes.classification import Classification
 from samewise.runner.config.compose import compose
 from samewise.runner.config.project import Project
-from samewise.runner.errors import ConfigError, DataError
+from samewise.runner.errors import ConfigError
 from samewise.runner.interfaces import Batch
 from samewise.runner.records.digest import value_digest
 from samewise.runner.records.folder import RunFolder
@@ -141,37 +140,6 @@ def test_a_random_resized_crop_equals_torchvisions_for_the_same_boxes(root: Path
     made = transform.apply(decoded, choices)["image"]
     boxes = zip(*(choices[name].tolist() for name in ("top", "left", "height", "width")), strict=True)
     assert torch.equal(made, torch.stack([F.resized_crop(image, *box, size=[20, 20]) for image, box in zip(images, boxes, strict=True)]))
-
-
-def test_boxes_lie_in_their_image_and_are_central_if_none_fits():
-    images = [torch.zeros(3, *size) for size in ((10, 100), (100, 10), (50, 50), (33, 40))] * 50
-    choices = RandomResizedCrop(8).draw({"image": images}, len(images))
-    assert all(top >= 0 and top + tall <= image.shape[1] for image, top, tall in zip(images, choices["top"], choices["height"], strict=True))
-    assert all(left >= 0 and left + wide <= image.shape[2] for image, left, wide in zip(images, choices["left"], choices["width"], strict=True))
-    drawn = RandomResizedCrop(8, scale=(1.0, 1.0)).draw({"image": images}, len(images))
-    for place in (0, 1):
-        theirs = v2.RandomResizedCrop(8, scale=(1.0, 1.0)).make_params([images[place]])
-        assert {name: int(value[place]) for name, value in drawn.items()} == theirs
-
-
-def test_evaluation_gives_the_pixels_of_the_sample_transforms(root: Path):
-    images, batch = both(root)
-    transform = v2.Compose([v2.Resize(32, antialias=True), v2.CenterCrop(28)])
-    assert torch.equal(CenterCrop(28)(Resize(32)(Decode()(batch)))["image"], torch.stack([transform(image) for image in images]))
-
-
-@pytest.mark.parametrize("spoil", [lambda raw: raw[:-400], lambda raw: b"", lambda raw: b"text", lambda raw: raw[:300], lambda raw: raw[:2] + raw[40:]])
-def test_a_damaged_file_gives_the_same_error_as_in_a_worker(root: Path, spoil: Callable[[bytes], bytes]):
-    file = root / "train" / "ant" / "large.jpg"
-    file.write_bytes(spoil(file.read_bytes()))
-    told = []
-    for decode in ("worker", "device"):
-        data = ImageFolder(root=str(root), folder="train", decode=decode)
-        place = next(index for index in range(len(data)) if data.path(index) == file)
-        with pytest.raises(DataError, match=r"large\.jpg: ") as caught:
-            Decode()(Classification(num_classes=2).collate([data[place]]))
-        told.append(caught.value.problems)
-    assert told[0] == told[1]
 
 
 SETTINGS = (

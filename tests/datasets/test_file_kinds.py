@@ -14,13 +14,11 @@ import torch
 from PIL import Image
 
 from samewise.datasets.parts.audio_files import read_audio
-from samewise.datasets.parts.decode import read_image
 from samewise.datasets.parts.file_kinds import another_kind
 from samewise.runner.errors import DataError
 
 SOUND = 0.1 * np.sin(np.arange(4000) * 0.1)
 IMAGES = {"JPEG": "a JPEG", "PNG": "a PNG", "GIF": "a GIF", "BMP": "a BMP", "TIFF": "a TIFF", "WEBP": "a WebP"}
-RECORDINGS = {"WAV": "a WAV", "FLAC": "a FLAC", "OGG": "an Ogg", "MP3": "an MP3", "AIFF": "an AIFF", "AU": "an AU"}
 
 
 def picture(path: Path, form: str = "PNG") -> Path:
@@ -40,18 +38,6 @@ def test_an_image_is_distinguished_from_a_recording(form: str, tmp_path: Path) -
     assert another_kind(file, "recording") == f"{IMAGES[form]} image"
     with pytest.raises(DataError, match=f"a.wav: is {IMAGES[form]} image, not a recording"):
         read_audio(file)
-
-
-@pytest.mark.parametrize("form", RECORDINGS)
-def test_a_recording_is_distinguished_from_an_image(form: str, tmp_path: Path) -> None:
-    file = recording(tmp_path / "a.png", form)
-    assert another_kind(file, "recording") is None
-    assert another_kind(file, "image") == f"{RECORDINGS[form]} recording"
-    with pytest.raises(DataError, match=f"a.png: is {RECORDINGS[form]} recording, not an image") as error:
-        read_image(file)
-    (problem,) = error.value.problems
-    assert "an image" in problem.expected
-    assert problem.hint == ""  # the file is intact: there is nothing to repair
 
 
 @pytest.mark.parametrize(

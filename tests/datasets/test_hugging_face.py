@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -48,42 +47,12 @@ def test_without_splits_the_hash_of_an_image_decides_its_split() -> None:
     assert numbers(images(HERE / "images", "valid", key="other")) != found["valid"]
 
 
-def test_bytes_are_hashed_once_and_again_if_a_file_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shutil.copytree(HERE / "images", tmp_path / "images")
-    read, encoded = list[int](), HuggingFaceImages._read_encoded
-
-    def count_and_read(self: HuggingFaceImages, place: int) -> bytes:
-        read.append(place)
-        return encoded(self, place)
-
-    monkeypatch.setattr(HuggingFaceImages, "_read_encoded", count_and_read)
-    for split in ("train", "valid", "test"):
-        images(tmp_path / "images", split)
-    assert sorted(read) == list(range(40))
-    (file,) = (tmp_path / "images").glob("*.arrow")
-    os.utime(file, (1, 1))
-    images(tmp_path / "images", "train")
-    assert len(read) == 80
-
-
 @pytest.mark.parametrize("form", ["splits", "parquet"])
 def test_existing_splits_are_used_and_missing_ones_come_from_training(form: str) -> None:
     assert numbers(images(HERE / form, "test")) == list(range(30, 40))
     train, valid = numbers(images(HERE / form, "train")), numbers(images(HERE / form, "valid"))
     assert sorted(train + valid) == list(range(30))
     assert valid
-
-
-def test_a_folder_or_the_last_word_of_a_name_says_which_split_a_file_has(tmp_path: Path) -> None:
-    """The layouts of Hugging Face's converted data sets, and of NAME-SPLIT where NAME has such a word too."""
-    for name in ("default/{}/0000.parquet", "my_test_images-{}.parquet", "data/{}-00000-of-00001.parquet"):
-        root = tmp_path / name.partition("{")[0].replace("/", "-")
-        for split, word in (("train", "train"), ("test", "test")):
-            file = root / name.format(word)
-            file.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(next((HERE / "parquet").rglob(f"*{split}*.parquet")), file)
-        for split in ("train", "valid", "test"):
-            assert numbers(images(root, split)) == numbers(images(HERE / "parquet", split)), name
 
 
 def test_a_test_split_without_labels_is_empty_and_others_need_theirs(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from PIL import ExifTags, Image, ImageOps
 
 from samewise.datasets.hugging_face import HuggingFaceImages
 from samewise.datasets.parts.upright import read_upright
-from samewise.recipes.classification import Classification
 from samewise.runner.errors import DataError
 
 PHOTO = Image.fromarray(np.random.default_rng(0).integers(0, 256, (6, 9, 3)).astype(np.uint8))
@@ -45,19 +44,6 @@ def test_an_image_is_turned_as_pillow_turns_it(orientation: int, form: str, tmp_
     found = read_upright(tmp_path / "photo")
     assert found.shape == expected.shape == ((3, 9, 6) if 5 <= orientation <= 8 else (3, 6, 9))
     assert torch.equal(found, expected)
-
-
-def test_rows_are_turned_and_so_are_files_in_prediction(tmp_path: Path) -> None:
-    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    rows = [{"bytes": encoded(orientation), "path": None} for orientation in (1, 6)]
-    parquet.write_table(pa.table({"photo": rows, "kind": [0, 1]}), tmp_path / "train.parquet")
-    turned, stored = images(tmp_path, upright=True), images(tmp_path)
-    assert torch.equal(turned[0]["image"], pixels(PHOTO))
-    assert torch.equal(turned[1]["image"], pixels(PHOTO).transpose(-2, -1).flip(-1))
-    assert all(torch.equal(stored[index]["image"], pixels(PHOTO)) for index in range(2))
-    (file := tmp_path / "photo.png").write_bytes(rows[1]["bytes"])
-    assert torch.equal(Classification(reads={"upright": True}).read(file)["image"], turned[1]["image"])
-    assert torch.equal(Classification(reads={"mode": "rgb"}).read(file)["image"], stored[1]["image"])
 
 
 @pytest.mark.parametrize(

@@ -133,15 +133,6 @@ def test_rows_that_a_quote_or_a_comma_would_hide_are_reported(root: Path, form: 
             load(table)
 
 
-def test_a_line_separator_in_a_text_ends_no_line(root: Path) -> None:
-    table = root / "lines.jsonl"
-    table.write_text(
-        "\n".join(json.dumps({**row, "kind": "one\u2028two" if number % 2 else "three"}, ensure_ascii=False) for number, row in enumerate(ROWS)),
-        encoding="utf-8",
-    )
-    assert load(table).classes == ["one\u2028two", "three"]
-
-
 def test_the_split_does_not_depend_on_how_the_tables_path_is_spelt(
     root: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

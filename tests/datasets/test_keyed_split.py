@@ -30,11 +30,6 @@ def test_added_names_move_none_and_a_larger_test_split_takes_from_training() -> 
     assert set(many["test"]) < set(larger["test"])
 
 
-def test_the_split_of_a_name_is_permanent_and_depends_on_the_key() -> None:
-    assert select_split([f"{number}" for number in range(12)], "valid", SHARES, where="here") == ["1", "2", "9", "11"]
-    assert split(NAMES, key="other")["valid"] != split(NAMES)["valid"]
-
-
 def test_invalid_shares_and_splits_and_an_empty_split_are_refused() -> None:
     for shares in ({"valid": 0.6, "test": 0.4}, {"valid": -0.1}, {"vaild": 0.1}):
         with pytest.raises(ConfigError, match=r"dataset\.shares"):

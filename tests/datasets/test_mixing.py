@@ -38,22 +38,3 @@ def test_cutmix_equals_torchvisions():
         params = {"labels": batch["label"], "batch_size": 24, "box": (left, top, left + width, top + height), "lam_adjusted": share}
         assert torch.equal(ours["image"], reference.transform(batch["image"], params))
         torch.testing.assert_close(ours["label"], reference.transform(batch["label"], params), rtol=1e-6, atol=1e-7)
-
-
-def test_one_of_mixup_and_cutmix_serves_a_whole_batch():
-    transform, kinds = mixing.MixUpOrCutMix(num_classes=5), set()
-    for seed in range(20):
-        _, choices, ours = mix(transform, seed)
-        assert all(len(value.unique()) == 1 for name, value in choices.items() if name != "partner")
-        torch.testing.assert_close(ours["label"].sum(1), torch.ones(24))
-        kinds.add("mixup" if choices["pixel"][0] < 1 else "cutmix")
-    assert kinds == {"mixup", "cutmix"}
-
-
-def test_labels_that_are_already_soft_are_mixed_directly():
-    soft = torch.eye(4)
-    batch = {"image": torch.rand(4, 1, 8, 8), "label": soft}
-    transform = mixing.MixUp(1.0, num_classes=4)
-    choices = transform.draw(batch, 4)
-    share = choices["label"][:, None].float()
-    torch.testing.assert_close(transform.apply(batch, choices)["label"], share * soft + (1 - share) * soft.roll(1, 0))

@@ -8,7 +8,6 @@ import pytest
 import soundfile
 import torch
 
-from samewise.datasets.generated_mixtures import GeneratedMixtures
 from samewise.datasets.librimix import LibriMix
 from samewise.datasets.speaker_mixtures import SpeakerMixtures
 from samewise.datasets.wsj0_mix import WSJ0Mix
@@ -51,26 +50,6 @@ def test_a_mixture_is_the_sum_of_two_different_speakers(speakers):
         assert one != other
         names.add(frozenset((one, other)))
     assert len(names) == 3
-
-
-def test_levels_are_drawn_within_their_interval(speakers):
-    data = SpeakerMixtures(root=str(speakers), pattern=DIGITS, length=30, seconds=0.5, levels=(-6.0, 6.0), fixed=True)
-    loudness = torch.stack([data[index]["sources"].square().mean(1).sqrt() for index in range(30)])
-    decibels = 20 * (loudness / 0.05).log10()
-    assert decibels.min() >= -6.001
-    assert decibels.max() <= 6.001
-    assert decibels.max() - decibels.min() > 8
-
-
-def test_recordings_follow_one_another_with_pauses_until_the_mixture_is_filled(speakers):
-    data = SpeakerMixtures(root=str(speakers), pattern=DIGITS, length=10, seconds=1.0, pause=(0.05, 0.05), levels=(0, 0), fixed=True)
-    for index in range(10):
-        for source in data[index]["sources"]:
-            silent = source == 0
-            edges = torch.nonzero(silent[1:] != silent[:-1]).flatten()
-            assert len(edges) >= 4  # in 8,000 samples of recordings of at most 1,600
-            pauses = [end - start for start, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True) if silent[end]]
-            assert set(pauses) == {400}
 
 
 def test_a_long_recording_starts_at_a_random_place(tmp_path):
@@ -189,14 +168,3 @@ def test_a_source_not_as_long_as_its_mixture_is_named(tmp_path, made, folder, mi
     for read in (lambda: data[1], lambda: made(tmp_path)):
         with pytest.raises(DataError, match=r"s2/1\.wav: is not as long as its mixture"):
             read()
-
-
-def test_generated_mixtures_are_the_same_each_time_and_differ_by_split():
-    data, again, other = GeneratedMixtures(length=8), GeneratedMixtures(length=8), GeneratedMixtures(length=8, split="valid")
-    assert all(same(data[index], again[index]) for index in range(8))
-    assert not same(data[0], other[0])
-    lengths = {data[index]["length"] for index in range(8)}
-    assert len(lengths) > 1
-    assert max(lengths) <= 4000
-    assert torch.equal(data[3]["mixture"], data[3]["sources"].sum(0))
-    assert data[3]["mixture"].abs().max() <= 1

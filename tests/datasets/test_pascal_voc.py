@@ -8,12 +8,9 @@ import pytest
 import torch
 from PIL import ExifTags, Image
 from torchvision import tv_tensors
-from torchvision.transforms import v2
 
 from samewise.datasets.parts.classes import require_count
 from samewise.datasets.pascal_voc import PascalVOC
-from samewise.recipes.detection import Detection
-from samewise.runner.data.dataset import WithTransform
 from samewise.runner.errors import ConfigError, DataError
 
 
@@ -68,31 +65,6 @@ def test_corners_that_count_from_one_include_their_last_pixel(root: Path):
     annotate(root, "b", [("cat", (1, 1, 40, 30))])
     (root / "ImageSets/Main/train.txt").write_text("b")
     assert PascalVOC(root=str(root), split="train", first_pixel=1)[0]["boxes"].tolist() == [[0, 0, 40, 30]]
-
-
-def test_difficult_objects_can_be_left_out(root: Path):
-    annotate(root, "b", [("cat", (1, 1, 9, 9))], difficult=1)
-    assert PascalVOC(root=str(root), split="train")[1]["crowd"].tolist() == [False]
-    train = PascalVOC(root=str(root), split="train", difficult=False, training=True)
-    assert [train.path(index).stem for index in range(len(train))] == ["a"]
-
-
-@pytest.mark.parametrize(("difficult", "precision"), [(True, 0.75), (False, 1.0)])
-def test_a_detection_of_a_difficult_object_counts_neither_way(root: Path, difficult: bool, precision: float):
-    """Half of the cats are difficult, and of these only one is found, before the other cat. VOC's measure leaves both out."""
-    annotate(root, "a", [("cat", (5, 5, 20, 20))])
-    annotate(root, "b", [("cat", (1, 1, 9, 9)), ("cat", (20, 10, 39, 29))], difficult=1)
-    annotate(root, "c", [("cat", (2, 2, 30, 20))])
-    data, recipe = PascalVOC(root=str(root), split="train", difficult=difficult, classes=["cat"]), Detection()
-    batch = recipe.collate([data[index] for index in range(len(data))])
-    found = [batch["boxes"][0], batch["boxes"][1][:1], batch["boxes"][2]]
-
-    def detect(images: list[torch.Tensor]) -> list[dict[str, torch.Tensor]]:
-        return [{"boxes": boxes, "labels": torch.ones(1, dtype=torch.int64), "scores": torch.tensor([0.9])} for boxes in found]
-
-    scores = recipe.scores(data)
-    scores.add(recipe.measure(detect, batch))  # pyright: ignore[reportArgumentType]
-    assert scores.compute()["map_50"] == pytest.approx(precision, abs=0.01)
 
 
 @pytest.mark.parametrize(
@@ -159,27 +131,6 @@ def test_resized_images_have_resized_boxes_and_are_the_same_from_memory(root: Pa
     assert all(torch.equal(files[index]["image"], kept[index]["image"]) for index in range(3))
     with pytest.raises(ConfigError, match=r"dataset\.size"):
         PascalVOC(root=str(root), split="train", size=[15])
-
-
-def test_transforms_of_torchvision_get_the_whole_sample(root: Path):
-    flip = WithTransform.of(PascalVOC(root=str(root), split="train", training=True), [v2.RandomHorizontalFlip(p=1.0), v2.SanitizeBoundingBoxes()])
-    sample = flip[0]
-    assert sample["boxes"].tolist() == [[20, 2, 39, 22], [0, 5, 35, 30]]
-    assert sample["labels"].tolist() == [3, 2]
-    crop = WithTransform.of(PascalVOC(root=str(root), split="train", training=True), [v2.RandomIoUCrop(), v2.SanitizeBoundingBoxes()])
-    for seed in range(20):
-        torch.manual_seed(seed)
-        made = crop[0]
-        assert len(made["boxes"]) == len(made["labels"]) >= 1
-        assert made["boxes"].canvas_size == tuple(made["image"].shape[-2:])
-
-
-@pytest.mark.data
-def test_the_blood_cells(data_root: Path):
-    made = PascalVOC(root=str(data_root / "bccd" / "BCCD"), split="train", num_classes=4, empty_boxes="drop", training=True)
-    assert len(made) == 205
-    assert made.classes == ["background", "Platelets", "RBC", "WBC"]
-    assert made[0]["image"].shape == (3, 480, 640)
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ from torchvision.transforms.v2 import functional as F
 
 from samewise.datasets.transforms import colour, mixing, policies
 from samewise.datasets.transforms.affine import RandomAffine
-from samewise.datasets.transforms.boxes import random_boxes
 from samewise.datasets.transforms.erasing import RandomErasing
 from samewise.datasets.transforms.geometry import RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
 from samewise.datasets.transforms.numeric import Normalize, ToFloat
@@ -63,17 +62,6 @@ def test_random_resized_crop():
     assert torch.equal(ours, torch.stack([F.resized_crop(image, *box, size=[20, 20]) for image, box in zip(images, boxes, strict=True)]))
 
 
-def test_boxes_are_distributed_as_in_torchvision():
-    boxes = random_boxes(4000, (33, 40), (0.08, 1.0), (3 / 4, 4 / 3), whole=True)
-    theirs = [v2.RandomResizedCrop(8).make_params([torch.zeros(3, 33, 40)]) for _ in range(4000)]
-    for name in ("top", "left", "height", "width"):
-        ours = getattr(boxes, name)[boxes.found].double()
-        expected = torch.tensor([params[name] for params in theirs]).double()
-        assert float(ours.mean()) == pytest.approx(float(expected.mean()), abs=5 * float(expected.std()) / 4000**0.5 * 2**0.5)
-        assert (boxes.top + boxes.height <= 33).all()
-        assert (boxes.left + boxes.width <= 40).all()
-
-
 @pytest.mark.parametrize("size", [16, [16, 24], 50])
 def test_resize(size: Any):
     assert torch.equal(Resize(size)({"image": pictures()})["image"], F.resize(pictures(), size if isinstance(size, list) else [size]))
@@ -111,24 +99,6 @@ def test_random_affine(interpolation: str, fill: float):
         for k, image in enumerate(images)
     ]
     check(ours, torch.stack(theirs), pixels=0.002)
-
-
-STRENGTHS = {
-    "brightness": (colour.brightness, F.adjust_brightness, [0.0, 0.3, 1.0, 1.7]),
-    "contrast": (colour.contrast, F.adjust_contrast, [0.0, 0.3, 1.0, 1.7]),
-    "saturation": (colour.saturation, F.adjust_saturation, [0.0, 0.3, 1.0, 1.7]),
-    "sharpness": (colour.sharpness, F.adjust_sharpness, [0.0, 0.3, 1.0, 1.7]),
-    "posterize": (colour.posterize, F.posterize, [1, 3, 5, 8]),
-    "solarize": (colour.solarize, lambda image, share: F.solarize(image, 255 * share), [0.0, 0.3, 0.77, 1.0]),
-}
-
-
-@pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("name", STRENGTHS)
-def test_colour_operations_with_a_strength_for_each_image(name: str, channels: int):
-    operation, reference, strengths = STRENGTHS[name]
-    images = pictures(4)[:, :channels]
-    check(operation(images, torch.tensor(strengths, dtype=torch.float64)), torch.stack([reference(*case) for case in zip(images, strengths, strict=True)]))
 
 
 @pytest.mark.parametrize(

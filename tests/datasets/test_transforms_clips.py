@@ -57,17 +57,6 @@ def draw_choices(transform: BatchTransform, batch: Batch) -> dict[str, Tensor]:
         return transform.draw(batch, len(batch["image"]))
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_each_frame_is_transformed_by_the_choice_of_its_clip(name):
-    transform, batch = ALL[name](), clips_of(name)
-    choices = draw_choices(transform, batch)
-    together = transform.apply(batch, choices)["image"]
-    for frame in range(4):
-        image = {"image": batch["image"][:, frame], "label": batch["label"]}
-        assert all(torch.equal(value, choices[key]) for key, value in draw_choices(transform, image).items()), "a clip is drawn for as an image is"
-        torch.testing.assert_close(together[:, frame], transform.apply(image, choices)["image"], rtol=1e-6, atol=1e-6)
-
-
 @pytest.mark.parametrize("name", [*BYTES, "Normalize"])
 def test_a_batch_of_clips_gives_what_its_clips_give_one_by_one(name):
     transform, batch = ALL[name](), clips_of(name)
@@ -87,20 +76,3 @@ def test_channels_come_before_time_for_a_model_of_clips():
     assert torch.equal(moved, batch["image"].permute(0, 2, 1, 3, 4))
     with pytest.raises(ConfigError, match="requires clips"):
         ChannelsBeforeTime()({"image": batch["image"][:, 0]})
-
-
-@pytest.mark.slow
-def test_a_video_model_trains_with_debug_tiny(samewise, tmp_path):
-    done = samewise(
-        "train",
-        "model=mc3_18",
-        "transforms=clips",
-        "debug=tiny",
-        "dataset.samples=8",
-        "max_steps=2",
-        "batch_size=4",
-        "tracking=none",
-        "evaluate.pictures=false",
-        f"run_root={tmp_path}",
-    )
-    assert done.returncode == 0, done.stderr

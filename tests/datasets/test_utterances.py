@@ -11,10 +11,9 @@ import soundfile
 import torch
 import torchaudio
 
-from samewise.datasets.generated_speech import GeneratedSpeech
 from samewise.datasets.librispeech import LibriSpeech
 from samewise.datasets.manifest import Manifest
-from samewise.datasets.parts.utterances import LETTERS, Spelling
+from samewise.datasets.parts.utterances import Spelling
 from samewise.datasets.speech_commands import SpeechCommands
 from samewise.datasets.spoken_digits import SpokenDigits
 from samewise.datasets.yesno import YesNo
@@ -46,15 +45,6 @@ def test_librispeech_is_read_as_its_archive_unpacks(tmp_path):
     assert sample["name"] == "dev-clean/84/121/84-121-0001.flac"
     assert sample["length"] == len(sample["waveform"]) == 800
     assert torch.equal(LibriSpeech(root=str(tmp_path / "LibriSpeech"), subsets=["dev-clean"])[1]["waveform"], sample["waveform"])
-
-
-def test_librispeech_lists_what_torchaudio_lists(tmp_path):
-    from torchaudio.datasets import LIBRISPEECH
-
-    theirs = LIBRISPEECH(librispeech(tmp_path), url="dev-clean")
-    ours = LibriSpeech(root=str(tmp_path), subsets=["dev-clean"])
-    listed = {(Path(path).name, " ".join(text.lower().split())) for path, _, text, *_ in map(theirs.get_metadata, range(len(theirs)))}
-    assert listed == {(Path(ours[index]["name"]).name, ours[index]["transcript"]) for index in range(len(ours))}
 
 
 def test_speech_commands_are_split_by_their_official_lists(tmp_path):
@@ -227,34 +217,6 @@ def test_sequences_of_spoken_digits_follow_the_random_stream(tmp_path):
         assert 80 * (len(names) - 1) <= sample["length"] - spoken <= 160 * (len(names) - 1)
         torch.manual_seed(seed)
         assert torch.equal(data[3]["waveform"], sample["waveform"])
-
-
-def test_the_fingerprint_changes_with_the_data(tmp_path):
-    path = write_list(tmp_path, "csv")
-    before = Manifest(file=str(path), ignore='",').fingerprint()
-    assert Manifest(file=str(path), ignore='",').fingerprint() == before
-    assert Manifest(file=str(path), ignore='",', sample_rate=8000).fingerprint() != before
-    path.write_text(path.read_text().replace("It's one", "It's won"))
-    changed = Manifest(file=str(path), ignore='",').fingerprint()
-    assert changed != before
-    record(tmp_path / "sound" / "one.wav", seconds=0.06, rate=8000)
-    assert Manifest(file=str(path), ignore='",').fingerprint() != changed
-
-
-def test_generated_speech_is_the_same_each_time_and_differs_between_splits():
-    train, again, valid = GeneratedSpeech(length=20), GeneratedSpeech(length=20), GeneratedSpeech(length=20, split="valid")
-    assert all(torch.equal(train[index]["waveform"], again[index]["waveform"]) for index in range(20))
-    assert [train[index]["transcript"] for index in range(20)] != [valid[index]["transcript"] for index in range(20)]
-    assert all(set(train[index]["transcript"]) <= set(LETTERS) for index in range(20))
-    assert any(" " in train[index]["transcript"] for index in range(20))
-    assert max(float(train[index]["waveform"].abs().max()) for index in range(20)) < 1
-
-
-@pytest.mark.data
-def test_the_real_spoken_digits(data_root):
-    train, test = (SpokenDigits(root=str(data_root / "free_spoken_digits"), takes=takes) for takes in ([5, 49], [0, 4]))
-    assert (len(train), len(test), len(train.speakers)) == (2700, 300, 6)
-    assert 0.1 < train[0]["length"] / 8000 < 2.5
 
 
 def test_capitals_are_made_small_as_the_alphabet_has_them():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from pathlib import Path
 
@@ -82,14 +81,6 @@ def test_the_start_of_a_random_clip_follows_its_stream(root):
         seen.add(first)
     assert len(seen) > 4
     assert seen <= set(range(14))
-
-
-def test_the_fingerprint_follows_the_files(root, tmp_path):
-    shutil.copytree(root, tmp_path / "copy")
-    before = clips(root).fingerprint()
-    assert clips(tmp_path / "copy").fingerprint() == before
-    write_video(tmp_path / "copy" / "train" / "jump" / "1.mp4", 19)
-    assert clips(tmp_path / "copy").fingerprint() != before
 
 
 def write_coded(path: Path, codec: str, *, written: str = "", **options: str) -> Path:

@@ -12,8 +12,6 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from samewise.runner.records import tested
-
 PIN = re.compile(r"^(?P<name>[a-z0-9][a-z0-9._-]*)==(?P<version>[^ ;]+)( ; [^\\]+)? \\$")
 
 
@@ -57,18 +55,6 @@ def test_the_lock_holds_a_version_that_satisfies_each_declared_requirement(proje
         if not versions or not all(version in requirement.specifier for version in versions):
             unmet.append(f"{requirement}: {versions}")
     assert unmet == []
-
-
-def test_the_newest_tested_releases_are_allowed_and_no_older_than_the_locked_ones(project: dict[str, Any], lock: list[str]) -> None:
-    locked = {one["name"]: Version(one["version"]) for one in filter(None, map(PIN.match, lock))}
-    declared = [*project["project"]["dependencies"], *project["project"]["optional-dependencies"]["sweep"]]
-    bounds = {one.name: one.specifier for one in map(Requirement, declared)}
-    for name, newest in tested.NEWEST.items():
-        assert locked[name].release[:2] <= Version(newest).release
-        assert newest in bounds[name]
-        if name not in ("torchaudio", "mlflow", "optuna"):  # of which later releases are allowed
-            major, minor = Version(newest).release
-            assert f"{major}.{minor + 1}" not in bounds[name]
 
 
 def test_no_package_can_shadow_a_package_named_datasets(repository: Path) -> None:

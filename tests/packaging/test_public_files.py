@@ -16,7 +16,6 @@ import yaml
 from packaging.utils import canonicalize_name
 
 import samewise
-from samewise.runner.commands import commands
 
 FILES = ("CITATION.cff", "CONTRIBUTING.md", "Dockerfile", "SECURITY.md", ".dockerignore", ".pre-commit-config.yaml")
 
@@ -43,15 +42,6 @@ def test_ci_runs_the_script_with_each_python_that_is_declared(repository: Path, 
     declared = [match[1] for one in project["classifiers"] if (match := re.search(r":: Python :: (3\.\d+)$", one))]
     assert job["strategy"]["matrix"]["python"] == declared
     assert job["steps"][-1]["run"] == ".ci/run"
-
-
-def test_issue_templates_are_forms_and_ask_for_commands_that_exist(repository: Path) -> None:
-    folder = repository / ".github" / "ISSUE_TEMPLATE"
-    for path in folder.glob("*.yml"):
-        template = yaml.safe_load(path.read_text())
-        assert path.name == "config.yml" or {"name", "description", "body"} <= template.keys()
-    asked = set(re.findall(r"`samewise ([a-z]+)", (folder / "bug.yml").read_text()))
-    assert "doctor" in asked <= set(commands())
 
 
 def test_every_hook_runs_a_program_of_the_environment(repository: Path, tmp_path: Path) -> None:

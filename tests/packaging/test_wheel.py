@@ -27,7 +27,3 @@ def test_the_wheel_holds_the_four_folders_and_the_starter_and_nothing_more(repos
     expected = {f"samewise/{path.relative_to(repository)}" for path in files}
     packaged = {name for name in names if name.startswith("samewise/")}
     assert packaged == expected | {"samewise/__init__.py", "samewise/__main__.py"}
-
-
-def test_the_licence_and_the_command_are_in_the_metadata(names: set[str]) -> None:
-    assert {"licenses/LICENSE", "entry_points.txt"} <= {name.split(".dist-info/")[1] for name in names if ".dist-info/" in name}

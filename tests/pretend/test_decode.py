@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from pretended_cuda import DeviceError, PretendedDevice, pretended, steps
-from pretended_cuda.streams import Stream
-from pretended_cuda.tensor import PretendedTensor
+from pretended_cuda import PretendedDevice, pretended, steps
 from torch import Tensor
 from torch.utils import deterministic
 
@@ -58,24 +56,6 @@ def test_a_step_waits_for_nvjpeg_twice_and_nowhere_else(root: Path, tmp_path: Pa
     assert sum(waits.values()) == 3, waits
     assert not found["step"].blocking_copies_in
     assert found["evaluation_batch"].functions("waits")["datasets/parts/encoded.py _decode_on_device"] == 2
-
-
-def test_images_arrive_in_order_as_the_decoder_gives_them(device: PretendedDevice, root: Path) -> None:
-    batch, _ = batch_of(root)
-    plain = ImageFolder(root=str(root), folder="train")
-    images = Decode()(batch)["image"]
-    assert all(isinstance(image, PretendedTensor) for image in images)
-    assert all(torch.equal(image.cpu(), plain[index]["image"]) for index, image in enumerate(images))
-
-
-@pytest.mark.usefixtures("device")
-@pytest.mark.parametrize(
-    ("owner", "name", "message"), [(Stream, "wait_event", "has not waited for the one"), (PretendedTensor, "record_stream", "may give its memory away")]
-)
-def test_using_images_too_early_or_too_late_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, message: str) -> None:
-    monkeypatch.setattr(owner, name, lambda *_: None)
-    with pytest.raises(DeviceError, match=message):
-        Decode()(batch_of(root)[0])["image"][0] * 2
 
 
 def test_nothing_fills_the_memory_that_nvjpeg_writes_into(device: PretendedDevice, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

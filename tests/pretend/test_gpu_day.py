@@ -25,14 +25,6 @@ def test_the_script_compares_the_bits_of_trainings_and_prints_the_results(reposi
     assert done.stdout.splitlines()[-1] == "3 of 3 as they should be"
 
 
-@pytest.mark.slow
-def test_the_script_needs_a_cuda_device(repository: Path, clean_environment: dict[str, str]) -> None:
-    if torch.cuda.is_available():
-        pytest.skip("there is a CUDA device")
-    done = subprocess.run([sys.executable, repository / "tests/gpu/day.py"], env=clean_environment, capture_output=True, text=True, check=False)
-    assert (done.returncode, "finds no CUDA device" in done.stderr) == (2, True)
-
-
 def test_variables_that_choose_cuda_kernels_are_recorded_as_deciding(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def facts() -> dict[str, Any]:
         return environment._device(torch.device("cuda"))

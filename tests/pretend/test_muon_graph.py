@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
@@ -54,19 +53,6 @@ def test_a_graph_has_the_bits_of_operators(without_at: int | None, monkeypatch: 
     one_by_one = trained(without_at)
     assert all(torch.equal(one, other) for one, other in zip(replayed, one_by_one, strict=True))
     assert all(one.isfinite().all() for one in replayed)
-
-
-@pytest.mark.any_cuda
-@pytest.mark.usefixtures("cuda")
-def test_an_optimizer_with_a_graph_can_be_copied_and_saved() -> None:
-    weights, optimizer = created()
-    for step in range(2):
-        take_step(weights, optimizer, step)
-    others, other = copy.deepcopy((weights, optimizer))
-    assert set(optimizer.state_dict()) == {"state", "param_groups"}
-    for one in ((weights, optimizer), (others, other)):
-        take_step(*one, step=2)
-    assert all(torch.equal(one, another) for one, another in zip(weights, others, strict=True))
 
 
 def test_from_its_second_step_a_group_launches_its_iterations_at_once(device: Any) -> None:

@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from pretended_cuda import DeviceError, PretendedDevice, pretended
-from pretended_cuda.streams import Stream
-from pretended_cuda.tensor import PretendedTensor
+from pretended_cuda import PretendedDevice, pretended
 
 from samewise.recipes.classification import Classification
 from samewise.runner.config.compose import compose
@@ -44,15 +42,6 @@ def test_a_batch_arrives_unchanged_and_nothing_waits(device: PretendedDevice, ah
     assert torch.equal(doubled.cpu(), BATCH["image"] * 2)
     assert [one.tolist() for one in sent["boxes"]] == [[1.0, 1.0], [0.0]]
     assert sent["name"] == "one"
-
-
-@pytest.mark.parametrize(
-    ("owner", "name", "message"), [(Stream, "wait_event", "has not waited for the one"), (PretendedTensor, "record_stream", "may give its memory away")]
-)
-def test_using_a_batch_too_early_or_too_late_is_refused(ahead: Prefetcher, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, message: str) -> None:
-    monkeypatch.setattr(owner, name, lambda *_: None)
-    with pytest.raises(DeviceError, match=message):
-        ahead.send(BATCH)()["image"] * 2
 
 
 def test_an_item_is_prepared_one_ahead_and_its_error_is_raised_in_turn() -> None:

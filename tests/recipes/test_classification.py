@@ -90,24 +90,6 @@ def score(logits: Tensor, labels: Tensor, images: Tensor, batch: int, **options:
     return scores
 
 
-def test_accuracies_and_confusion_matrix_agree_with_counting_by_hand():
-    images, labels, logits = draw(60)
-    scores = score(logits, labels, images, batch=16)
-    table = np.zeros((10, 10), dtype=int)
-    top5 = 0
-    for row, label in zip(logits.tolist(), labels.tolist(), strict=True):
-        best = sorted(range(10), key=lambda k: -row[k])
-        table[label, best[0]] += 1
-        top5 += label in best[:5]
-    assert scores.confusion.tolist() == table.tolist()
-    told = scores.compute()
-    assert told == {
-        "loss": pytest.approx(naive_loss(logits, nn.functional.one_hot(labels, 10), 0.0) / 60, rel=1e-6),
-        "accuracy": np.trace(table) / 60,
-        "accuracy_top5": top5 / 60,
-    }
-
-
 def test_scores_do_not_depend_on_the_batch_size():
     images, labels, logits = draw(50)
     whole = score(logits, labels, images, batch=50)
@@ -140,26 +122,7 @@ def test_right_answers_in_training_are_counted_for_hard_and_soft_labels(soft: bo
     assert 0 < found.parts["accuracy"] < len(labels)
 
 
-def test_measurements_are_on_the_cpu_and_keep_only_a_few_small_thumbnails():
-    recipe = Classification()
-    images, labels, logits = torch.rand(32, 3, 300, 200), torch.zeros(32, dtype=torch.long), torch.randn(32, 7)
-    measured = recipe.measure(Fixed(logits), {"image": images, "label": labels})
-    assert measured.thumbnails.dtype == torch.uint8
-    assert measured.thumbnails.shape[0] == len(measured.shown) <= 8
-    assert max(measured.thumbnails.shape[-2:]) <= 96
-    assert not any(value.is_cuda for value in vars(measured).values() if isinstance(value, Tensor))
-
-
 # Collating
-
-
-def test_pairs_as_torchvision_data_sets_give_them_become_one_batch():
-    pixels = np.random.default_rng(0).integers(0, 256, (4, 6, 5, 3), dtype=np.uint8)
-    batch = Classification(num_classes=3).collate([(Image.fromarray(image), number % 3) for number, image in enumerate(pixels)])
-    assert batch["image"].dtype == torch.uint8
-    assert torch.equal(batch["image"], torch.from_numpy(pixels).permute(0, 3, 1, 2))
-    assert batch["label"].dtype == torch.int64
-    assert batch["label"].tolist() == [0, 1, 2, 0]
 
 
 @pytest.mark.parametrize(("mode", "channels"), [("L", 1), ("RGB", 3), ("P", 3), ("RGBA", 3), ("CMYK", 3), ("1", 1)])
@@ -167,15 +130,6 @@ def test_every_common_pil_mode_becomes_one_or_three_channels(mode: str, channels
     batch = Classification().collate([(Image.new(mode, (5, 4)), 0)] * 2)
     assert batch["image"].shape == (2, channels, 4, 5)
     assert batch["image"].dtype == torch.uint8
-
-
-def test_dict_samples_keep_their_other_keys():
-    samples = [{"image": torch.rand(1, 4, 4), "label": np.int64(number), "index": number, "name": f"file {number}"} for number in range(3)]
-    batch = Classification().collate(samples)
-    assert next(iter(batch)) == "image"
-    assert torch.equal(batch["image"], torch.stack([sample["image"] for sample in samples]))
-    assert batch["index"].tolist() == [0, 1, 2]
-    assert batch["name"] == ["file 0", "file 1", "file 2"]
 
 
 def test_images_of_different_sizes_are_reported_with_sizes_and_remedy():
@@ -193,12 +147,6 @@ def test_a_label_out_of_range_is_named_when_it_is_loaded(label: int):
     assert "there are 10 classes" in str(caught.value)
     assert str(label) in str(caught.value)
     assert "0 to 9" in str(caught.value)
-
-
-def test_without_num_classes_labels_are_checked_against_the_models_outputs():
-    batch = {"image": torch.zeros(2, 1, 2, 2), "label": torch.tensor([3, 12])}
-    with pytest.raises(DataError, match=r"the label is out of range: the model has 10 outputs(.|\n)*12"):
-        Classification().loss(Fixed(torch.zeros(2, 10)), batch, Phase())
 
 
 @pytest.mark.parametrize(

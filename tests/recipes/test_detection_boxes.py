@@ -22,18 +22,6 @@ from samewise.recipes.detection import Detection
 from samewise.runner.errors import ConfigError, DataError
 
 
-def test_images_of_one_size_become_a_tensor_and_of_several_a_list():
-    data = DigitsOnCanvas(split="train", length=30, height=64, width=80, largest=32, turned=True)
-    shapes = [tuple(data[index]["image"].shape) for index in range(30)]
-    alike = [index for index in range(30) if shapes[index] == shapes[0]]
-    recipe = Detection()
-    assert isinstance(recipe.collate([data[index] for index in alike])["image"], Tensor)
-    made = recipe.collate([data[index] for index in range(30)])
-    assert [tuple(image.shape) for image in made["image"]] == shapes
-    assert len(set(shapes)) == 2
-    assert all(type(value) is Tensor for name in ("image", "boxes", "labels") for value in made[name])
-
-
 class Corners(nn.Module):
     """Finds the whole image, and its left upper quarter."""
 

@@ -175,19 +175,6 @@ def test_predictions_follow_the_losss_link(losses: dict[str, nn.Module | None], 
             assert len(prediction.rows()) == 1
 
 
-def test_a_threshold_leaves_every_class_that_reaches_it() -> None:
-    logits = torch.tensor([[3.0, 2.0, -1.0, 1.0, 4.0, 0.5, 0.7, 30.0], [-2.0] * 8, [20.0] * 6 + [21.0, 22.0]])
-    batch = {"image": torch.zeros(3, 3, 4, 4), "label": torch.zeros(3, dtype=torch.int64), "file": ["a", "b", "c"]}
-    with torch.no_grad():
-        made = [one.at_least(0.5) for one in Classification(loss=BinaryCrossEntropy()).predict(Fixed(logits), batch)]
-    several, none, sure = (one.values() for one in made)
-    assert several["probabilities"] == pytest.approx({str(k): sigmoid(float(logits[0, k])) for k in (7, 4, 0, 1, 3, 6, 5)})
-    assert [row["label"] for row in made[0].rows()] == [7, 4, 0, 1, 3, 6, 5]
-    assert [row["probability"] for row in made[0].rows()] == list(several["probabilities"].values())
-    assert (none["label"], none["probabilities"], made[1].rows()) == (None, {}, [{"label": None, "probability": None}])
-    assert sure["label"] == 7  # in float32 all are 1
-
-
 @pytest.mark.parametrize("loss", [None, CrossEntropy(), nn.CrossEntropyLoss(reduction="none")])
 @pytest.mark.parametrize("label", [[1.0, 1.0, 0.0], [0.0, 0.0, 0.0], [float("nan"), 1.0, 0.0]])
 def test_a_cross_entropy_refuses_several_labels_or_none(loss: nn.Module | None, label: list[float]) -> None:

@@ -33,14 +33,6 @@ def test_version_2_has_the_published_number_of_parameters_and_torchvisions_names
     assert ours.head.regression_head._loss_type == "giou"
 
 
-@pytest.mark.parametrize(
-    ("layers", "trained"), [(0, set()), (3, {"layer2", "layer3", "layer4"}), (5, {"conv1", "bn1", "layer1", "layer2", "layer3", "layer4"})]
-)
-def test_trainable_layers_are_counted_from_the_last(layers: int, trained: set[str]):
-    body = retinanet(backbone="resnet18", norm="batch", trainable_layers=layers).backbone.body
-    assert {name.partition(".")[0] for name, parameter in body.named_parameters() if parameter.requires_grad} == trained
-
-
 def test_a_frozen_backbone_with_classifier_weights_keeps_its_statistics():
     torch.manual_seed(0)
     classifier = resnet18().train()

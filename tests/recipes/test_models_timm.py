@@ -80,12 +80,6 @@ def test_another_normalisation_than_that_of_the_weights_is_warned_of(samewise, t
     assert [line.strip().partition("; hint: dataset.mean=[0.5]")[0] for line in done.stdout.splitlines() if "warning" in line] == told
 
 
-def test_wrong_names_and_arguments_are_reported_with_a_hint() -> None:
-    assert problem("resnet18d_").hint == "did you mean 'resnet18d'?"
-    assert problem("resnet18.a1_in1k").hint == "model.name=resnet18 initialise.weights=hf:timm/resnet18.a1_in1k"
-    assert problem("resnet18", settings={"golbal_pool": "max"}).path == "settings.golbal_pool"
-
-
 @pytest.mark.parametrize("name", ["hf-hub:timm/resnet18.a1_in1k", "hf_hub:timm/resnet18", "local-dir:/tmp", "timm/resnet18", "/tmp/resnet18"])
 def test_a_name_that_would_make_timm_fetch_or_read_is_refused(name: str) -> None:
     assert problem(name).message == "timm has no such model"

@@ -12,12 +12,9 @@ import torchvision
 import yaml
 from torchvision.models import get_model_weights, list_models
 
-from samewise.recipes.classification import Classification
 from samewise.runner.config import project
 from samewise.runner.config.compose import compose
 from samewise.runner.config.instantiate import instantiate
-from samewise.runner.errors import ConfigError
-from samewise.runner.interfaces import Phase
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "model"
 FAMILIES = {
@@ -94,13 +91,3 @@ def test_a_choice_makes_torchvisions_model_and_its_step_repeats_exactly(name: st
     finally:
         torch.use_deterministic_algorithms(False)
     assert all(one is not None and other is not None and torch.equal(one, other) for one, other in zip(*gradients, strict=True))
-
-
-def test_auxiliary_outputs_are_refused_with_the_setting_to_use() -> None:
-    class WithAuxiliary(torch.nn.Module):
-        def forward(self, images: torch.Tensor) -> Any:
-            return torchvision.models.GoogLeNetOutputs(images.flatten(1), None, None)
-
-    batch = {"image": torch.zeros(2, 3, 1, 1), "label": torch.zeros(2, dtype=torch.int64)}
-    with pytest.raises(ConfigError, match=r"auxiliary outputs are not trained: model\.aux_logits=false"):
-        Classification().loss(WithAuxiliary(), batch, Phase("train"))

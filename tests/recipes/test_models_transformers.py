@@ -96,15 +96,6 @@ def test_only_settings_of_the_network_are_accepted(setting: str) -> None:
         make(**{setting: "someone/kernel"})
 
 
-def test_lora_finds_the_matrices_of_its_layers() -> None:
-    import yaml
-
-    configs = Path(__file__).parents[2] / "configs"
-    model = make()
-    initialise(model, yaml.safe_load((configs / "initialise" / "lora.yaml").read_text()) | {"weights": None})
-    assert sum("lora_up" in name for name in model.state_dict()) == 2 * 6  # q, k, v, out, and two of the feed-forward part
-
-
 def test_training_repeats_and_two_processes_give_the_same_bits(samewise, tmp_path: Path) -> None:
     settings = json.dumps({**SMALL, "mask_time_length": 2, "layerdrop": 0.5}).replace('"', "").replace(" ", "")
     given = ["recipe=speech_recognition", "debug=tiny", "model=wav2vec2_transformers", f"model.settings={settings}", "transforms=waveform", "replicas=2"]

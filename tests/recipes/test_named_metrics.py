@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from samewise.recipes.classification import Classification
-from samewise.recipes.parts.losses import BinaryCrossEntropy
 from samewise.runner.cli import main
 from samewise.runner.config.compose import compose
 from samewise.runner.config.instantiate import instantiate
@@ -106,20 +105,6 @@ def test_metrics_of_several_labels_equal_scikit_learns_for_any_batch_size(loss: 
     assert found["accuracy"] == sum(int(row.argmax()) in wanted for row, wanted in zip(logits, likeliest, strict=True)) / 203
 
 
-def test_top_k_of_several_labels_counts_images_with_one_of_them_among_the_k_likeliest(tmp_path: Path) -> None:
-    logits, label = draw_several()
-    scores = Classification(top_k=(1, 2), loss=BinaryCrossEntropy()).scores(None)
-    scores.add(Classification(loss=BinaryCrossEntropy()).measure(Given(), {"image": logits[:, :, None, None], "label": label}))
-    wanted = [{k for k in range(CLASSES) if row[k]} or {0} for row in label.tolist()]
-    hits = [bool(set(row.topk(2).indices.tolist()) & one) for row, one in zip(logits, wanted, strict=True)]
-    assert scores.compute()["accuracy_top2"] == sum(hits) / 203
-    again = Classification(top_k=(1, 2, 2, 1, 10**20), loss=BinaryCrossEntropy()).scores(None)
-    again.add(Classification(loss=BinaryCrossEntropy()).measure(Given(), {"image": logits[:, :, None, None], "label": label}))
-    assert again.compute() == scores.compute(), "each k once, and none above the number of classes"
-    scores.save_pictures(tmp_path)
-    assert [one.name for one in tmp_path.iterdir()] == ["predictions.png"]
-
-
 def test_probabilities_of_single_labels_come_from_the_losss_own_link() -> None:
     import sklearn.metrics
 
@@ -148,18 +133,6 @@ def test_a_metric_without_a_meaning_for_several_labels_is_refused(name: str) -> 
         compute(composed((name,), "loss=bce"), logits, label, 64)
     with pytest.raises(ConfigError, match=r"recipe.metrics.f1: has no meaning(.|\n)*top_k"):
         compute(composed(("f1",), "loss=bce", "+recipe.metrics.f1.top_k=2"), logits, label, 64)
-
-
-def test_settings_of_a_metric_hold_for_several_labels_and_other_classes_of_torchmetrics_take_them() -> None:
-    import sklearn.metrics
-
-    named = ["recipe.metrics.f1.average=micro", "+recipe.metrics.all._target_=torchmetrics.classification.BinaryCohenKappa"]
-    beta = ["+recipe.metrics.f2._target_=torchmetrics.classification.MulticlassFBetaScore", "+recipe.metrics.f2.num_classes=4", "+recipe.metrics.f2.beta=2.0"]
-    (logits, label), recipe = draw_several(), composed(("f1",), "loss=bce", *named, *beta)
-    found, true, predicted = compute(recipe, logits, label, 64), label.int().numpy(), (logits > 0).numpy()
-    assert found["f1"] == pytest.approx(sklearn.metrics.f1_score(true, predicted, average="micro"))
-    assert found["f2"] == pytest.approx(sklearn.metrics.fbeta_score(true, predicted, beta=2.0, average="macro", zero_division=0))
-    assert found["all"] == pytest.approx(sklearn.metrics.cohen_kappa_score(true.ravel(), predicted.ravel()))
 
 
 @pytest.mark.parametrize(

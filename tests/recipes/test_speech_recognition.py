@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import math
-import random
 
 import pytest
 import soundfile
@@ -16,8 +14,6 @@ from torch import nn
 from samewise.datasets.generated_speech import GeneratedSpeech
 from samewise.datasets.transforms.speech_features import LogMel
 from samewise.recipes.models.wav2letter import Wav2Letter
-from samewise.recipes.parts import ctc
-from samewise.recipes.parts.transcripts import edit_distance
 from samewise.recipes.speech_recognition import SpeechRecognition
 from samewise.runner.errors import ConfigError, DataError
 from samewise.runner.interfaces import Phase
@@ -46,14 +42,6 @@ def test_wav2letter_has_the_published_number_of_weights():
         features = torch.randn(2, 13, 60)
         scores = published.acoustic_model[:-1](features)  # without the ReLU that torchaudio has after the last layer
         torch.testing.assert_close(ours(features, torch.tensor([60, 60])), scores.log_softmax(1), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("frames", [2, 31, 100, 101])
-def test_the_output_has_half_the_frames_plus_one(frames):
-    recipe, batch = SpeechRecognition(letters=LETTERS), make_batch([frames], ["a"])
-    for model in (torchaudio.models.Wav2Letter(29, "mfcc", 13), Wav2Letter(num_classes=29, num_features=13, width=8, top_width=8)):
-        log_probs, lengths = recipe._read(model, batch)
-        assert log_probs.shape[-1] == lengths.item() == frames // 2 + 1
 
 
 @pytest.mark.parametrize("norm", ["none", "layer"])
@@ -105,43 +93,6 @@ def test_on_the_gpu_the_loss_equals_the_cpus_and_its_gradient_repeats():
     torch.testing.assert_close(gradients[0].cpu(), model.scores.grad)
 
 
-def test_the_likelihood_is_the_sum_over_all_paths():
-    torch.manual_seed(0)
-    log_probs, target = torch.randn(1, 3, 4, dtype=torch.float64).log_softmax(1), [1, 1]
-    total = 0.0
-    for path in torch.cartesian_prod(*[torch.arange(3)] * 4).tolist():
-        merged = [label for place, label in enumerate(path) if label and (place == 0 or path[place - 1] != label)]
-        if merged == target:
-            total += float(sum(log_probs[0, label, place] for place, label in enumerate(path)).exp())
-    nats = ctc.negative_log_likelihood(log_probs, torch.tensor([4]), torch.tensor([target]), torch.tensor([2]))
-    assert nats.item() == pytest.approx(-torch.tensor(total).log().item(), rel=1e-5)
-
-
-@pytest.mark.parametrize("texts", [[""], ["", ""], ["", "a"], ["a"]])
-def test_empty_transcripts_are_counted_even_if_a_batch_has_no_others(texts):
-    """The likelihood of no letter is that of a blank at every frame."""
-    torch.manual_seed(0)
-    recipe, frames, scores = SpeechRecognition(letters=LETTERS), [4, 3][: len(texts)], torch.randn(len(texts), 29, 4)
-    batch, model = make_batch(frames, texts), Told(scores)
-    loss, measured = recipe.loss(model, batch, Phase()), recipe.measure(model, batch)
-    loss.total.backward()
-    blanks = -scores.double().log_softmax(1)[:, 0]
-    for row, text in enumerate(texts):
-        if not text:
-            assert measured.loss[row].item() == pytest.approx(blanks[row, : frames[row]].sum().item(), rel=1e-5)
-    assert loss.total.item() == pytest.approx(measured.loss.sum().item(), rel=1e-6)
-    assert loss.count == len(texts)
-    assert torch.isfinite(model.scores.grad).all()
-
-
-def test_repeated_labels_are_merged_unless_a_blank_separates_them():
-    recipe = SpeechRecognition(letters=LETTERS)
-    paths = ["tthre*ee", "se*e  al*l", "*a**", "it's e*l*even"]
-    measured = recipe.measure(Told(saying(paths, 20)), make_batch([20] * 4))
-    assert [line.hypothesis for line in measured.lines] == WORDS
-    assert not any(line.edits for line in measured.lines)
-
-
 def test_your_own_recording_is_read_and_transcribed(tmp_path):
     soundfile.write(tmp_path / "mine.wav", torch.rand(8000).sub(0.5).numpy(), 8000)
     recipe, front = SpeechRecognition(letters=LETTERS, sample_rate=16000), LogMel(n_mels=40)
@@ -185,22 +136,6 @@ def test_rates_and_losses_of_a_model_without_lengths_do_not_depend_on_the_batch_
             counted.add(measured)
         reported.append(counted.compute())
     assert reported[0] == reported[1] == reported[2]
-
-
-def test_edit_distances_equal_torchaudios():
-    chance = random.Random(0)
-    for _ in range(200):
-        left, right = ("".join(chance.choices("abc ", k=chance.randint(0, 12))) for _ in range(2))
-        assert edit_distance(left, right) == torchaudio.functional.edit_distance(left, right)
-        assert edit_distance(left.split(), right.split()) == torchaudio.functional.edit_distance(left.split(), right.split())
-
-
-def test_a_batch_is_padded_and_its_transcripts_are_encoded():
-    batch = SpeechRecognition(letters=LETTERS).collate([utterance("see", 100), utterance("a b", 60)])
-    assert (tuple(batch["waveform"].shape), batch["length"].tolist()) == ((2, 100), [100, 60])
-    assert not batch["waveform"][1, 60:].any()
-    assert batch["target"].tolist() == [[21, 7, 7], [3, 1, 4]]
-    assert batch["target_length"].tolist() == [3, 3]
 
 
 @pytest.mark.parametrize(
@@ -291,19 +226,6 @@ def test_a_recording_that_gives_no_frame_is_named_or_skipped_alone_as_in_a_batch
 def test_an_unsuitable_model_is_reported(model, message):
     with pytest.raises(ConfigError, match=message):
         SpeechRecognition(letters=LETTERS).loss(model, make_batch([20], ["a"]), Phase())
-
-
-def test_tables_and_spectrograms_are_saved(tmp_path):
-    recipe = SpeechRecognition(letters=LETTERS, sample_rate=16000)
-    scores = recipe.scores(None)
-    scores.add(recipe.measure(Told(saying(["threee", "se*e al*l"], 20)), make_batch([20, 20], WORDS[:2])))
-    scores.save_pictures(tmp_path)
-    rows = list(csv.DictReader((tmp_path / "transcripts.csv").read_text(encoding="utf-8").splitlines()))
-    assert [(row["reference"], row["hypothesis"], row["edits"]) for row in rows] == [("three", "thre", "1"), ("see all", "see all", "0")]
-    page = (tmp_path / "transcripts.html").read_text()
-    assert "<del>e</del>" in page
-    assert "character error rate 8.33%" in page
-    assert (tmp_path / "spectrograms.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.slow

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 import threading
@@ -23,7 +22,6 @@ from PIL import Image
 import samewise as sw
 from samewise.runner.errors import CheckpointError, ConfigError, DataError, TrainingError
 from samewise.runner.processes import variables
-from samewise.runner.processes.this_process import on_signals
 
 TINY = [
     "experiment=resnet18_digits",
@@ -224,19 +222,6 @@ def test_a_product_before_samewise_is_imported_is_refused(tmp_path: Path) -> Non
     done = subprocess.run([sys.executable, "-c", COMPUTES_FIRST], cwd=tmp_path, env=outside, capture_output=True, text=True, check=False)
     assert "import samewise first" in done.stderr
     assert not (tmp_path / "runs").exists()
-
-
-def test_signal_handlers_are_left_alone_in_a_thread() -> None:
-    before, seen = signal.getsignal(signal.SIGTERM), list[Any]()
-
-    def work() -> None:
-        with on_signals([signal.SIGTERM], lambda number, frame: None):
-            seen.append(signal.getsignal(signal.SIGTERM))
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert seen == [before]
 
 
 def test_trainings_in_threads_have_the_bits_of_trainings_alone(command: dict[str, Any], tmp_path: Path) -> None:

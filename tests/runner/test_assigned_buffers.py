@@ -214,11 +214,6 @@ def test_two_processes_give_the_bits_of_one(samewise: Callable[..., Any], projec
     assert all(torch.equal(value, state_of(one)[name]) for name, value in state_of(two).items())
 
 
-def test_expanded_buffers_give_the_bits_of_written_out_ones(samewise: Callable[..., Any], project: Callable[[str], list[str]]) -> None:
-    wide, narrow = (folder_of(samewise("train", *project(name), f"run_root={name}", "--json")) for name in ("Wide", "Masked"))
-    assert all(torch.equal(value, state_of(wide)[name]) for name, value in state_of(narrow).items())
-
-
 @pytest.mark.parametrize(
     ("model", "message"),
     [

@@ -196,35 +196,6 @@ def test_changed_data_are_named_before_training(samewise: Callable[..., Any], el
 
 
 @pytest.mark.slow
-def test_weights_that_a_run_began_with_may_be_elsewhere(samewise: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert samewise("train", *TINY, "name=first", "max_steps=1").returncode == 0
-    shutil.copy(next(tmp_path.glob("runs/first/*/checkpoints/step-*/state.pt")), tmp_path / "init.pt")
-    assert samewise("train", *TINY, "name=second", f"initialise.weights={tmp_path}/init.pt").returncode == 0
-    done = samewise("bundle", *map(str, tmp_path.glob("runs/second/*")), "--out", "second.bundle")
-    assert done.returncode == 0, done.stderr
-    assert f"warning: initialise.weights: {tmp_path}/init.pt is not in the bundle" in done.stderr
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "init.pt").rename(tmp_path / "elsewhere" / "init.pt")
-    done = samewise("reproduce", "second.bundle", "--here", "--trust", "initialise.weights=elsewhere/init.pt")
-    assert done.returncode == 0, done.stderr + done.stdout
-    assert "the same bits: 3 of 3 steps compared" in done.stdout
-    assert "another experiment" not in done.stdout
-    assert "differs" not in done.stdout
-
-
-@pytest.mark.slow
-def test_verify_compares_a_bundle_with_the_current_code(samewise: Callable[..., Any], home: Path) -> None:
-    refused = samewise("verify", "one.bundle")
-    assert refused.returncode == 2
-    assert "one.bundle: does not show who made it, even if you did" in refused.stderr
-    assert "If you trust whoever made it, add --trust" in refused.stderr
-    done = samewise("verify", "one.bundle", "--trust")
-    assert done.returncode == 0, done.stderr
-    assert "the same bits: 3 of 3" in done.stdout
-
-
-@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(3000)
 def test_a_bundle_can_be_reproduced_in_a_new_environment(elsewhere: Path, clean_environment: dict[str, str]) -> None:

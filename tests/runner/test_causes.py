@@ -58,47 +58,6 @@ def test_a_mistake_in_a_users_model_is_named(target: str, here: Path, samewise: 
     assert hint in first.partition("hint: ")[2]
 
 
-ITERABLE = """
-from torch.utils.data import Dataset, IterableDataset
-
-class Stream(IterableDataset):
-    def __iter__(self):
-        yield from ({"image": 0, "label": 0} for _ in range(4))
-
-class Counted(Stream):
-    def __len__(self):
-        return 4
-
-class Sized(Dataset):
-    def __len__(self):
-        return 4
-
-class Listed(list):
-    pass
-
-def stream() -> Stream:
-    return Stream()
-
-def otherwise() -> Listed:
-    return Stream()
-
-def somehow() -> Dataset:
-    return Stream()
-"""
-
-
-@pytest.mark.parametrize("name", ["Stream", "Counted", "Sized", "stream", "otherwise", "somehow"])
-def test_a_data_set_that_is_not_map_style_is_refused_with_the_reason(
-    name: str, here: Path, samewise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (here / "streams_lab.py").write_text(ITERABLE)
-    (here / "pyproject.toml").write_text('[tool.samewise]\npackages = ["streams_lab"]\n')
-    monkeypatch.syspath_prepend(str(here))
-    done = samewise("check", "dataset=digits", "model=resnet18_small", "~dataset.train", f"+dataset.train={{_target_:streams_lab.{name}}}", "device=cpu")
-    assert (done.returncode, "is not a data set; " in done.stderr) == (2, True), done.stderr
-    assert "must be map-style, with __len__ and __getitem__: any sample must be loadable by its index, so that a run can be resumed" in done.stderr
-
-
 STEPS = """
 import torch
 from samewise.runner.interfaces import Loss, Recipe, Scores
@@ -206,12 +165,6 @@ def test_an_error_in_any_sample_names_the_split_the_sample_and_the_users_line(
     done = samewise("train", *steps.given("loss"), *broken)  # pyright: ignore
     assert f"error: dataset.{split}: Marks fails at sample {sample}: KeyError: 'missing'; hint: raised at " in done.stderr
     assert 'raise KeyError("missing")' in done.stderr
-
-
-def test_a_recipe_whose_loss_is_a_tensor_is_told_what_to_return(steps: Callable[..., str]) -> None:
-    said = steps("tensor", code=2)
-    assert said.startswith("error: recipe: Numbers.loss returns Tensor; hint: return Loss(total, count)")
-    assert "samewise.runner.interfaces.Loss" in said
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from samewise.runner.config.check import problems
 from samewise.runner.config.compose import compose
 from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError, Problem
-from samewise.runner.training.dry_run import dry_run, explain_step_error
+from samewise.runner.training.dry_run import dry_run
 from samewise.runner.training.guards.cautions import data_cautions
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -155,18 +155,6 @@ def test_each_problem_is_found_at_its_path(overrides: list[str], path: str, word
     assert words in str(told[path]), told
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
-def test_a_device_that_is_not_available_is_found() -> None:
-    assert "not available" in find_problems("device=cuda")["device"].message
-
-
-def test_problems_of_every_kind_come_in_one_report() -> None:
-    told = find_problems(
-        "lr=1", "optimizer.lr=-1", "batch_size=7", "replicas=2", "model._target_=os.system", "+optimizer.nestrov=true", "run_root=/dev/null/x", "device=tpu"
-    )
-    assert {"lr", "optimizer.lr", "batch_size", "model._target_", "optimizer.nestrov", "run_root", "device"} <= set(told)
-
-
 def test_a_component_of_a_declared_package_is_checked_like_any_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "lab_to_check.py").write_text(
         "from __future__ import annotations\nimport torch\nclass Net(torch.nn.Module):\n    def __init__(self, width: int, *, kind: Unknown = None): ...\n"
@@ -215,15 +203,6 @@ def test_a_value_fits_an_annotation_unless_it_is_clearly_wrong(value: object, an
     assert fits(value, annotation) is right
 
 
-def test_a_label_without_a_class_points_to_the_setting_that_counts_classes() -> None:
-    output, label = torch.zeros(1, 7), torch.tensor([7])
-    with pytest.raises(IndexError) as caught:
-        torch.nn.functional.cross_entropy(output, label)
-    problem = explain_step_error(caught.value)
-    assert problem.path == "dataset.num_classes"
-    assert "the label 7" in problem.message
-
-
 @pytest.fixture
 def folders(tmp_path: Path) -> list[str]:
     """Overrides for torchvision's ImageFolder: six images of each of three classes for training, `valid` left to be made."""
@@ -265,29 +244,6 @@ def test_a_data_set_that_expects_to_be_told_the_epoch_is_warned_about() -> None:
     assert not data_cautions(SimpleNamespace(dataset=[1]))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("lr", "is_warned_of"), [(1e4, True), (0.01, False)])
-def test_a_loss_that_rises_without_bound_is_warned_about(lr: float, is_warned_of: bool, samewise: Callable[..., Any], tmp_path: Path) -> None:
-    reduced = ["experiment=resnet18_digits", "debug=tiny", "model.width=4", "tracking=none", "evaluate.pictures=false", f"run_root={tmp_path}"]
-    done = samewise("train", *reduced, f"optimizer.lr={lr}")
-    assert done.returncode == 0, done.stderr
-    assert ("warning: train/loss: the loss rose from" in done.stderr) is is_warned_of
-
-
-@pytest.mark.slow
-def test_check_strict_turns_warnings_into_a_failure(samewise: Callable[..., Any]) -> None:
-    command = ["check", "dataset=digits", "model=resnet20_cifar", "model.width=2", "transforms=images", "batch_size=512", "evaluate.batch_size=64"]
-    late = ["scheduler=warmup_cosine", "max_epochs=2", "precision=fp16", "device=cpu"]
-    for strict, code in ((["--strict"], 2), ([], 0)):
-        done = samewise(*command, *late, *strict)
-        assert done.returncode == code
-        for told in ("scheduler.milestones", "scheduler.schedules.warmup.duration: training has only 2 epochs for it", "precision.dtype"):
-            assert f"warning: {told}" in done.stdout
-    done = samewise(*command, "--strict")
-    assert done.returncode == 0
-    assert "warning" not in done.stdout
-
-
 NOT_POSITIVE = {
     "a width of a model": (["model.width=0"], "model.width: is 0, which may be why resnet18_small failed: "),
     "a number of classes of a library's model": (["model=resnet18", "model.num_classes=-2"], "model.num_classes: is -2, which may be why resnet18 failed: "),
@@ -303,35 +259,3 @@ def test_a_size_that_is_not_positive_is_named_first(kind: str) -> None:
     with pytest.raises(ConfigError) as caught:
         dry_run(compose([*overrides, "debug=tiny", "tracking=none", "device=cpu"], project=BARE), BARE)
     assert str(caught.value).startswith(words)
-
-
-@pytest.mark.parametrize("kind", ["a width of a model", "a size for a library's transform"])
-def test_training_names_such_a_size_as_check_does(kind: str, samewise: Callable[..., Any], tmp_path: Path) -> None:
-    overrides, words = NOT_POSITIVE[kind]
-    done = samewise("train", *overrides, "debug=tiny", "tracking=none", "device=cpu", f"run_root={tmp_path}")
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"error: {words}")
-
-
-@pytest.mark.parametrize(
-    ("norm", "overrides", "is_warned_of"),
-    [
-        ("BatchNorm1d", ["loader.drop_last=false", "batch_size=240", "replicas=2"], True),
-        ("BatchNorm1d", ["loader.drop_last=false", "batch_size=240", "accumulate=2", "max_steps=6"], False),
-        ("BatchNorm1d", ["batch_size=240", "replicas=2"], False),
-        ("BatchNorm1d", ["loader.drop_last=false", "batch_size=240"], False),
-        ("LayerNorm", ["loader.drop_last=false", "batch_size=240", "replicas=2"], False),
-        ("BatchNorm1d", ["loader.drop_last=false", "batch_size=240", "replicas=2", "+initialise.frozen=['2.*']"], False),
-    ],
-)
-def test_a_micro_batch_of_one_sample_that_a_norm_cannot_take_is_warned_about(norm: str, overrides: list[str], is_warned_of: bool, tmp_path: Path) -> None:
-    """An epoch has six whole batches and two samples more."""
-    (tmp_path / "model").mkdir()
-    layers = f"[{{_target_: torch.nn.Flatten}}, {{_target_: torch.nn.Linear, in_features: 64, out_features: 10}}, {{_target_: torch.nn.{norm}, _args_: [10]}}]"
-    (tmp_path / "model" / "normed.yaml").write_text(f"# A model\n_target_: torch.nn.Sequential\n_args_: {layers}\n")
-    project = Project(ROOT, configs=(tmp_path,))
-    given = ["recipe=classification", "model=normed", "dataset=digits", "transforms=images", "device=cpu", "max_epochs=2", *overrides]
-    said = [one for one in dry_run(compose(given, project=project), project) if "needs several" in one]
-    assert bool(said) == is_warned_of
-    if said:
-        assert "loader.drop_last: step 7 fails: some of its micro-batches, of an epoch's last batch of 2, have one sample, and 2 (BatchNorm1d) needs" in said[0]

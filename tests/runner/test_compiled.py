@@ -51,8 +51,6 @@ TINY = [
     *("~model", "+model={_target_: lab_of_compiling.Net, looks: false}", "batch_size=16", "checkpoint.every_steps=2", "evaluate.limit=2"),
     *("dataset.samples=40", "max_epochs=4", "compile=default", "clip_norm=0.1"),
 ]
-UNEVEN = ["loader.drop_last=false", "max_steps=5"]
-"""Batches of 16, 16 and 8 samples."""
 
 
 @pytest.fixture(scope="module")
@@ -158,18 +156,6 @@ def test_gradients_are_right_where_the_forward_pass_changes_a_buffer(lab: Path, 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_resumed_run_that_meets_shapes_in_another_order_keeps_its_bits(lab: Path) -> None:
-    whole = train(lab / "whole", *UNEVEN)
-    job = Job(lab / "killed", 1, *UNEVEN, experiment=TINY)
-    job.wait_for_step(2)
-    job.ranks[0].kill()
-    job.wait()
-    assert 2 <= job.steps() < 5
-    assert_same(train(lab / "killed", *UNEVEN), whole)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_a_model_that_is_not_one_graph_is_refused_with_its_line(lab: Path) -> None:
     job = Job(lab / "looks", 1, "model.looks=true", experiment=TINY)
     assert job.wait() == [2]
@@ -185,14 +171,6 @@ MANY = ["replicas=2", "accumulate=2", "memory_format=channels_last", "precision=
 def test_replicas_give_the_same_bits_on_any_number_of_ranks(lab: Path) -> None:
     alone = train(lab / "alone", *MANY)
     assert_same(train(lab / "two", *MANY, "strategy=elastic", ranks=2), alone)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_verify_names_what_differs_in_a_compiled_model(samewise: Callable[..., Any], lab: Path, once: Path) -> None:
-    assert samewise("verify", once).returncode == 0
-    found = json.loads(samewise("verify", once, "clip_norm=0.01", "--json").stdout.splitlines()[-1])
-    assert found["first"] == {"kind": "averaged", "name": "offset"}, found
 
 
 def compose_config(*overrides: str) -> Any:

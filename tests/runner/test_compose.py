@@ -44,13 +44,6 @@ def test_every_choice_has_a_description(group: str) -> None:
         assert len(line) > 8, name
 
 
-def test_the_name_is_the_given_one_or_the_experiments_or_made_of_choices(mine: Project, tmp_path: Path) -> None:
-    write(tmp_path, "experiment/first.yaml", "# @package _global_\n# One of mine\nbatch_size: 32\n")
-    assert compose(["experiment=first", "name=other"], project=mine).name == "other"
-    assert compose(["experiment=first"], project=mine).name == "first"
-    assert compose(["model=resnet34"], project=mine).name == "classification-resnet34-digits"
-
-
 def test_overrides_win_over_debug_over_the_experiment_over_the_defaults(mine: Project, tmp_path: Path) -> None:
     write(
         tmp_path,
@@ -71,15 +64,6 @@ def test_a_projects_choices_are_found_and_win_over_samewises(mine: Project, tmp_
     assert composed.cfg.precision._target_ == "lab.Precision"
     assert catalogue.choices_of("dataset", project=mine)["ours"] == "Ours"
     assert "digits" in catalogue.choices_of("dataset", project=mine)
-
-
-def test_debug_tiny_follows_the_chosen_recipe(mine: Project, tmp_path: Path) -> None:
-    write(tmp_path, "recipe/ours.yaml", "# Ours\n_target_: lab.Recipe\n")
-    write(tmp_path, "dataset/generated_ours.yaml", "# Ours\nnum_classes: 2\nchannels: 1\nmean: [0.5]\nstd: [0.5]\n")
-    write(tmp_path, "debug/sizes/ours.yaml", "# @package _global_\n# Ours\nloader:\n  num_workers: 1\n")
-    write(tmp_path, "experiment/first.yaml", "# @package _global_\n# One of mine\ndefaults:\n  - override /recipe: ours\n  - override /dataset: imagenet\n")
-    for composed in (compose(["experiment=first", "debug=tiny"], project=mine), compose(["recipe=ours", "debug=tiny"], project=mine)):
-        assert (composed.choices["dataset"], composed.cfg.loader.num_workers) == ("generated_ours", 1)
 
 
 def test_a_saved_config_loads_again_with_its_types_choices_and_fingerprint(tmp_path: Path) -> None:
@@ -229,18 +213,3 @@ def test_problems_in_all_files_are_reported_at_once(mine: Project, tmp_path: Pat
 def test_a_config_cannot_create_python_objects(mine: Project, tmp_path: Path) -> None:
     write(tmp_path, "experiment/bad.yaml", "# @package _global_\n# x\nname: !!python/object/apply:os.system ['touch pwned']\n")
     assert "not valid YAML" in "\n".join(problems_of(["experiment=bad"], mine).values())
-
-
-@pytest.mark.parametrize(
-    ("overrides", "words"),
-    [
-        (["optimizer.lr=0.1", "++optimizer.lr=0.2"], ["optimizer.lr: is set more than once, to 0.1 and 0.2; the last, 0.2, is used"]),
-        (["model=resnet18", "model=resnet50"], ["model: is set more than once, to resnet18 and resnet50; the last, resnet50, is used"]),
-        (["optimizer.lr=0.1", "optimizer.lr=0.1"], []),
-        (["~optimizer.momentum", "+optimizer.momentum=0.5"], []),
-        (["recipe=adversarial", "model=dcgan", "optimizer@optimizer.generator=adam", "optimizer@optimizer.discriminator=sgd"], []),
-        (["+dataset.api_key=a", "++dataset.api_key=b"], ["dataset.api_key: is set more than once, to *** and ***; the last, ***, is used"]),
-    ],
-)
-def test_a_key_with_several_values_gives_a_warning_that_names_them(overrides: list[str], words: list[str]) -> None:
-    assert [str(caution) for caution in compose(overrides, project=BARE, strict=False).cautions] == words

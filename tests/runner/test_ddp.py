@@ -65,14 +65,6 @@ def test_a_last_batch_with_fewer_samples_than_processes_is_trained_on(tmp_path, 
 
 
 @pytest.mark.slow
-def test_powersgd_is_refused_if_a_process_would_have_no_samples(tmp_path):
-    job = Job(tmp_path, 4, *MILD, *LAST_BATCH_OF_TWO, "strategy.hook=powersgd")
-    assert set(job.wait()) <= {1, 2}
-    assert "PowerSGD cannot exchange gradients if a process has no samples" in job.errors
-    assert job.errors.count("error:") == 1
-
-
-@pytest.mark.slow
 def test_a_checkpoint_of_sharded_optimizer_state_equals_the_whole_one(plain, tmp_path):
     sharded = run(tmp_path, 2, *MILD, "strategy.zero=true")
     one, two = (checkpoint.load(folder / "checkpoints" / "latest")["optimizers"]["train"] for folder in (sharded, plain))

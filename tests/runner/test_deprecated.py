@@ -25,14 +25,6 @@ def experiment(folder: Path, *overrides: str) -> compose.Composed:
     return compose.compose(["model=resnet20_cifar", "dataset=digits", *overrides], project=Project(folder, configs=(folder,) if list(folder.iterdir()) else ()))
 
 
-def test_overrides_get_the_new_name_with_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    composed = experiment(tmp_path, "evaluate.samples=2", "model.planes=8")
-    assert (composed.cfg.evaluate.limit, composed.cfg.model.width) == (2, 8)
-    assert "planes" not in composed.cfg.model
-    said = capsys.readouterr().err
-    assert "warning: evaluate.samples=2: evaluate.samples is now called evaluate.limit; the old name will be an error in the next minor version" in said
-
-
 def test_config_files_get_the_new_name_with_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "thin.yaml").write_text("defaults: [resnet20_cifar]\nplanes: 4\n")

@@ -86,15 +86,3 @@ def test_logged_metrics_and_a_changed_trace_are_told_by_diff(samewise, run, orig
     assert "| 9.5   differs" in done.stdout
     assert "speed/steps" not in done.stdout
     assert "the same bits in all 12 common steps, but metrics differ" in done.stdout
-
-
-def test_a_batch_divided_otherwise_is_not_called_another_batch(samewise, original, tmp_path):
-    assert samewise("train", *TINY, "replicas=2", "max_steps=1", f"run_root={tmp_path}").returncode == 0
-    (other,) = tmp_path.glob("*/*/")
-    said = samewise("diff", original, other).stdout.replace("\n", " ")
-    assert "diverges at step 1: the data: the batch is divided into other micro-batches" in said
-    assert "replicas: 1 | 2" in said
-    said = samewise("verify", original, "accumulate=2", "--coarse").stdout.replace("\n", " ")
-    assert "diverges at step 1: the data: the batch is divided into other micro-batches" in said
-    said = samewise("verify", original, "clip_norm=0.001", "--coarse").stdout.replace("\n", " ")
-    assert "or they were clipped otherwise" in said

@@ -46,12 +46,6 @@ def test_a_finished_run_counts_and_an_interrupted_one_is_resumed(samewise: Calla
     assert runs(older) == [older.name]
 
 
-def test_points_of_a_sweep_count(samewise: Callable[..., Any], older: Path) -> None:
-    done = samewise("sweep", *TINY, "seed=0,1", "--list")
-    assert older.name in done.stdout
-    assert done.stderr.count("note: samewise 0.0.9 trained older") == 1
-
-
 @pytest.mark.parametrize("change", ["model.shortcut=B", "seed=1", "+model.unknown=1"])
 def test_any_other_difference_makes_another_run(samewise: Callable[..., Any], older: Path, change: str) -> None:
     assert "note: samewise 0.0.9" not in samewise("train", *TINY, change).stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -13,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import prune
-from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 from samewise.runner.callbacks.ema import ExponentialMovingAverage
 from samewise.runner.config.compose import compose
@@ -106,22 +104,6 @@ def test_the_average_matches_the_textbook(rule: str, trained: tuple[list[dict[st
             assert tensor.item() == states[max(shares)][name].item()  # a count
 
 
-@pytest.mark.parametrize("parametrise", [weight_norm, spectral_norm])
-def test_a_parametrised_recurrent_layer_is_averaged(parametrise: Callable[..., Any]) -> None:
-    layer, features = nn.LSTM(3, 4), torch.randn(5, 2, 3)
-    parametrise(layer, "weight_hh_l0")
-    layer.eval()(features)[0].sum().backward()
-    copied = Layout(Alone()).copy_model(layer)
-    expected = layer(features)[0]
-    assert torch.equal(copied(features)[0], expected)
-    with torch.no_grad():
-        for parameter in copied.parameters():
-            parameter.mul_(2.0)
-    assert not torch.equal(copied(features)[0], expected)
-    layer(features)[0].sum().backward()
-    assert layer.get_parameter("bias_ih_l0").grad is not None
-
-
 @pytest.mark.parametrize("make", [nn.Linear, nn.LSTM])
 @pytest.mark.parametrize("prepare", [nn.utils.weight_norm, partial(prune.random_unstructured, amount=0.5), nn.utils.spectral_norm])
 @pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated:FutureWarning")
@@ -169,25 +151,6 @@ def test_an_average_that_begins_at_a_checkpoint_without_one_begins_with_its_weig
             torch.testing.assert_close(tensor.double(), wanted[name], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow
-def test_the_default_average_is_nearly_as_good_as_the_model(tmp_path: Path, samewise: Callable[..., Any]) -> None:
-    given = (
-        "experiment=resnet18_digits",
-        "model.width=8",
-        "callbacks=[default,ema]",
-        "tracking=none",
-        "evaluate.pictures=false",
-        "max_epochs=5",
-        f"run_root={tmp_path}",
-    )
-    done = samewise("train", *given, "--json")
-    assert done.returncode == 0, done.stderr
-    assert "warning" not in done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])["metrics"]["final"]
-    assert found["valid/accuracy"] > 0.9
-    assert found["ema/valid/accuracy"] > found["valid/accuracy"] - 0.02
-
-
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -220,14 +183,3 @@ def test_invalid_or_contradictory_settings_are_refused(given: str, tmp_path: Pat
     assert error.value.problems[0].path == given.lstrip("+").partition("=")[0]
     with pytest.raises(ConfigError, match="has no effect together with a decay"):
         build(compose([*TINY, "callbacks.ema.decay=0.9", "+callbacks.ema.horizon=0.1"], project=BARE), BARE, RunFolder(tmp_path))
-
-
-def test_published_experiments_keep_their_own_averages() -> None:
-    published = {
-        "resnet50_imagenet_v2": {"decay": 0.99998, "every_steps": 32, "rescale": True, "warmup_epochs": 5},
-        "gan_digits": {"decay": 0.98, "every_steps": 1, "rescale": False, "warmup_epochs": 0},
-    }
-    for name, settings in published.items():
-        ema = dict(compose([f"experiment={name}"], project=BARE).cfg.callbacks.ema)
-        assert ema.pop("_target_") == "samewise.runner.callbacks.ema.ExponentialMovingAverage"
-        assert ema == settings

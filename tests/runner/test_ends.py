@@ -127,12 +127,6 @@ def test_a_model_that_ends_the_process_in_training_is_reported_with_its_location
     assert command == "check" or json.loads((folder / "failure.json").read_text())["step"] == after - 1
 
 
-def test_a_callback_that_ends_the_process_is_reported_after_its_step(train):
-    done, _ = train("callbacks=none", "+callbacks.ends={_target_:lab_that_ends.Ends}")
-    assert done.returncode == 1, done.stdout
-    assert "error: after step 1: something ends the process: sys.exit(0)" in done.stderr
-
-
 @pytest.mark.parametrize(("command", "workers"), [("train", 0), ("train", 1), ("check", 0)])
 def test_a_data_set_that_ends_the_process_is_reported_with_its_location(train, command, workers):
     leaving = ["~dataset.train", "+dataset.train={_target_:lab_that_ends.Leaving}"]

@@ -9,9 +9,6 @@ import pytest
 import torch
 from PIL import Image
 
-from samewise import load
-from samewise.recipes.models.resnet import resnet18_small
-
 TINY = [
     "experiment=resnet18_digits",
     "debug=tiny",
@@ -47,32 +44,6 @@ def test_a_run_of_zero_steps_evaluates_and_saves_the_initial_model(samewise, tmp
     assert samewise("verify", folder).returncode in (0, 2)  # having no step to compare is reported and does not crash
 
 
-def test_a_run_is_evaluated_without_the_weights_file_it_started_from(samewise, tmp_path) -> None:
-    file = tmp_path / "weights.pt"
-    torch.save(resnet18_small(width=4, in_channels=3).state_dict(), file)
-    _, folder = train(samewise, tmp_path, "max_steps=0", f"initialise.weights={file}", "initialise.exclude=[fc.*]", "param_groups=head_only")
-    file.unlink()
-    again = samewise("eval", folder, "--json")
-    assert again.returncode == 0, again.stderr
-    assert json.loads(again.stdout)["metrics"] == json.loads((folder / "summary.json").read_text())["metrics"]["final"]
-
-
-@pytest.mark.slow
-def test_evaluating_the_best_says_that_its_checkpoint_was_not_kept(samewise, tmp_path, capfd) -> None:
-    _, folder = train(samewise, tmp_path, "max_steps=2", "checkpoint.every_steps=1", "checkpoint.keep_best=0", "checkpoint.keep_last=1")
-    summary = json.loads((folder / "summary.json").read_text())
-    summary["metrics"]["best"]["step"] = 1
-    (folder / "summary.json").write_text(json.dumps(summary))
-    again = samewise("eval", folder)
-    assert f"{folder}, step 2, " in again.stdout
-    said = f"note: {folder}: the best evaluation was at step 1, whose checkpoint is gone (checkpoint.keep_best=1 keeps it); this is step 2\n"
-    assert again.stderr.endswith(said)
-    assert "note:" not in samewise("eval", folder, "--checkpoint", "last").stderr
-    capfd.readouterr()
-    load(folder)
-    assert capfd.readouterr().err == said
-
-
 def test_a_limited_evaluation_uses_the_first_batches_and_its_output_says_so(samewise, tmp_path) -> None:
     done, folder = train(samewise, tmp_path, "max_steps=0", "evaluate.limit=2", "evaluate.every_steps=1")
     said = "the first 32 of 64 samples of valid (evaluate.limit=2)"
@@ -91,22 +62,6 @@ def test_a_limited_evaluation_uses_the_first_batches_and_its_output_says_so(same
     refused = samewise("eval", folder, "--split", "train", "evaluate.limit=1")
     assert refused.returncode == 2
     assert "evaluate.limit: limits the validation split, not train" in refused.stderr
-
-
-ON_CANVAS = ["experiment=retinanet_own_images", "dataset=digits_on_canvas", "dataset.num_classes=11"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ["experiment=gan_digits", "max_steps=1"],
-        [*ON_CANVAS, "dataset.smallest=24", "dataset.largest=46", "max_steps=0", "evaluate.monitor=valid/map_medium", "evaluate.mode=max"],
-    ],
-)
-def test_a_first_batch_of_one_sample_does_not_stand_for_the_split(samewise, tmp_path, overrides) -> None:
-    done = samewise("train", "debug=tiny", *overrides, "evaluate.batch_size=1", "tracking=none", "evaluate.pictures=false", f"run_root={tmp_path}")
-    assert done.returncode == 0, done.stderr
 
 
 COLOURS = {"airplane": (200, 30, 30), "cat": (30, 200, 30), "ship": (30, 30, 200), "truck": (200, 200, 30)}

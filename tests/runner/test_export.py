@@ -95,20 +95,6 @@ def test_the_export_describes_inputs_and_outputs_and_holds_the_weights(run: Path
 
 
 @pytest.mark.slow
-def test_a_bare_model_takes_transformed_batches_and_its_card_says_so(samewise: Callable[..., Any], run: Path, tmp_path: Path) -> None:
-    assert samewise("export", run, "evaluate.limit=8", "--bare", "--out", tmp_path / "bare").returncode == 0
-    said = json.loads((tmp_path / "bare" / "export.json").read_text())
-    assert (said["whole"], said["inputs"]["image"]["dtype"]) == (False, "float32")
-    card = (tmp_path / "bare" / "README.md").read_text()
-    assert "Apply these transforms to a batch first; they are not in the files:" in card
-    assert '"samewise.datasets.transforms.numeric.Normalize"' in card
-    assert "Changed since the metrics were measured, so they may not be this model's: evaluate.limit=8." in card
-    assert "torch.export.load('model.pt2').module()(image)" in card
-    assert said["files"]["weights.safetensors"] in card
-    assert "Classes, by number from 0: `pattern 0`, `pattern 1`" in card
-
-
-@pytest.mark.slow
 def test_a_speech_model_takes_raw_recordings(samewise: Callable[..., Any], tmp_path: Path) -> None:
     import samewise as package
 

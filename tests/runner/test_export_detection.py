@@ -69,25 +69,3 @@ def test_a_detector_that_selects_other_boxes_is_reported(samewise: Callable[...,
     words = verified(samewise, folder, 1, "--trust")["onnx"]["words"]
     assert "gives boxes as float32[" in words
     assert "its weights are the model's, so an operator computes differently" in words
-
-
-@pytest.mark.slow
-def test_a_wrong_weight_of_a_detector_is_named_with_the_operator_that_uses_it(
-    samewise: Callable[..., Any], detector: tuple[Path, Path], tmp_path: Path
-) -> None:
-    import onnx
-    from onnx import numpy_helper
-
-    folder = Path(shutil.copytree(detector[1], tmp_path / "copy"))
-    name = "backbone.fpn.layer_blocks.1.0.weight"
-    model = onnx.load(str(folder / "model.onnx"))
-    weight = next(one for one in model.graph.initializer if one.name == f"model.{name}")
-    weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight).swapaxes(0, 1).copy(), weight.name))
-    onnx.save(model, str(folder / "model.onnx"))
-    program = torch.export.load(str(folder / "model.pt2"))
-    program.state_dict[f"model.{name}"].data = program.state_dict[f"model.{name}"].transpose(0, 1).contiguous()
-    torch.export.save(program, str(folder / "model.pt2"))
-    found = verified(samewise, folder, 1, "--trust")
-    for format, kind in (("onnx", "Conv"), ("pt2", "aten.conv2d.default")):
-        assert f"({kind} in {name.removesuffix('.weight')})" in found[format]["words"]
-        assert f"these weights differ from the model's: {name}" in found[format]["words"]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from samewise_runner_exported import TINY, verified
+from samewise_runner_exported import TINY
 
 from samewise.runner.records.tensor_file import read_tensors, write_tensors
 
@@ -91,21 +91,3 @@ def test_programs_speak_what_the_model_speaks_and_fail_otherwise(speaker: Path, 
     weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight)[::-1].copy(), weight.name))
     onnx.save(model, str(path))
     assert speak_in_python(tmp_path / "planted").returncode == 1
-
-
-@pytest.mark.slow
-def test_a_wrong_weight_of_a_step_is_named_with_an_operator(samewise: Callable[..., Any], speaker: Path, tmp_path: Path) -> None:
-    import onnx
-    from onnx import numpy_helper
-
-    folder, name = Path(shutil.copytree(speaker / "step", tmp_path / "step")), "rnn1.weight_hh_l0"
-    model = onnx.load(str(folder / "model.onnx"))
-    weight = next(one for one in model.graph.initializer if one.name == f"model.{name}")
-    weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight)[::-1].copy(), weight.name))
-    onnx.save(model, str(folder / "model.onnx"))
-    program = torch.export.load(str(folder / "model.pt2"))
-    program.state_dict[f"model.{name}"].data = program.state_dict[f"model.{name}"].flip(0)
-    torch.export.save(program, str(folder / "model.pt2"))
-    found = verified(samewise, folder, 1, "--trust")
-    for format in ("onnx", "pt2"):
-        assert f"these weights differ from the model's: {name}" in found[format]["words"]

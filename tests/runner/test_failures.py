@@ -11,10 +11,7 @@ from pathlib import Path
 
 import pytest
 import samewise_runner_promise as promise
-from PIL import Image
 from samewise_tiny import DIGITS
-
-from samewise.runner.cli import main
 
 TINY = [*DIGITS, "model.width=8"]
 
@@ -169,32 +166,3 @@ def test_ctrl_c_is_answered_at_once_and_the_run_is_saved(tmp_path):
     process.send(signal.SIGINT)
     assert process.wait(100) == 3
     assert process.errors.index("Ctrl-C: it finishes its step or evaluation and saves") < process.errors.index("stopped by SIGINT, and saved")
-
-
-@pytest.mark.slow
-def test_data_at_other_paths_are_refused_for_a_finished_run_and_modified_ones_are_warned_about(tmp_path, capsys):
-    def write_images(root: Path, shade: int) -> None:
-        for folder in ("train/cat", "train/dog", "valid/cat", "valid/dog"):
-            (root / folder).mkdir(parents=True, exist_ok=True)
-            Image.new("RGB", (8, 8), (shade, 0, 0)).save(root / folder / "one.png")
-
-    settings = ["dataset=image_folder", "dataset.num_classes=2", "transforms=images", "batch_size=2", "max_steps=1", f"run_root={tmp_path / 'runs'}"]
-    here, elsewhere = (["train", *TINY, *settings, f"dataset.root={tmp_path / name}"] for name in ("data", "elsewhere"))
-    write_images(tmp_path / "data", 10)
-    write_images(tmp_path / "elsewhere", 200)
-    assert main(here) == 0
-    assert main(elsewhere) == 2
-    told = capsys.readouterr().err
-    assert f"this run is finished, and was trained on other data: dataset.root was {tmp_path / 'data'} and is {tmp_path / 'elsewhere'}; hint: name=NAME" in told
-    assert main(here) == 0
-    assert "modified" not in capsys.readouterr().err
-    write_images(tmp_path / "data", 200)
-    assert main(here) == 0
-    again = capsys.readouterr()
-    assert "already finished" in again.out
-    assert again.err.count("one.png was modified after this run had ended; `train --fresh` trains with the data as they are now") == 1
-    assert main(["verify", str(the_run(tmp_path / "runs"))]) == 1
-    assert "data.train was '" in capsys.readouterr().out
-    (the_run(tmp_path / "runs") / "summary.json").unlink()
-    assert main(here) == 2
-    assert "this run is unfinished, and was started on other data: the files in its data folder have changed since; hint" in capsys.readouterr().err

@@ -22,7 +22,6 @@ from samewise.runner.errors import ConfigError
 from samewise.runner.optim.frozen import is_kept_in_eval_mode
 from samewise.runner.optim.groups import freeze_groups, parameter_groups
 from samewise.runner.optim.initialise import initialise
-from samewise.runner.optim.unfreezing import cautions
 from samewise.runner.records import checkpoint
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.strategies.cutting import cut_model
@@ -94,18 +93,6 @@ def test_frozen_norms_are_in_eval_mode_before_training_and_after_an_evaluation(h
     assert {name for name, norm in norms.items() if not norm.training} == held
 
 
-def test_frozen_modes_survive_calls_of_train_and_copies() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4))
-    initialise(model, {"frozen": ["0.*", "1.*"]})
-    parameter_groups(model, {"again": {"match": "0.*", "frozen": True}})
-    for one in (model, copy.deepcopy(model)):
-        before = copy.deepcopy(one.state_dict())
-        for prepare in (one.train, one.eval, one.train):
-            prepare()
-            one(torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0)))
-        assert changed_names(before, one.state_dict()) == {"3.running_mean", "3.running_var", "3.num_batches_tracked"}
-
-
 def test_stages_cut_from_a_model_keep_frozen_layers() -> None:
     model = resnet18_small(width=4)
     initialise(model, {"frozen": ["layer1.*", "layer4.*"]})
@@ -146,36 +133,6 @@ def test_layers_frozen_until_an_epoch_are_trained_from_its_first_step(further: l
     names = {id(parameter): name for name, parameter in run.model.named_parameters()}
     steps = {names[id(parameter)]: int(state["step"]) for parameter, state in run.phases[0].optimizer.state.items()}
     assert steps == {name: 2 if name in waits else 6 for name in names.values()}
-
-
-@pytest.mark.slow
-def test_a_run_stopped_before_layers_unfreeze_resumes_with_the_same_bits(tmp_path: Path, samewise: Callable[..., Any]) -> None:
-    given = [*TINY, *LATER, "checkpoint.every_steps=1", "checkpoint.keep_last=9", "--json"]
-    whole = json.loads(samewise("train", *given, f"run_root={tmp_path / 'whole'}").stdout)
-    for step in (3, 4, 5):
-        taken = Path(whole["folder"]) / "checkpoints" / f"step-{step:08}"
-        resumed = json.loads(samewise("train", *given, f"resume_from={taken}", f"run_root={tmp_path / str(step)}").stdout)
-        assert resumed["weights_sha256"] == whole["weights_sha256"]
-
-
-@pytest.mark.slow
-def test_an_invalid_frozen_until_is_refused_and_one_that_never_ends_is_warned_about(tmp_path: Path) -> None:
-    def build_run(*given: str) -> Any:
-        return build(compose([*TINY, "param_groups=none", *given], project=BARE), BARE, RunFolder(tmp_path))
-
-    for rule, message in [
-        ("{match: layer1.*, frozen_until: 0}", r"param_groups.a.frozen_until: is not a valid number of epochs"),
-        ("{match: layer1.*, frozen_until: 1, frozen: true}", r"param_groups.a.frozen_until: is not a valid number of epochs"),
-        ("{match: '*', frozen_until: 2}", "no parameter is trained in the first 2 epochs"),
-    ]:
-        with pytest.raises(ConfigError, match=message):
-            build_run(f"+param_groups.a={rule}")
-    with pytest.raises(ConfigError, match="cannot be used with DDP"):
-        build_run("+param_groups.a={match: layer1.*, frozen_until: 1}", "strategy=ddp", "strategy.nproc=1")
-    with pytest.raises(ConfigError, match=r"param_groups\.layers\.unfreeze_every: cannot be used with DDP"):
-        build_run("param_groups=unfreezing_by_blocks", "strategy=ddp", "strategy.nproc=1")
-    rules = {"a": {"match": "layer1.*", "frozen_until": 3}, "b": {"match": "layer2.*", "frozen_until": 2}, "c": None}
-    assert [problem.path for problem in cautions(rules, steps_per_epoch=4, total_steps=12)] == ["param_groups.a.frozen_until"]
 
 
 class Block(nn.Module):
@@ -225,13 +182,6 @@ def test_a_layer_keeps_its_statistics_only_if_it_is_frozen_as_a_whole(frozen: li
         assert model.drop.training, "dropout is no state: it goes on"
         places = {"inner": "inner.1", "spectral": "spectral.parametrizations.weight.0"}
         assert {name for name, module in model.named_modules() if is_kept_in_eval_mode(module)} == {places.get(name, name) for name in held}
-
-
-def test_a_layer_frozen_twice_gets_one_hook() -> None:
-    model = Block()
-    for _ in range(2):
-        initialise(model, {"frozen": ["norm.*"]})
-    assert len(model.norm._forward_pre_hooks) == 1
 
 
 def test_a_frozen_layer_may_be_part_of_another_layer_too() -> None:

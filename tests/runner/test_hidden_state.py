@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import shutil
 from collections.abc import Callable
@@ -145,15 +144,6 @@ def test_a_batch_that_the_recipe_changes_is_as_loaded_in_the_first_step(train: C
         found = _summary()
         assert found["level"] == "R2"
         weights.add(found["weights_sha256"])
-    assert len(weights) == 1
-
-
-def test_each_phase_gets_the_batch_as_it_was_loaded_in_every_memory_format(train: Callable[..., Any]) -> None:
-    weights = set[str]()
-    for name, memory_format in itertools.product(("InTurn", "InTurnCopying"), ("contiguous", "channels_last")):
-        done = train("Sound", f"recipe._target_=own.{name}", "transforms=none", f"memory_format={memory_format}")
-        assert done.returncode == 0, done.stderr
-        weights.add(_summary()["weights_sha256"])
     assert len(weights) == 1
 
 

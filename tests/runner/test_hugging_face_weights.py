@@ -101,12 +101,6 @@ def test_a_folder_with_only_a_pickle_is_refused_with_how_to_read_its_tensors(tmp
     assert loads(tmp_path / "pytorch_model.bin")
 
 
-def test_a_name_is_looked_up_in_the_cache(cache: Path) -> None:
-    assert loads("hf:someone/net")
-    assert loads(f"hf:someone/net@{COMMITS[1]}")
-    assert not loads("hf:someone/net@v1")
-
-
 @pytest.mark.parametrize(
     ("weights", "message", "hint"),
     [
@@ -148,19 +142,3 @@ def test_a_name_is_resolved_at_once_and_its_content_counts_in_the_fingerprint(ca
     before = compose_weights(str(tmp_path / "parts")).fingerprint
     write_tensors(files[1], {})
     assert compose_weights(str(tmp_path / "parts")).fingerprint != before
-
-
-def test_older_weight_norm_loads_and_is_kept_beside_lora(tmp_path: Path) -> None:
-    def build_model(norm: Any) -> nn.Module:
-        torch.manual_seed(0)
-        return nn.Sequential(norm(nn.Linear(3, 4)), nn.Linear(4, 2))
-
-    old = build_model(torch.nn.utils.weight_norm)
-    with torch.no_grad():
-        old[0].weight_g.mul_(2)
-    torch.save(old.state_dict(), tmp_path / "old.pt")
-    assert "0.weight_g" in old.state_dict()
-    model, inputs = build_model(torch.nn.utils.parametrizations.weight_norm), torch.randn(5, 3)
-    initialise(model, {"weights": str(tmp_path / "old.pt"), "parametrisations": {"lora": {"match": "1.weight", "kind": "lora", "rank": 1}}})
-    assert torch.allclose(model(inputs), old(inputs))
-    assert "1.parametrizations.weight.0.lora_up" in model.state_dict()

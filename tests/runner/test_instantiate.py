@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 
 from samewise.runner.config.instantiate import instantiate, locate
 from samewise.runner.errors import ConfigError
@@ -109,16 +108,6 @@ def test_a_declared_package_may_be_named_but_not_what_it_imports(tmp_path: Path,
         locate("lab_of_ours.Thing", "model", ())
 
 
-def test_objects_are_built_through_lists_and_mappings() -> None:
-    node = OmegaConf.create(
-        {"width": 3, "layers": [{"_target_": "torch.nn.Linear", "in_features": "${width}", "out_features": 2}, {"_target_": "torch.nn.ReLU"}]}
-    )
-    made = instantiate(node, "model", allowed=())
-    assert made["width"] == 3
-    assert [type(layer) for layer in made["layers"]] == [torch.nn.Linear, torch.nn.ReLU]
-    assert made["layers"][0].in_features == 3
-
-
 def test_a_name_that_does_not_exist_is_reported_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"optimizer\._target_: does not exist(.|\n)*did you mean 'SGD'") as caught:
         instantiate({"_target_": "torch.optim.SDG"}, "optimizer", allowed=())
@@ -131,27 +120,6 @@ def test_a_constructor_that_fails_is_reported_at_its_path_with_the_cause() -> No
     with pytest.raises(ConfigError, match=r"model\.0: Dropout failed: dropout probability") as caught:
         instantiate([{"_target_": "torch.nn.Dropout", "p": 3.0}], "model", allowed=())
     assert isinstance(caught.value.__cause__, ValueError)
-
-
-def test_too_large_an_allocation_is_reported_with_the_argument_that_asks_for_it() -> None:
-    with pytest.raises(ConfigError) as caught:
-        instantiate({"_target_": "torch.nn.Linear", "in_features": 10**15, "out_features": 2}, "model", allowed=())
-    (problem,) = caught.value.problems
-    assert (problem.path, problem.value) == ("model.in_features", 10**15)
-    assert problem.message == "Linear asks for 8e+06 GB of memory at once, which is not available"
-
-
-def test_an_error_of_a_component_gets_the_path_of_the_component(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = (
-        "from samewise.runner.errors import DataError, Problem\n"
-        "class Bad(list):\n    def __init__(self):\n        raise DataError(Problem('root', 'is missing'), Problem('/data/x', 'is cut short'))\n"
-    )
-    (tmp_path / "lab_with_errors.py").write_text(text)
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigError) as caught:
-        instantiate({"_target_": "lab_with_errors.Bad"}, "dataset.train", allowed=("lab_with_errors",))
-    assert type(caught.value).__name__ == "DataError"
-    assert [problem.path for problem in caught.value.problems] == ["dataset.train.root", "/data/x"]
 
 
 SETTINGS = {

@@ -213,23 +213,6 @@ def test_the_first_samples_are_made_again_and_must_be_the_same(kind, named, monk
     assert dataset.made == [40, 41] or named
 
 
-def test_samples_in_objects_are_made_again_too_and_what_cannot_be_compared_is_named():
-    class Sample:
-        def __init__(self, index: int, value: object) -> None:
-            self.index, self.value = index, value
-
-    for value, named in (
-        (lambda: np.random.default_rng().random(2000), "sample 2 differs"),
-        (lambda: lambda: 0, "'value' in a sample or batch is of type function"),
-    ):
-        dataset = [Sample(index, None) for index in range(4)]
-        made = type("Made", (list,), {"__getitem__": lambda self, index, value=value: Sample(index, value())})(dataset)
-        keyed = KeyedDataset(made, lambda samples: samples, seed=0, stream="sample", name="dataset.train")
-        keyed.must_repeat = True
-        (problem,) = keyed[Key(0, 0, (2, 3))].problems
-        assert named in problem.message
-
-
 def draw_in_fork() -> float:
     with torch.random.fork_rng(devices=[]):
         return torch.rand(()).item()

@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 import random
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -58,18 +55,6 @@ def test_a_signal_is_passed_on_and_the_run_is_saved(tmp_path):
     assert len(list(tmp_path.glob("*/*/checkpoints/step-*"))) == 1
 
 
-@pytest.mark.slow
-def test_a_signal_before_a_rank_can_save_counts_as_an_interruption(tmp_path):
-    process = start(tmp_path, "strategy.nproc=2")
-    while len(ranks_of(process)) < 2:  # they import torch now
-        assert process.poll() is None
-        time.sleep(0.01)
-    process.send(signal.SIGTERM)
-    said = wait_for_end(process, 3)
-    assert "stopped by SIGTERM" in said
-    assert "run the same command again to resume" in said
-
-
 @pytest.mark.slow  # without the launcher: test_any_number_of_ranks.py
 def test_an_error_in_all_ranks_is_reported_once_and_not_tried_again(tmp_path):
     said = wait_for_end(start(tmp_path, "max_steps=12", "strategy.nproc=2", "optimizer.lr=1e30", "strategy.max_restarts=3"), 1)
@@ -116,25 +101,3 @@ def test_a_rank_that_aborts_once_it_has_finished_is_a_warning(tmp_path: Path, ca
     (tmp_path / "done-1").touch()
     launch._report_outcomes(tmp_path, 2, error, debug=False)
     assert "warning: rank 1: was killed by SIGABRT\n    it had finished: the result is complete" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_a_rank_ends_as_python_does_but_leaves_its_interpreter_alone(clean_environment: Mapping[str, str], repository: Path) -> None:
-    code = """
-import atexit, threading, time
-from samewise.runner.processes.this_process import end_rank
-
-class Kept:
-    def __del__(self):
-        print("taken apart")
-
-kept = Kept()
-atexit.register(print, "registered")
-threading.Thread(target=lambda: (time.sleep(0.2), print("thread"))).start()
-print("printed")
-end_rank(3)
-"""
-    environment = {**clean_environment, "PYTHONPATH": str(repository / ".package")}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (3, "")
-    assert done.stdout.split() == ["printed", "thread", "registered"]

@@ -153,24 +153,6 @@ def test_a_killed_worker_is_named_with_the_likely_cause() -> None:
     assert killed_worker(RuntimeError("the model has a DataLoader worker")) is None
 
 
-def test_a_worker_killed_while_it_sends_a_batch_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    loader, batches, worker = with_a_worker()
-    assert loader._workers is not None
-    monkeypatch.setattr(loader._workers._iterator, "_try_get_data", lambda: (_ for _ in ()).throw(ConnectionResetError()))
-    with pytest.raises(RuntimeError) as caught:
-        kill_and_continue(worker, batches)
-    assert killed_worker(caught.value) is not None
-
-
-def test_shutting_down_does_not_wait_for_a_lock_of_a_killed_worker() -> None:
-    loader, batches, worker = with_a_worker()
-    assert loader._workers is not None
-    with pytest.raises(RuntimeError):
-        kill_and_continue(worker, batches)
-    loader._workers._iterator._workers_done_event._cond.acquire(block=False)
-    loader._workers._iterator._shutdown_workers()
-
-
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_an_error_in_a_sample_arrives_as_it_was_raised(num_workers):
     with pytest.raises(DataError) as caught:

@@ -205,21 +205,6 @@ def test_check_does_not_decode_a_data_set_that_training_keeps_in_memory(here: Pa
     assert done.returncode == 0, done.stderr
 
 
-def test_an_unknown_choice_outside_of_a_project_says_where_choices_are_searched(
-    samewise: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "configs" / "experiment").mkdir(parents=True)
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "pyproject.toml").write_text('[tool.samewise]\nconfigs = "configs"\n')
-    hint = "no config folder of yours is searched here"
-    monkeypatch.chdir(tmp_path)
-    assert hint not in samewise("check", "experiment=zzzz").stderr
-    (tmp_path / "pyproject.toml").rename(tmp_path / "elsewhere" / "pyproject.toml")
-    done = samewise("check", "experiment=zzzz")
-    assert done.returncode == 2
-    assert hint in done.stderr.splitlines()[0]
-
-
 TRANSFORM = {
     "mixes": "{_target_:torchvision.transforms.v2.MixUp,num_classes:10}",
     "fails": "{_target_:torchvision.transforms.v2.RandomCrop,size:20}",

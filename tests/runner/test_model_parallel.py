@@ -165,16 +165,6 @@ def test_a_model_that_cannot_be_cut_is_refused(model: nn.Module, split: list[str
     assert message in str(caught.value)
 
 
-def test_the_last_stage_returns_what_the_model_returns() -> None:
-    model = Returns()
-    first, second = cut_model(model, ["second"])
-    value = torch.randn(2, 3)
-    output, expected = second(first(value)), model(value)
-    assert list(output) == list(expected)
-    assert torch.equal(output["logits"][0], expected["logits"][0])
-    assert torch.equal(output["hidden"], expected["hidden"])
-
-
 class Calls(nn.Module):
     """Computes a function of its layer's output; without a layer, of the input."""
 
@@ -327,12 +317,6 @@ def test_bf16_clipping_and_a_smaller_last_batch_keep_the_bits(samewise, tmp_path
     assert result(run(tmp_path / "two", 2, *strategy, *MORE, experiment=TINY)) == train(samewise, tmp_path / "one", *MORE)
 
 
-@pytest.mark.slow
-def test_three_stages_give_the_weights_of_one_process(samewise, tmp_path) -> None:
-    three = ["strategy=pipeline", "strategy.split=[layer2,layer4]", "strategy.schedule=1f1b"]
-    assert result(run(tmp_path / "three", 3, *three, experiment=TINY)) == train(samewise, tmp_path / "one")
-
-
 DROPS = """
 _target_: torch.nn.Sequential
 _args_:
@@ -355,38 +339,6 @@ def test_three_stages_that_draw_random_numbers_give_the_weights_of_one_process_u
     done = samewise("train", *drops, f"run_root={tmp_path / 'one'}", "--json")
     assert done.returncode == 0, done.stderr
     assert result(run(tmp_path / "three", 3, *three, experiment=drops)) == result(Path(json.loads(done.stdout)["folder"]))
-
-
-NAMED = """
-from torch import nn
-from samewise.recipes.classification import Classification
-from samewise.recipes.models.resnet import resnet18_small
-
-class Named(nn.Module):
-    def __init__(self, **given):
-        super().__init__()
-        self.inner = resnet18_small(**given)
-        self.inner.layer1.register_full_backward_hook(lambda module, given, taken: (given[0] * 2,))
-
-    def forward(self, images):
-        logits = self.inner(images)
-        return {"logits": logits, "halved": logits * 0.5}
-
-class Reads(Classification):
-    def _logits(self, model, batch):
-        return super()._logits(lambda images: model(images)["halved"], batch)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", [pytest.param(one, id=name, marks=pytest.mark.long if name != "gpipe" else ()) for name, one in STRATEGIES.items()])
-def test_a_model_that_returns_a_dict_and_has_hooks_gives_the_weights_of_one_process(samewise, tmp_path, monkeypatch, strategy) -> None:
-    (tmp_path / "lab_of_names.py").write_text(NAMED)
-    (tmp_path / "pyproject.toml").write_text('[tool.samewise]\npackages = ["lab_of_names"]\n')
-    monkeypatch.chdir(tmp_path)
-    named = ["model._target_=lab_of_names.Named", "recipe._target_=lab_of_names.Reads"]
-    two = train(samewise, tmp_path / "two", *named, *strategy, "strategy.split=[inner.layer3]")
-    assert two == train(samewise, tmp_path / "one", *named)
 
 
 PENALISED = """

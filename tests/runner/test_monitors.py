@@ -11,14 +11,9 @@ from typing import Any
 import pytest
 
 from samewise.runner.config import check
-from samewise.runner.config.compose import Composed, compose, dump, parse
+from samewise.runner.config.compose import compose, dump, parse
 from samewise.runner.config.project import Project
-from samewise.runner.config.saved import config_in
-from samewise.runner.config.schema import Mode
 from samewise.runner.errors import ConfigError
-from samewise.runner.records.folder import RunFolder
-from samewise.runner.sweeps.points import Composer
-from samewise.runner.training.build import build
 from samewise.runner.training.dry_run import dry_run
 
 BARE = Project(Path(__file__).resolve().parents[2])
@@ -78,50 +73,6 @@ def test_a_metric_that_no_evaluation_computes_is_found_before_training_in_every_
     problems = caught.value.problems if caught else ()
     assert [one.path for one in problems] == paths
     assert all(one.message == "no such metric is computed" and one.hint.startswith("did you mean 'valid/") for one in problems)
-
-
-@pytest.mark.parametrize(
-    ("given", "paths"),
-    [
-        (["evaluate.every_epochs=null"], ["scheduler", "callbacks.early_stopping"]),
-        (["evaluate.every_epochs=null", "evaluate.every_steps=3"], []),
-        ([], []),
-        (["debug=overfit"], []),
-    ],
-)
-def test_what_decides_by_evaluations_gives_a_warning_if_the_only_one_is_at_the_end(given: list[str], paths: list[str], tmp_path: Path) -> None:
-    found = compose([*DIGITS, "model.width=4", "scheduler=plateau", "callbacks=early_stopping", *given], project=BARE)
-    run = build(found, BARE, RunFolder(tmp_path / "run"))
-    assert [one.path for one in run.recorder.cautions if "decides by evaluations" in one.message] == paths
-
-
-@pytest.fixture
-def scored(tmp_path: Path) -> Project:
-    """A project whose experiment `scored` monitors a metric with a name that does not tell its mode."""
-    (tmp_path / "configs" / "experiment").mkdir(parents=True)
-    text = "# @package _global_\ndefaults:\n  - resnet18_digits\nevaluate: {monitor: valid/score, mode: max}\n"
-    (tmp_path / "configs" / "experiment" / "scored.yaml").write_text(text)
-    return Project(tmp_path, configs=(tmp_path / "configs",))
-
-
-@pytest.mark.parametrize("by", ["command", "sweep", "saved"])
-def test_the_experiments_own_monitor_keeps_its_mode_beside_others(scored: Project, by: str, tmp_path: Path) -> None:
-    def composed(monitor: str) -> Composed:
-        given = f"evaluate.monitor={monitor}"
-        if by == "saved":
-            (tmp_path / "config.yaml").write_text(dump(compose(["experiment=scored"], project=scored)))
-            return config_in(tmp_path / "config.yaml", [given])
-        found = Composer(scored).compose(["experiment=scored", given]) if by == "sweep" else compose(["experiment=scored", given], project=scored, strict=False)
-        if found.problems:
-            raise ConfigError(*found.problems)
-        return found
-
-    first = composed("[valid/score,valid/loss]").cfg.evaluate
-    assert (first.monitor, first.mode, first.also) == ("valid/score", Mode.max, {"valid/loss": Mode.min})
-    second = composed("[valid/loss,valid/score]").cfg.evaluate
-    assert (second.monitor, second.mode, second.also) == ("valid/loss", Mode.min, {"valid/score": Mode.max})
-    with pytest.raises(ConfigError, match=r"did you mean 'valid/score'\? If not, write evaluate\.mode=max, or min"):
-        composed("valid/scor")
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -85,16 +84,6 @@ def test_experiments_in_folders_are_found_and_names_that_cannot_be_chosen_are_re
     for name in ("123", "1e3", "null", "True"):
         done = samewise("new", name, "--from", "resnet18_digits")
         assert (done.returncode, "NAME: is not a valid name for an experiment" in done.stderr) == (2, True)
-
-
-@pytest.mark.slow
-def test_the_printed_next_command_is_complete(samewise: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "my configs").mkdir()
-    done = samewise("new", "good", "--from", "resnet18_digits", "seed=2", "--config-dir", "my configs")
-    command = shlex.split(done.stdout.splitlines()[-1])
-    assert command == ["samewise", "train", "experiment=good", "--config-dir", "my configs"]
-    assert samewise("check", *command[2:], "--static").returncode == 0
 
 
 @pytest.mark.slow

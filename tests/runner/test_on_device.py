@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from samewise.runner.records import on_device
-from samewise.runner.records.digest import begin_value
-from samewise.runner.records.on_device import PendingTensor, begin, begin_numbers
+from samewise.runner.records.on_device import begin
 
 MASK = (1 << 64) - 1
 
@@ -73,24 +72,3 @@ def test_a_changed_bit_two_swapped_elements_and_an_extra_zero_change_the_digest(
     digests += digests_of(changed, last, values[:999], torch.zeros(4), None)
     assert len(set(digests)) == len(digests)
     assert len({one & 0xFFFFFFFF for one in digests}) == len(digests)  # the part that a trace keeps for a layer
-
-
-def test_a_tensor_is_digested_as_it_was_when_the_digest_began():
-    weights = torch.ones(4)
-    read = begin([weights])
-    weights.zero_()
-    assert read() == digests_of(torch.ones(4))
-    assert PendingTensor(torch.tensor([1.5, 2.5])).read().tolist() == [1.5, 2.5]
-    assert begin_numbers([1.5, torch.tensor(2, dtype=torch.int64), 3.0])() == [1.5, 2.0, 3.0]
-
-
-def test_the_digest_of_a_batch_covers_names_shapes_and_values():
-    batch = {"image": torch.randn(2, 3), "boxes": [torch.ones(1), torch.zeros(2)], "name": "one", "size": (3, np.ones(2))}
-    others = [
-        {**batch, "image": batch["image"].view(3, 2)},
-        {**batch, "boxes": batch["boxes"][:1]},
-        {**batch, "name": "two"},
-        {**batch, "size": (3, np.zeros(2))},
-    ]
-    assert begin_value(dict(batch))() == begin_value(batch)()
-    assert len({begin_value(one)() for one in (batch, *others)}) == 5

@@ -88,13 +88,6 @@ def test_a_model_created_from_a_set_is_resumed_and_spread_over_ranks_with_the_sa
     assert json.loads(again)["weights_sha256"] == json.loads(ranks)["weights_sha256"] == whole
 
 
-@pytest.mark.slow
-def test_ranks_whose_models_have_another_order_are_refused(lab: list[str], tmp_path: Path):
-    ranks = ["replicas=2", "strategy=elastic", "strategy.nproc=2", "model.order=rank"]
-    _, said = finish(command(tmp_path / "runs", "train", *lab, *TINY, *ranks), 2)
-    assert "error: model: rank 1 has branches.wave.weight [10, 64] in the place of rank 0's branches.edge.weight [10, 64]" in said
-
-
 def test_own_code_without_a_fixed_hash_seed_is_warned_about(lab: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr("samewise.runner.processes.this_process.has_fixed_hash_seed", lambda: False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,7 @@ import pytest
 from samewise.runner.cli import main
 from samewise.runner.config.check import problems
 from samewise.runner.config.compose import Composed, compose
-from samewise.runner.config.loader import Loader
 from samewise.runner.config.project import Project
-from samewise.runner.config.tree import plain
 from samewise.runner.sweeps.points import Composer
 
 BASE = """# @package _global_
@@ -64,10 +62,6 @@ def warnings_of(composed: Composed) -> list[str]:
     return [f"{one.where.rpartition('/')[2]}: {one.path}: {one.message}" for one in composed.cautions]
 
 
-def compose_with_hydra(given: Sequence[str], project: Project) -> Any:
-    return plain(Loader(project).compose(given))
-
-
 def test_settings_that_another_choice_does_not_take_are_left_out_with_one_line_each(mine: Project) -> None:
     composed = compose(["experiment=resnet18_digits", "optimizer=adamw", "scheduler=cosine"], project=mine)
     assert problems(composed, mine) == []
@@ -82,16 +76,6 @@ def test_settings_that_another_choice_does_not_take_are_left_out_with_one_line_e
     same = compose(["experiment=resnet18_digits", "optimizer=adamw", "scheduler=cosine", *by_hand], project=mine)
     assert composed.fingerprint == same.fingerprint
     assert [one.path for one in same.cautions] == ["optimizer"]
-
-
-def test_settings_from_the_command_line_are_neither_left_out_nor_warned_about(mine: Project) -> None:
-    given = ["experiment=resnet18_digits", "optimizer=adamw", "optimizer.lr=0.1", "optimizer.weight_decay=0.01", "optimizer.momentum=0.8"]
-    composed = compose(given, project=mine)
-    assert [line.partition(" left out")[0] for line in warnings_of(composed)] == ["resnet18_digits.yaml:29: optimizer: nesterov is"]
-    assert [one.path for one in problems(composed, mine)] == ["optimizer.momentum"]
-    whole = compose([*given[:2], "optimizer={lr:0.5}"], project=mine)
-    assert "keeps weight_decay=0.0005," in warnings_of(whole)[1]
-    assert problems(whole, mine) == []
 
 
 @pytest.mark.parametrize(
@@ -124,22 +108,6 @@ def test_choices_of_every_kind_of_group_can_be_replaced(mine: Project, given: li
     assert problems(composed, mine) == []
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        ["experiment=resnet18_digits", "model=resnet34_small", "dataset=mnist", "transforms=images"],
-        ["experiment=resnet50_fine_tuned", "model=vit_b_16", "initialise=kaiming"],
-        ["experiment=retinanet_bccd", "transforms=detection_flips", "callbacks=default"],
-        ["experiment=base", "optimizer=adamw", "~optimizer.nesterov"],
-        ["experiment=gan_digits", "debug=tiny"],
-    ],
-    ids=lambda given: given[0],
-)
-def test_commands_that_need_nothing_left_out_compose_as_in_hydra(mine: Project, given: list[str]) -> None:
-    made, whole = compose(given, project=mine).whole, compose_with_hydra(given, mine)
-    assert {key: value for key, value in made.items() if key != "evaluate"} == {key: value for key, value in whole.items() if key != "evaluate"}
-
-
 def test_a_point_of_a_sweep_composes_as_it_does_alone(mine: Project) -> None:
     composer = Composer(mine)
     for given in (
@@ -167,21 +135,6 @@ def test_check_and_show_report_left_out_settings_and_strict_refuses_them(
     shown = capsys.readouterr()
     assert note in shown.err
     assert "pct_start" not in shown.out
-
-
-@pytest.mark.slow
-def test_a_new_experiment_from_replaced_choices_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "configs").mkdir()
-    (tmp_path / "pyproject.toml").write_text('[tool.samewise]\nconfigs = "configs"\n')
-    monkeypatch.chdir(tmp_path)
-    given = ["optimizer=adamw", "scheduler=cosine", "optimizer.lr=0.01"]
-    assert main(["new", "other", "--from", "resnet18_digits", *given]) == 0
-    assert "momentum and nesterov are left out" in capsys.readouterr().err
-    project = Project(tmp_path, configs=(tmp_path / "configs",))
-    made, wanted = compose(["experiment=other"], project=project), compose(["experiment=resnet18_digits", *given], project=project)
-    assert made.fingerprint == wanted.fingerprint
-    assert made.cautions == ()
-    assert problems(made, project) == []
 
 
 NET = "import torch\nclass Net(torch.nn.Module):\n    def __init__(self, num_classes: int, depth: int = 1) -> None:\n        super().__init__()\n"

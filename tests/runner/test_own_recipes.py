@@ -12,7 +12,7 @@ import torch
 
 from samewise.recipes.classification import Classification
 from samewise.runner.errors import ConfigError
-from samewise.runner.interfaces import Loss, Phase, Recipe
+from samewise.runner.interfaces import Loss
 from samewise.runner.training.losses import require_loss
 
 RECIPES = """
@@ -273,22 +273,6 @@ def test_a_monitored_metric_that_is_nan_is_warned_about_once(recipe: Callable[..
 def test_a_gradient_penalty_that_enables_gradients_is_trained_and_evaluated(recipe: Callable[..., Any]) -> None:
     done = recipe("AlwaysPenalty", "train", "evaluate.monitor=valid/loss", "evaluate.mode=min")
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_a_recipe_may_call_the_measure_and_scores_that_it_extends() -> None:
-    class Extends(Recipe):
-        def loss(self, model: torch.nn.Module, batch: dict[str, Any], phase: Phase) -> Loss:
-            return Loss(model(batch["x"]).sum(), len(batch["x"]))
-
-        def measure(self, model: torch.nn.Module, batch: dict[str, Any]) -> Any:
-            return super().measure(model, batch)
-
-        def scores(self, dataset: Any) -> Any:
-            return super().scores(dataset)
-
-    scores = Extends().scores(None)
-    scores.add(Extends().measure(torch.nn.Identity(), {"x": torch.ones(4)}))
-    assert scores.compute() == {"loss": 1.0}
 
 
 TOTAL = torch.ones((), requires_grad=True)

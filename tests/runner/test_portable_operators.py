@@ -110,23 +110,6 @@ def test_large_products_are_accurate_and_repeat(name: str, monkeypatch: pytest.M
     assert all(map(torch.equal, found, gradients(function, *given)))
 
 
-def test_other_products_are_torchs() -> None:
-    drawn = torch.Generator().manual_seed(0)
-    large, square = torch.randn(128, 128, generator=drawn), torch.randn(2, 3, 40, 40, generator=drawn)
-    cases: list[Callable[[], Tensor]] = [
-        lambda: large.double() @ large.double(),
-        lambda: large[:4] @ large,
-        lambda: torch.addmm(large, large, large, beta=0.5, alpha=2),
-        lambda: torch.conv2d(square, large.flatten()[:81].view(3, 3, 3, 3)),
-        lambda: large[:, :0] @ large[:0],
-    ]
-    before = [case() for case in cases]
-    use_portable_operators(wanted=True)
-    assert all(torch.equal(case(), expected) for case, expected in zip(cases, before, strict=True))
-    with pytest.raises(RuntimeError, match="cannot be multiplied"):
-        large @ large[:100]
-
-
 @pytest.mark.parametrize("settings", [{}, {"batch_first": True, "num_layers": 2}, {"num_layers": 3, "dropout": 0.5}, {"bidirectional": True}, {"bias": False}])
 def test_a_gru_agrees_with_torchs_up_to_rounding(settings: dict[str, Any]) -> None:
     torch.manual_seed(0)

@@ -27,16 +27,6 @@ BEFORE: dict[str, Callable[[], object]] = {
 }
 
 
-def test_a_parameter_that_is_added_to_the_loss_has_a_gradient_of_its_own() -> None:
-    weight = torch.nn.Parameter(torch.zeros(1))
-    for passes in (1, 2):
-        loss = weight.squeeze()
-        loss.backward(Precision().first_gradient(loss, 4.0))
-        assert weight.grad is not None
-        assert weight.grad.item() == 0.25 * passes
-    assert Precision().first_gradient(weight.squeeze(), 4.0).item() == 0.25
-
-
 def switches() -> dict[str, str]:
     """The settings that torch uses, with inherited values resolved for each operator."""
     cuda = {"matmul": BACKENDS.cuda.matmul, "conv": BACKENDS.cudnn.conv, "rnn": BACKENDS.cudnn.rnn}
@@ -94,15 +84,6 @@ def test_a_variable_that_overrides_the_config_is_refused(tf32: bool, value: str,
         Precision(tf32=tf32).begin(torch.device("cuda"))
     assert error.value.problems[0].path == "precision.tf32"
     Precision(tf32=tf32).begin(CPU)  # these libraries do not compute on the CPU
-
-
-@pytest.mark.slow
-def test_tf32_on_the_cpu_is_warned_about(samewise: Callable[..., Any], tmp_path: Path, restored: None) -> None:
-    given = ("experiment=gan_digits", "debug=tiny", "max_steps=1", "device=cpu", "tracking=none", "evaluate.pictures=false", f"run_root={tmp_path}")
-    warning = "warning: precision.tf32: has no effect on the CPU"
-    assert warning in samewise("check", *given, "precision=tf32").stdout
-    assert warning in samewise("train", *given, "precision=tf32").stderr
-    assert warning not in samewise("check", *given, "precision=bf16").stdout
 
 
 @pytest.mark.parametrize(("scale", "words"), [("1e30", "warning: precision: the optimizer skipped 2 updates since this start"), ("256", "")])

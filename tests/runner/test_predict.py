@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -159,14 +158,6 @@ def test_files_with_the_same_name_do_not_overwrite_each_other(samewise, runs, tm
     assert len({path for one in found for path in one["files"]}) == 6
 
 
-def test_it_is_noted_if_files_of_an_earlier_command_are_replaced(samewise, runs, tmp_path):
-    for folder, noted in (("x", False), ("y", True)):
-        (tmp_path / folder).mkdir()
-        done = samewise("predict", runs["separation"], recording(tmp_path / folder / "a.wav"), "--output", tmp_path / "out", "device=cpu")
-        assert done.returncode == 0, done.stderr
-        assert (f"note: replaced {tmp_path / 'out' / 'a_speaker_1.wav'} and 2 more of an earlier command; another --output" in done.stderr) == noted
-
-
 def test_an_unreadable_file_is_named_and_the_others_are_predicted(samewise, runs, tmp_path):
     (tmp_path / "no.wav").write_bytes(b"no sound, only words" * 20)
     sound = recording(tmp_path / "yes.wav")
@@ -185,20 +176,6 @@ def test_an_output_that_is_not_a_number_is_no_prediction(samewise, runs, tmp_pat
     assert done.returncode == 2
     assert f"{loud}: the model's output is not a number (NaN)" in done.stderr
     assert [json.loads(line)["file"] for line in done.stdout.splitlines()] == [str(quiet)]
-
-
-def test_a_file_of_another_kind_is_reported_with_what_the_model_takes(samewise, runs, tmp_path):
-    sound = recording(tmp_path / "x.wav")
-    done = samewise("predict", runs["classification"], sound)
-    assert done.returncode == 2
-    assert "x.wav: is a WAV recording, not an image; " in done.stderr
-    assert "expected: an image: a JPEG, PNG" in done.stderr
-    assert "remove" not in done.stderr
-    assert "hint: the model takes images\n" in done.stderr
-    (tmp_path / "notes.txt").write_text("of the street")
-    done = samewise("predict", runs["speech_recognition"], tmp_path / "notes.txt")
-    assert "remove" not in done.stderr
-    assert sound.exists()
 
 
 @pytest.fixture
@@ -279,13 +256,6 @@ def test_a_batch_predicts_the_same_and_a_bad_file_spoils_no_other(samewise, runs
             assert one["probabilities"] == pytest.approx(other["probabilities"])
         else:
             assert [box["score"] for box in one["detections"][:3]] == pytest.approx([box["score"] for box in other["detections"][:3]], rel=1e-4)
-
-
-def test_predicting_needs_no_data_set(samewise, runs, tmp_path):
-    run = Path(shutil.copytree(runs["separation"], tmp_path / "run", symlinks=True))
-    config = run / "config.yaml"
-    config.write_text(config.read_text().replace("samewise.datasets.generated_mixtures.GeneratedMixtures", "samewise.datasets.librimix.LibriMix"))
-    assert predict(samewise, run, recording(tmp_path / "a.wav"), "--trust")
 
 
 def test_impossible_requests_are_refused(samewise, runs, tmp_path):

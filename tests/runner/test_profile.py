@@ -5,20 +5,15 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from samewise_tiny import QUIET
 
 from samewise.runner.config.compose import compose
 from samewise.runner.config.project import Project
-from samewise.runner.measuring.advice import advise
-from samewise.runner.measuring.ranges import RANGES, Clock, sum_by_part
-from samewise.runner.optim.build import implementation
 from samewise.runner.training.guards import memory
 
 LAB = """
@@ -152,31 +147,6 @@ def test_mistakes_are_reported_before_anything_is_measured(given: list[str], tol
     done = samewise("profile", *SMALL, *given)
     assert done.returncode == 2
     assert told in done.stderr
-
-
-def test_the_times_of_nested_ranges_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = iter([0.0, 1.0, 3.0, 7.0, 15.0, 31.0, 63.0])
-    monkeypatch.setattr(time, "perf_counter", lambda: next(now))
-    clock = Clock(torch.device("cpu"))
-    with clock.range("backward"), clock.range("transforms/Crop"):  # from 1 to 15, and within that from 3 to 7
-        pass
-    with clock.range("trace"):  # from 31
-        spent = clock.stop()  # at 63
-        monkeypatch.undo()
-    assert spent == {"other": 1.0 + 16.0, "backward": 2.0 + 8.0, "transforms/Crop": 4.0, "trace": 32.0}
-    assert {name: seconds for name, seconds in sum_by_part(spent).items() if seconds} == {"transforms": 4.0, "backward": 10.0, "trace": 32.0, "other": 17.0}
-    assert set(sum_by_part(spent)) == set(RANGES)
-
-
-@pytest.mark.parametrize(("given", "advised"), [("null", False), ("true", False), ("false", True)])
-def test_fused_kernels_are_advised_only_where_others_are_used(here: Path, given: str, advised: bool) -> None:
-    from samewise.runner.measuring.profile import rehearse
-
-    with rehearse(compose([*SMALL, f"optimizer.fused={given}"], project=Project(here, ("lab_of_profiles",)))) as run:
-        parts = {**dict.fromkeys(RANGES, 0.0), "optimizer": 1.0}
-        (cause,) = advise(run, {"parts_ms": parts, "measured_ms": 1.0})
-        assert implementation(run.phases[0].optimizer) == ("loop" if advised else "fused")
-        assert ("optimizer.fused=true" in cause["change"]) == advised
 
 
 def test_memory_is_reported_by_part(here: Path, tmp_path: Path) -> None:

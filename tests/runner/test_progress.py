@@ -67,20 +67,6 @@ def test_without_a_terminal_progress_is_reported_after_ten_seconds_and_each_minu
     assert told == expected
 
 
-@pytest.mark.parametrize("starts", [False, True])
-def test_steps_that_are_repeated_have_their_own_speed_and_no_expected_end(monkeypatch: pytest.MonkeyPatch, capfd, starts: bool) -> None:
-    """`verify` repeats steps in a run that has not started, and an audit repeats parts of one, in any order."""
-    now = [1000.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    bar = progress.ProgressBar()
-    if starts:
-        bar.on_start(RUN)
-    take(bar, range(101, 121), now, 2.0)
-    take(bar, range(41, 81), now, 2.0)
-    told = [line for line in capfd.readouterr().err.splitlines() if "steps/s" in line]
-    assert told == [f"epoch 1/1  step {step} of 200  loss 1.0000  0.5 steps/s" for step in (107, 72)]
-
-
 def test_the_final_output_has_results_first_and_the_digest_last(samewise, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     done = samewise("train", *TINY, "max_steps=8")

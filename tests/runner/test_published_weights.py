@@ -71,14 +71,6 @@ def test_published_weights_are_fetched_once_and_leave_head_and_generators_alone(
             published.there.unlink()  # from now on only the cache has them
 
 
-def test_a_head_for_other_classes_is_refused_with_the_setting_that_excludes_it(published: Published) -> None:
-    with pytest.raises(ConfigError) as caught:
-        initialise(new_model(), {"weights": "torchvision:SqueezeNet1_1_Weights.IMAGENET1K_V1"})
-    told = [(one.message, one.hint) for one in caught.value.problems if isinstance(one, Problem)]
-    hint = "leave it out, and keep it as initialised: initialise.exclude=[classifier.1.*]"
-    assert told == [(f"the shape of 'classifier.1.{part}' differs", hint) for part in ("weight", "bias")]
-
-
 def test_without_a_network_the_error_says_what_to_download_to_where(published: Published) -> None:
     address = f"http://127.0.0.1:1/{published.there.name}"
     published.move_to(address)
@@ -131,14 +123,6 @@ def test_torchaudio_weights_load_into_its_own_model(tmp_path: Path, monkeypatch:
     torch.save(given.state_dict(), cached)
     initialise(model, {"weights": "torchaudio:CONVTASNET_BASE_LIBRI2MIX", "sha256": sha256(cached)})
     assert all(torch.equal(value, given.state_dict()[name]) for name, value in model.state_dict().items())
-
-
-def test_published_weights_are_refused_by_a_model_with_other_input_scaling(published: Published) -> None:
-    model = new_model()
-    model.transform_input = False
-    assert problem(model, {"weights": NAME, "exclude": HEAD}, **OF_SQUEEZENET).path == "model.transform_input"
-    model.transform_input = True
-    initialise(model, {"weights": NAME, "exclude": HEAD}, **OF_SQUEEZENET)
 
 
 def run_below(root: Path) -> Path:

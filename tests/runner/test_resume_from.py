@@ -8,13 +8,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf
 from samewise_runner_resuming import composed, trained
-from samewise_runner_resuming_space import CONFIGS
 from samewise_runner_resuming_space import TINY as SMALL
 from samewise_tiny import DIGITS
 
-from samewise.runner.config.compose import compose
 from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError
 from samewise.runner.records import checkpoint
@@ -53,40 +50,6 @@ def test_a_run_resumes_with_step_optimizer_schedule_and_averages(samewise, tmp_p
     elsewhere = shutil.move(checkpoint, tmp_path / "elsewhere")
     again = train(samewise, tmp_path / "again", *overrides[:-1], f"resume_from={elsewhere}")
     assert again.name == rest.name, "what the checkpoint holds counts, not where it lies"
-
-
-ANNEALED = """
-import torch
-
-
-class Annealed(torch.optim.SGD):
-    def __init__(self, params, lr, damp=1.0):
-        super().__init__(params, lr)
-        for group in self.param_groups:
-            group["damp"] = damp
-
-    def step(self, closure=None):
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                parameter.grad.mul_(group["damp"])
-            group["damp"] *= 0.5
-        return super().step(closure)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("more", "is_same"), [([], True), (["optimizer.damp=0.75"], False)])
-def test_an_option_that_an_optimizer_changes_goes_on_from_its_value_unless_the_config_has_another(samewise, tmp_path, monkeypatch, more, is_same):
-    (tmp_path / "own.py").write_text(ANNEALED)
-    (tmp_path / "pyproject.toml").write_text('[tool.samewise]\npackages = ["own"]\nconfigs = "configs"\n')
-    (tmp_path / "configs" / "optimizer").mkdir(parents=True)
-    (tmp_path / "configs" / "optimizer" / "annealed.yaml").write_text("# An optimizer\n_target_: own.Annealed\n_partial_: true\nlr: 0.1\ndamp: 1.0\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    given = ["optimizer=annealed", "scheduler=constant", "param_groups=none", "max_steps=4"]
-    whole = train(samewise, tmp_path / "whole", *given)
-    rest = train(samewise, tmp_path / "rest", *given, *more, f"resume_from={whole}/checkpoints/step-00000002")
-    assert (summary(rest)["weights_sha256"] == summary(whole)["weights_sha256"]) is is_same
 
 
 def test_what_continues_a_run_has_one_fingerprint_however_often_and_wherever_that_run_was_trained(tmp_path):
@@ -154,22 +117,6 @@ def test_if_nothing_is_left_to_train_the_error_says_what_to_raise(first, tmp_pat
     assert caught.value.exit_code == 2
 
 
-@pytest.mark.parametrize("monitor", ["valid/accuracy", "valid/loss"])
-def test_early_stopping_and_plateau_compare_with_that_runs_evaluations_only_if_they_measured_the_same(tmp_path, monitor):
-    common = [*SMALL, "callbacks=early_stopping", "callbacks.early_stopping.patience=9", "evaluate.every_steps=1", "scheduler=plateau", "scheduler.patience=9"]
-    trained(composed(*common, "evaluate.monitor=valid/accuracy", "max_steps=1"), tmp_path / "one")
-    latest, best = tmp_path / "one" / "checkpoints" / "latest", list[tuple[float, float]]()
-
-    def note(run):
-        best.append((run.schedule.state_dict()["best"], run.callbacks["early_stopping"].state_dict()["best"]))
-
-    trained(composed(*common, f"evaluate.monitor={monitor}", "max_steps=2", f"resume_from={latest}"), tmp_path / "two", before_step=note)
-    state = checkpoint.read(latest.resolve())
-    kept = state["schedule"]["best"], state["callbacks"]["early_stopping"]["best"]
-    assert kept[0] == -kept[1] < math.inf
-    assert best == [kept if monitor == "valid/accuracy" else (math.inf, math.inf)]
-
-
 def test_a_schedule_of_another_length_than_in_the_checkpoint_is_reported(first, tmp_path):
     given = ["callbacks=early_stopping", f"resume_from={first}/checkpoints/step-00000001"]
     assert cautions_of(tmp_path, *given, "scheduler=one_cycle", "max_steps=2") == [], "nothing has changed"
@@ -185,13 +132,6 @@ def test_a_schedule_of_another_length_than_in_the_checkpoint_is_reported(first, 
     assert other.startswith(
         "resume_from: training continues at the checkpoint's step 1, which was after 0.33 epochs of 3 steps, and is after 0.12 epochs of 8 steps"
     )
-
-
-@pytest.mark.parametrize(("given", "step"), [("0123", 1), ("0123/last", 2), ("first", 1), ("first/best", 1), ("first/last", 2), ("first/0123456789ab/last", 2)])
-@pytest.mark.parametrize("key", ["resume_from", "initialise.weights"])
-def test_a_run_may_be_named_by_fingerprint_or_name(first, key, given, step):
-    cfg = compose([*SMALL, f"run_root={first.parent.parent}", f"{key}=run:{given}"], project=Project(Path.cwd(), configs=(CONFIGS,))).cfg
-    assert OmegaConf.select(cfg, key) == str(first / "checkpoints" / f"step-{step:08d}")
 
 
 def test_a_checkpoint_that_does_not_fit_is_refused_with_a_way_out(samewise, tmp_path):

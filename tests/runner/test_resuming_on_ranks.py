@@ -43,12 +43,3 @@ def test_resuming_on_one_rank_after_two_restores_everything(tmp_path):
     """Except for what each process carries, and how it reports that."""
     whole, again = resume(tmp_path, 2, "strategy=elastic", "replicas=2", "accumulate=2", "optimizer=adamw", "scheduler=plateau", after=3, on=1)
     assert first_difference(whole[0], again[0], without=("['strategy']", "['given']", "['generators']")) is None
-
-
-@pytest.mark.slow
-def test_the_state_of_powersgd_is_the_only_thing_not_restored_under_ddp(tmp_path):
-    compressed = ["strategy=ddp", "replicas=2", "strategy.hook=powersgd", "strategy.powersgd_start_step=2", "loader.drop_last=true", "evaluate.every_steps=1"]
-    whole, again = resume(tmp_path, 2, *compressed, after=3)
-    for one, other in zip(whole, again, strict=True):
-        assert first_difference(one, other).startswith("begins at step 3: ['strategy']._network._comm_hooks[0][1].")
-    assert first_difference(whole[0], Seen({("begins", 3): again[0].moments["begins", 3]}), without=("['strategy']",)) is None, "and nothing else is lost"

@@ -192,15 +192,6 @@ def make_run(root: Path, run: str, config: str = "") -> RunFolder:
     return folder
 
 
-def test_a_run_that_is_being_sent_is_not_deleted(samewise, tmp_path) -> None:
-    folders = [make_run(tmp_path, f"some/{number}") for number in (1, 2)]
-    with locks.hold(folders[1].sending):
-        done = samewise("runs", "rm", "some/1", "some/2", "--yes", "--run-root", tmp_path)
-    assert done.returncode == 2
-    assert f"is being sent by process {os.getpid()}" in done.stderr
-    assert all(folder.config.exists() for folder in folders)
-
-
 def test_runs_behind_a_link_are_not_deleted_unless_it_is_the_run_root(samewise, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     folder, other = make_run(tmp_path, "runs/some/0123"), make_run(tmp_path, "runs/other/4567")
@@ -218,28 +209,6 @@ def test_runs_behind_a_link_are_not_deleted_unless_it_is_the_run_root(samewise, 
     (tmp_path / "root").symlink_to("runs")
     assert samewise("runs", "rm", "0123", "--yes", "--run-root", "root").returncode == 0
     assert not folder.path.parent.exists()
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        "initialise: {{weights: runs/base/0123456789ab/checkpoints/best}}",
-        "initialise: {{weights: {here}/root/base/0123456789ab/checkpoints/best}}",
-        "resume_from: {here}/elsewhere",
-    ],
-)
-def test_a_run_trained_from_one_that_is_deleted_is_named_whatever_path_leads_there(samewise, tmp_path, monkeypatch, config) -> None:
-    base, child = make_run(tmp_path, "runs/base/0123456789ab"), make_run(tmp_path, "runs/child/ba9876543210", config.format(here=tmp_path))
-    make_run(tmp_path, "runs/base/0123456789ab-2", "resume_from: runs/base/0123456789ac/checkpoints/best")
-    (tmp_path / "root").symlink_to("runs")
-    (tmp_path / "elsewhere").symlink_to(base.checkpoints)
-    (tmp_path / "other").mkdir()
-    for here, name, root, said in ((".", "0123456789ab", "runs", "runs"), ("other", "../runs/base/0123456789ab", ".", tmp_path / "runs")):
-        monkeypatch.chdir(tmp_path / here)
-        done = samewise("runs", "rm", name, "--run-root", root)
-        assert done.returncode == 0
-        (line,) = done.stderr.splitlines()
-        assert line.startswith(f"warning: {said}/child/{child.path.name} was trained from one of these: ")
 
 
 def test_what_mlflow_has_of_deleted_runs_and_what_it_lacks_are_told(samewise, tmp_path) -> None:
@@ -262,15 +231,6 @@ def test_what_mlflow_has_of_deleted_runs_and_what_it_lacks_are_told(samewise, tm
     assert told(tracked) == (True, False)
 
 
-def test_a_damaged_run_is_listed_as_far_as_it_can_be_read(samewise, runs, root) -> None:
-    spoilt = Path(runs("--where", "state=finished")[0]["folder"])
-    (spoilt / "summary.json").write_text("[")
-    done = samewise("runs", "--run-root", root)
-    assert done.returncode == 0
-    assert "summary.json" in done.stderr
-    assert spoilt.name[:8] in done.stdout
-
-
 @pytest.mark.parametrize("damaged", ["", '# choices: {"sched', '# choices: {"scheduler": "cosine"}\nseed: 0\n', "seed: 0\nevaluate:\n  monitor: [\n"])
 def test_a_run_whose_config_is_damaged_hides_no_other(samewise, tmp_path, damaged) -> None:
     spoilt, *_ = [make_run(tmp_path, f"some/{seed}", f'# choices: {{"scheduler": "cosine"}}\nseed: {seed}').config for seed in (1, 2, 3)]
@@ -279,22 +239,3 @@ def test_a_run_whose_config_is_damaged_hides_no_other(samewise, tmp_path, damage
     assert [(one.returncode, len(one.stdout.splitlines()) - 1) for one in done] == [(0, 1), (0, 2), (0, 3), (0, 3)]
     (line,) = "".join(one.stderr for one in done).splitlines()
     assert line.startswith(f"warning: {spoilt}: is damaged: ")
-
-
-def test_the_table_has_every_monitored_metric_and_cuts_long_values(root, capsys) -> None:
-    several = [
-        "evaluate.monitor=[valid/accuracy,valid/loss]",
-        "param_groups=none",
-        "+param_groups.head={match: fc.*, lr: 1.0, weight_decay: 0.0, momentum: 0.5}",
-    ]
-    assert main(["train", *TINY, "max_steps=1", *several, f"run_root={root}", "name=several"]) == 0
-    capsys.readouterr()
-    assert main(["runs", "--run-root", str(root), "--where", "name=several"]) == 0
-    header, row = capsys.readouterr().out.splitlines()
-    assert {"valid/accuracy", "valid/loss"} <= set(header.split())
-    assert "head={match: fc.*, lr: 1.0, weight_de..." in row
-    assert "momentum" not in row
-    assert main(["runs", "--run-root", str(root), "--where", "name=several", "--json"]) == 0
-    (one,) = json.loads(capsys.readouterr().out)
-    assert one["also"] == {"valid/loss": one["metrics"]["valid/loss"]}
-    assert "momentum: 0.5" in one["label"]

@@ -104,10 +104,3 @@ def test_a_wrong_reference_changes_nothing(references: dict[str, str], tmp_path:
     file = saved(tmp_path)
     before = config_in(file).whole
     assert config_in(with_references(file, references)).whole == before
-
-
-def test_references_that_grow_beyond_any_memory_are_refused(tmp_path: Path) -> None:
-    file = saved(tmp_path, *(f"+dataset.a{number}=x" for number in range(40)))
-    doubling = {f"dataset.a{number}": f"${{dataset.a{number + 1}}}${{dataset.a{number + 1}}}" for number in range(39)}
-    with pytest.raises(ConfigError, match="repeats other values so often"):
-        config_in(with_references(file, doubling))

@@ -141,14 +141,6 @@ def test_references_and_values_from_other_files_are_allowed(wrong: Callable[[str
     assert wrong(group, said) == []
 
 
-def test_the_editor_settings_point_to_existing_schemas(lab: Path) -> None:
-    led = json.loads((lab / ".vscode" / "settings.json").read_text())["yaml.schemas"]
-    assert {lab / schema for schema in led} == set((lab / ".schema").iterdir()) - {lab / ".schema" / "definitions.json"}
-    for _, file in files_of(lab / "configs"):
-        (line,) = [line for line in file.read_text().splitlines() if "yaml-language-server" in line]
-        assert (file.parent / line.partition("$schema=")[2]).is_file()
-
-
 def test_a_file_that_is_not_yaml_is_named_and_the_schemas_know_the_others(tmp_path: Path) -> None:
     texts = {"half": "# Mine\nlr: [1\n", "odd": "# Mine\nlr: !!int x\n", "made": "# Mine\nlr: !mine x\n", "whole": "# Mine\nlr: 1\n"}
     (tmp_path / "optimizer").mkdir()

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from samewise.runner.data.plan import Plan
 from samewise.runner.errors import ConfigError
 from samewise.runner.records import shards
 from samewise.runner.records.digest import combine, digests, tensor_digests
@@ -76,11 +75,3 @@ def test_an_index_of_shards_cannot_run_code(tmp_path: Path, command: str):
     index.write_bytes(f"c{command}\n(S'true'\ntR.".encode())
     with open(index, "rb") as handle, pytest.raises(pickle.UnpicklingError, match="is not allowed in it"):
         shards.Index(handle).load()
-
-
-def test_micro_batches_with_samples_in_the_last_step_of_an_epoch_are_known():
-    plan = Plan(samples=50, batch_size=24, micro_batches=4, drop_last=False)
-    assert not plan.fills_all
-    assert [list(plan.with_samples(step)) for step in range(4)] == [[0, 1, 2, 3], [0, 1, 2, 3], [1, 3], [0, 1, 2, 3]]
-    assert Plan(samples=50, batch_size=24, micro_batches=4, drop_last=True).fills_all
-    assert Plan(samples=52, batch_size=24, micro_batches=4, drop_last=False).fills_all

@@ -64,14 +64,6 @@ def test_a_function_counts_as_soon_as_its_name_or_a_computed_one_is_used(fingerp
     assert len(found) == 3
 
 
-def test_a_decorated_function_counts_since_importing_its_file_runs_the_decorator(fingerprint, lab):
-    found = {fingerprint()}
-    for text in (MORE, f"\n@print{MORE}"):
-        edit(lab / "lab_of_code" / "parts" / "layers.py", "", text)
-        found.add(fingerprint())
-    assert len(found) == 2
-
-
 def test_a_computed_import_makes_the_whole_package_count(fingerprint, lab):
     edit(lab / "lab_of_code" / "net.py", "import torch\n", "import torch, importlib\nPART = importlib.import_module('lab_of_code.' + 'un' + 'used')\n")
     first = fingerprint()

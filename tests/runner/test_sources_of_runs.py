@@ -15,8 +15,6 @@ from pathlib import Path
 import pytest
 from samewise_runner_lab_of_code import EDITS, EXPERIMENT, FILES, TINY, at_work_in, edit, forget, runs, trainer, write
 
-import samewise as sw
-
 USED = [name for name in sorted(FILES) if name not in ("pyproject.toml", "lab_of_code/unused.py")]
 
 
@@ -74,20 +72,6 @@ def test_changed_code_starts_another_run_and_differences_are_named_with_both_fol
     assert "layers.py has changed: head; the run was trained with the earlier version" in samewise("eval", second).stderr
 
 
-@pytest.mark.parametrize("hides", [False, True])
-def test_only_modules_that_the_experiment_imports_are_warned_about(lab, tmp_path, capfd, hides):
-    write(lab / "lab_of_code" / "unused.py", "ONE = 1\n")
-    if hides:
-        text = "import torch, importlib as by\nPART = getattr(by, 'import' + '_module')('lab_of_code.unused')\n"
-        edit(lab / "lab_of_code" / "net.py", "import torch\n", text)
-    else:  # as a notebook's earlier cells
-        sys.path.insert(0, str(lab))
-        importlib.import_module("lab_of_code.unused")
-    sw.train(*EXPERIMENT, f"run_root={tmp_path}/runs", "max_steps=1")
-    warned = "warning: lab_of_code.unused was imported by a name that only appears when the code runs" in capfd.readouterr().err
-    assert warned is hides
-
-
 @pytest.mark.slow
 def test_an_unfinished_run_is_left_alone_if_the_code_has_changed(train, lab):
     assert train().returncode == 0
@@ -104,20 +88,6 @@ def test_an_unfinished_run_is_left_alone_if_the_code_has_changed(train, lab):
     write(lab / "lab_of_code" / "parts" / "layers.py", text)
     assert train().returncode == 0
     assert json.loads((first / "summary.json").read_text())["weights_sha256"] == weights
-
-
-def test_moved_code_is_the_same_and_a_run_without_recorded_code_is_named(train, samewise, lab, monkeypatch):
-    assert train().returncode == 0
-    (first,) = runs(lab)
-    monkeypatch.chdir(lab.rename(lab.with_name("moved")))
-    assert "already finished" in train().stdout
-    old = first.with_name(json.loads((first / "sources.json").read_text())["config"][:12])
-    first.rename(old)
-    (old / "sources.json").write_text('{"lab_of_code/net.py": "0123"}')
-    done = train()
-    assert done.returncode == 0
-    assert f"before: {old}" in done.stderr
-    assert "an earlier version of samewise" in done.stderr
 
 
 def test_editing_code_while_a_run_starts_ends_it_before_training(train, lab):
@@ -183,28 +153,6 @@ def test_train_fresh_trains_again_beside_earlier_runs_and_the_latest_counts(trai
     done = samewise("train", *TINY, "seed=0,1", "--fresh", f"run_root={tmp_path}/runs")
     assert done.returncode == 2
     assert "--fresh" in done.stderr
-
-
-@pytest.mark.slow
-def test_a_changed_version_of_samewises_own_code_is_named(train, samewise, lab, tmp_path):
-    assert train().returncode == 0
-    (run,) = runs(lab)
-    record = json.loads((run / "environment.json").read_text())
-    assert {"samewise/runner/training/loop.py", "samewise/recipes/classification.py", "samewise/datasets/digits.py"} <= record["code"].keys()
-    assert not [name for name in record["code"] if "/commands/" in name or "/tracking/" in name]
-    assert "samewise's own code" not in train().stderr
-    other = shutil.copytree(run, tmp_path / "other", symlinks=True)
-    record["code"]["samewise/runner/optim/build.py"] = "of another version"
-    (run / "environment.json").write_text(json.dumps({**record, "code_state": "other"}))
-    done = train()
-    assert "already finished" in done.stdout
-    told = "samewise's own code has changed: samewise/runner/optim/build.py"
-    assert f"warning: {told}; " in done.stderr
-    forget()
-    assert f"not comparable: the environments differ in what can change bits: {told}" in samewise("verify", run).stdout
-    assert told in samewise("diff", run, other).stdout
-    (run / "summary.json").unlink()
-    assert told in train().stderr
 
 
 def test_a_finished_result_is_given_without_importing_torch_or_the_code(train, lab, tmp_path):

@@ -131,14 +131,6 @@ def test_a_changed_setting_is_named_where_it_first_shows(samewise, run, override
     assert f"trained without the overrides, step {step} matches the record: the overrides cause the difference" in found["said"]
 
 
-@pytest.mark.slow
-def test_the_first_differing_step_between_traced_ones_is_found(samewise, lab) -> None:
-    found = verify(samewise, train(lab, "trace.every_steps=4", "checkpoint.every_steps=6"), "scheduler.drops_at=3")
-    assert found["parts"]["step"] == 4
-    assert found["first"] == {"kind": "option", "name": "momentum"}
-    assert any("step 3 differs first in the optimizer's momentum" in line for line in found["said"]), found["said"]
-
-
 @contextmanager
 def altered_pixel(lab: Path) -> Iterator[None]:
     """One bit of sample 7 is another."""

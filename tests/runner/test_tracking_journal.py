@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import math
 import subprocess
 import sys
@@ -26,15 +25,6 @@ def test_floats_nan_and_infinities_are_read_back_exactly(tmp_path: Path) -> None
     assert [found[step, "loss"].hex() for step in range(len(values))] == [float(value).hex() for value in values]
     assert all(math.isnan(found[step, "not a number"]) for step in range(len(values)))
     assert found[0, 'odd "key"\n'] == 1.0
-
-
-def test_every_line_is_json_that_other_programs_read(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "metrics.jsonl", resume_step=None)
-    journal.log({"a": math.nan, "b": math.inf, "c": -math.inf, "d": 1e308, "e": 1e308}, 1)
-    journal.close()
-    (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
-    expected = {"a": "NaN", "b": "Infinity", "c": "-Infinity", "d": 1e308, "e": 1e308}
-    assert json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))["metrics"] == expected
 
 
 def test_numbers_without_quotes_of_older_versions_are_read_and_other_strings_are_not(tmp_path: Path) -> None:
@@ -65,17 +55,6 @@ def test_a_step_logged_again_after_a_restart_keeps_its_first_value_and_time(tmp_
     assert points(path) == expected
 
 
-def test_quick_entries_are_written_together_and_always_before_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("samewise.runner.tracking.journal._EVERY_S", 3600.0)
-    journal = Journal(tmp_path / "metrics.jsonl", resume_step=None)
-    for step in range(5):
-        journal.log({"loss": float(step)}, step)
-    assert points(journal.path) == [(0, "loss", 0.0)]
-    assert journal.sync()
-    assert points(journal.path) == [(step, "loss", float(step)) for step in range(5)]
-    journal.close()
-
-
 def test_a_run_killed_before_its_first_checkpoint_writes_nothing_twice(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     for _ in range(3):
@@ -99,19 +78,6 @@ def test_a_torn_last_line_is_cut_off_and_its_step_written_again(tmp_path: Path) 
     again.log({"loss": 2.0}, 2)
     again.close()
     assert points(path) == [(1, "loss", 1.0), (2, "loss", 2.0)]
-
-
-def test_reading_can_resume_behind_any_entry(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    journal = Journal(path, resume_step=None)
-    for step in range(20):
-        journal.log({"loss": float(step)}, step)
-    journal.status("FINISHED")
-    journal.close()
-    entries = list(read_entries(path))
-    assert entries[-1][0].status == "FINISHED"
-    for number, (_, behind) in enumerate(entries):
-        assert list(read_entries(path, offset=behind)) == entries[number + 1 :]
 
 
 FULL_DISK = """

@@ -84,11 +84,3 @@ def test_a_forked_sender_notices_a_dead_trainer_and_outlives_the_shared_process(
     run = finish(trainer)
     assert store.points(run) == (800, expected(400))
     assert store.status(run) == "FINISHED"
-
-
-@pytest.mark.slow
-def test_without_the_shared_process_a_run_starts_its_own_sender(folder: RunFolder, store: Store, shared: SenderParent) -> None:
-    shared.close()
-    assert not Path(shared.address).parent.exists()
-    run = finish(start(folder, store.uri, 10))
-    assert store.points(run) == (20, expected(10))

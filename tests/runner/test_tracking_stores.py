@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.server
 import json
-import shutil
 import subprocess
 import sys
 import threading
@@ -182,19 +181,6 @@ def test_metrics_that_mlflow_would_call_the_same_are_kept_apart_in_every_session
     assert sorted(series.values()) == [(12, 12), (13, 13)]
 
 
-def test_a_run_sent_to_another_store_and_back_continues_where_it_was(written: RunFolder, store: Store, tmp_path: Path) -> None:
-    first = sending(written, store)
-    first.synchronise(alive=True)
-    other = Store(tmp_path / "mlflow.db")
-    shutil.copy(store.path, other.path)
-    there = sending(written, other)
-    assert there.synchronise(alive=True).metrics == 20
-    back = sending(written, store)
-    assert back.synchronise(alive=False).metrics == 0
-    assert back.progress.run_id == first.progress.run_id
-    assert store.points(first.progress.run_id) == (20, expected(10))
-
-
 def test_only_a_changed_artifact_is_uploaded_again(written: RunFolder, store: Store) -> None:
     picture = written.artifacts / "picture.txt"
     picture.write_text("one")
@@ -232,25 +218,6 @@ def test_eight_processes_that_start_on_a_fresh_file_share_one_whole_store(tmp_pa
     assert fresh.rows("select count(*), count(distinct run_uuid) from metrics") == [(160, 8)]
     assert fresh.rows("select count(*) from alembic_version") == [(1,)]
     assert {path.name for path in fresh.path.parent.iterdir()} == {"mlflow.db", ".mlflow.db.lock"}
-
-
-def test_a_path_with_both_kinds_of_quotes_has_a_store(folder: RunFolder, tmp_path: Path) -> None:
-    (home := tmp_path / """it's "new" \\n :a""").mkdir()
-    store = Store.made_in(home)
-    one = sending(write(folder), store)
-    (folder.artifacts / "a.txt").write_text("a")
-    one.synchronise(alive=False)
-    assert store.rows("select status from runs") == [("FINISHED",)]
-    assert (home / "mlartifacts" / str(one.progress.run_id) / "artifacts" / "a.txt").read_text() == "a"
-    assert set(store.rows("select artifact_location from experiments")) == {(f"{home}/mlartifacts",), (f"{home}/mlartifacts/0",)}
-
-
-@pytest.mark.slow
-def test_senders_of_several_runs_share_one_file(tmp_path: Path, store: Store) -> None:
-    folders = [RunFolder(tmp_path / "many" / f"{number:012d}") for number in range(3)]
-    trainers = [start(folder, store.uri, 300, 0.001) for folder in folders]
-    for run in [finish(trainer) for trainer in trainers]:
-        assert store.points(run) == (600, expected(300))
 
 
 class Refusing(http.server.BaseHTTPRequestHandler):

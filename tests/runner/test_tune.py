@@ -191,22 +191,6 @@ def test_a_suggestion_is_not_noise(steps: int, noise: float) -> None:
         assert known / 10 < learning_rate.suggest(_drawn(steps, noise, seed))["lr"] < known * 10
 
 
-def test_training_diverges_only_above_the_level_at_which_it_starts() -> None:
-    curve = [(rate, min(loss, 0.9)) for rate, loss in _drawn(100, 0.02, 0)]
-    found = learning_rate.suggest([(rate, loss + 0.4 * (rate < 1e-3)) for rate, loss in curve])
-    assert found["diverges"] is None
-    assert 0.05 < found["rises"] < 0.5
-    assert "it has risen again" in found["reason"]
-    below_zero = learning_rate.suggest([(rate, loss - 5) for rate, loss in _drawn(100, 0.02, 0)])
-    assert 0.05 < below_zero["rises"] <= below_zero["diverges"]
-
-
-def test_a_fall_smaller_than_the_scatter_suggests_nothing() -> None:
-    chance = random.Random(0)
-    with pytest.raises(TrainingError, match="by more than it scatters"):
-        learning_rate.suggest([(10 ** (-6 + 7 * step / 99), 1 + chance.gauss(0, 0.3)) for step in range(100)])
-
-
 def test_only_full_batches_are_measured(here: Path, samewise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     seen, steps = set[tuple[int, int]](), batch_size.RepeatedRun.steps
 

@@ -94,15 +94,6 @@ def test_a_callback_that_logs_one_of_the_runs_own_metrics_is_refused_by_its_name
     assert run.step == step
 
 
-def test_copies_in_the_view_share_no_memory_with_the_model(tmp_path: Path) -> None:
-    run = build_run(tmp_path)
-    trained = {tensor.untyped_storage().data_ptr() for tensor in run.model.state_dict().values() if tensor.numel()}
-    seen = values_of(run.recorder.view)
-    copies = [*seen["weights()"].values(), *seen["copy_model()"].state_dict().values()]
-    assert len(copies) == 2 * len(run.model.state_dict())
-    assert not trained & {tensor.untyped_storage().data_ptr() for tensor in copies if tensor.numel()}
-
-
 @pytest.mark.parametrize("name", ["model", "network", "phases", "strategy", "precision", "recipe", "schedule", "progress", "recorder", "optimizer"])
 def test_the_parts_of_training_are_hidden_and_the_error_names_what_is_visible(name: str, tmp_path: Path) -> None:
     view = build_run(tmp_path).recorder.view

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from samewise_tiny import DIGITS
 
-from samewise.runner.bundles import rebuilding
 from samewise.runner.config import project
 from samewise.runner.config.compose import compose
 from samewise.runner.config.project import Project
@@ -37,13 +36,6 @@ def strange(tmp_path: Path) -> Path:
     (tmp_path / "hydra_plugins").mkdir()
     (tmp_path / "hydra_plugins" / "stranger.py").write_text(MARKS)
     return tmp_path
-
-
-@pytest.mark.slow
-def test_training_imports_nothing_from_the_current_folder(strange: Path) -> None:
-    done = run("train", *TINY, "model.width=4", f"run_root={strange / 'runs'}", folder=strange)
-    assert done.returncode == 0, done.stderr + done.stdout
-    assert not [*strange.glob("mark"), *strange.glob("*/mark")]
 
 
 @pytest.mark.slow
@@ -75,19 +67,6 @@ def test_the_ui_imports_nothing_from_the_current_folder(strange: Path, tmp_path_
     assert not (strange / "mark").exists()
 
 
-def test_making_an_environment_imports_nothing_from_the_current_folder(
-    strange: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`samewise reproduce` starts Python and pip for that."""
-    monkeypatch.chdir(strange)
-    place = tmp_path_factory.mktemp("made") / "environment"
-    rebuilding.run_in_environment([sys.executable, "-m", "venv", "--without-pip", str(place)], "python -m venv")
-    assert (place / "bin" / "python").exists()
-    assert not (strange / "mark").exists()
-    subprocess.run([sys.executable, "-m", "venv", "--help"], capture_output=True, check=False, env={**os.environ, "PYTHONSAFEPATH": ""})
-    assert (strange / "mark").exists()  # otherwise the test could not fail
-
-
 def test_another_users_project_file_above_the_current_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if os.getuid() != 0:
         pytest.skip("only root can give a file to another user")
@@ -102,13 +81,6 @@ def test_another_users_project_file_above_the_current_folder_is_refused(tmp_path
         project.find(tmp_path)
     os.chown(tmp_path / "pyproject.toml", 0, 0)
     assert project.find(tmp_path / "below").packages == ("json",)
-
-
-def test_a_project_folder_joins_sys_path_only_if_it_declares_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    project.find(tmp_path)
-    assert str(tmp_path) not in sys.path
-    project.find(tmp_path, packages=["json"])
-    assert sys.path[-1] == str(tmp_path)
 
 
 @pytest.mark.parametrize("settings", ["job: {env_set: {PATH: /tmp}}", "run: {dir: /tmp}", "sweeper: {_target_: os.system}"])
@@ -180,18 +152,3 @@ printf '%s\\n' "${{COMPREPLY[@]}}" """
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=strange, env=environment, timeout=120, check=False)
     assert "experiment=" in done.stdout or "x" in line
     assert not (strange / "mark").exists(), done.stdout
-
-
-@pytest.mark.slow
-def test_a_wandb_address_in_the_current_folder_is_ignored(tmp_path: Path) -> None:
-    pytest.importorskip("wandb")
-    (tmp_path / "wandb").mkdir()
-    (tmp_path / "wandb" / "settings").write_text("[default]\nbase_url = http://127.0.0.1:9\n")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")} | {"HOME": str(tmp_path / "home")}
-    told = []
-    for setting_up in ("wandb.setup()", "from samewise.runner.tracking.wandb import set_up; set_up()"):
-        code = f"import wandb; {setting_up}; print(wandb.setup().settings.base_url)"
-        done = subprocess.run([sys.executable, "-P", "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
-        told.append(done.stdout.splitlines()[-1])
-    assert told[0] == "http://127.0.0.1:9"  # by itself wandb goes there, otherwise the test could not fail
-    assert told[1].startswith("https://")

@@ -141,16 +141,6 @@ def test_an_image_whose_header_claims_too_much_is_refused_before_decoding(kind: 
     assert "at most 100,000,000" in said
 
 
-def test_the_user_can_set_the_pixel_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "a.png"
-    Image.new("L", (40, 30)).save(path)
-    monkeypatch.setenv("SAMEWISE_MAX_PIXELS", "1199")
-    with pytest.raises(DataError, match="SAMEWISE_MAX_PIXELS=1200"):
-        read_image(path)
-    monkeypatch.setenv("SAMEWISE_MAX_PIXELS", "1200")
-    assert read_image(path).shape == (3, 30, 40)
-
-
 @pytest.mark.parametrize(
     ("sound", "variable"),
     [

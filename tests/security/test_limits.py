@@ -93,30 +93,6 @@ def test_a_component_that_would_fill_memory_is_refused_when_it_is_made(little_me
     assert resource.getrlimit(resource.RLIMIT_DATA) == before
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds what a process can write")
-def test_memory_of_python_objects_is_limited_but_not_that_of_own_code(little_memory, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(MemoryError), memory.refuse_too_much_memory():
-        list(range(100_000_000))
-    (tmp_path / "own_code.py").write_text("import torch\ndef net(size: int) -> torch.nn.Linear:\n    return torch.nn.Linear(size, 1)\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    assert instantiate({"_target_": "own_code.net", "size": 50_000_000}, "model", allowed=("own_code",)).in_features == 50_000_000
-
-
-def test_free_memory_of_a_control_group_includes_its_file_cache(tmp_path: Path) -> None:
-    for name, text in (("memory.max", "5000"), ("memory.current", "4000"), ("memory.stat", "anon 1000\ninactive_file 2000\nactive_file 500\n")):
-        (tmp_path / name).write_text(text + "\n")
-    assert memory.free_memory(tmp_path) == 3500
-    (tmp_path / "memory.max").write_text("max\n")
-    assert memory.free_memory(tmp_path) > 3500
-
-
-def test_more_jobs_at_a_time_than_the_machine_can_carry_are_not_started(samewise, tmp_path: Path) -> None:
-    done = samewise("sweep", DIGITS, "debug=tiny", "seed=range(5000)", "launcher.jobs=5000", "tracking=none", f"run_root={tmp_path}")
-    assert done.returncode == 2
-    assert "launcher.jobs: is more processes than this machine with" in done.stderr
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize("values", ["seed=range(1000000000)", "seed=shuffle(range(0,1000000000))", "optimizer.lr=range(0,1,0.000000001)"])
 def test_a_sweep_of_too_many_values_is_refused_before_they_are_made(values: str) -> None:
     with pytest.raises(ConfigError, match="too many values"):

@@ -37,25 +37,6 @@ def test_training_writes_through_no_link_in_the_run_folder(samewise, run, tmp_pa
     assert not is_there or mine.read_text() == "mine\nwithout an end"
 
 
-def test_training_follows_a_checkpoints_link_only_in_the_users_own_run(samewise, run, tmp_path) -> None:
-    """Training writes, renames and deletes there; a user's own link may lead to a larger disk."""
-    mine = tmp_path / "mine"
-    (mine / ".step-00000009.tmp").mkdir(parents=True)
-    (run / "summary.json").unlink()
-    shutil.rmtree(run / "checkpoints")
-    (run / "checkpoints").symlink_to(mine)
-    signature = (run / ".signature").read_bytes()
-    (run / ".signature").unlink()
-    done = samewise("train", *TINY, "name=one")
-    assert done.returncode == 2, done.stdout
-    assert "checkpoints: is a link, which may lead to any folder of yours" in done.stderr
-    assert "--trust" in done.stderr
-    assert [one.name for one in mine.iterdir()] == [".step-00000009.tmp"]
-    (run / ".signature").write_bytes(signature)
-    assert samewise("train", *TINY, "name=one").returncode == 0
-    assert (mine / "step-00000002").is_dir()
-
-
 @pytest.fixture
 def beside(run, tmp_path) -> Path:
     """A checkpoint with links to the user's files beside its own files."""
@@ -111,24 +92,6 @@ def test_pictures_and_reports_are_written_through_no_link(samewise, run, sweep, 
         assert mine.read_text() == "mine"
         assert not [*other.rglob("*.*")]
         made.unlink()
-
-
-def test_predictions_are_written_through_no_link_in_the_run(samewise, run, picture, tmp_path) -> None:
-    mine, other = tmp_path / "mine", tmp_path / "other"
-    mine.write_text("mine")
-    other.mkdir()
-    folder = run / "predictions"
-    folder.symlink_to(other)
-    for link in (folder, folder / "picture_class.png"):
-        done = samewise("predict", run, picture)
-        assert done.returncode == 2, done.stdout
-        assert f"{link}: is damaged: it is a link" in done.stderr
-        if link == folder:
-            folder.unlink()
-            folder.mkdir()
-            (folder / "picture_class.png").symlink_to(mine)
-    assert mine.read_text() == "mine"
-    assert not list(other.iterdir())
 
 
 def test_an_archive_is_named_as_one_without_advice_to_unpickle_it(samewise, run, home) -> None:

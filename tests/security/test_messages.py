@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 from collections.abc import Callable
 from typing import Any
@@ -12,10 +11,8 @@ import pytest
 from samewise_tiny import DIGITS
 from torch import nn
 
-from samewise.runner.config.instantiate import locate
 from samewise.runner.errors import ConfigError, describe
 from samewise.runner.optim.weights import load_weights
-from samewise.runner.records import tested
 
 TINY = (*DIGITS, "max_steps=1")
 
@@ -35,29 +32,6 @@ def test_an_invalid_run_root_or_tracking_address_is_named(given: str, told: str,
     assert told in done.stderr
 
 
-TARGETS = {
-    "torch.hub.load": ["downloads a repository and runs its code", "--package NAME", "initialise.weights=FILE"],
-    "torch.load": ["weights are read by initialise.weights=FILE"],
-    "timm.create_model": ['--package timm, or packages = ["timm"] under [tool.samewise] in pyproject.toml'],
-    "os.system": ["in Python's standard library"],
-    "torch.nn.parallel.DistributedDataParallel": [
-        "is in torch.nn.parallel, which a config may not name: it wraps a model for several devices: `strategy` does"
-    ],
-    "torch.nn.DataParallel": ["is in torch.nn.parallel, which a config may not name"],
-    "torchvision.models.feature_extraction.create_feature_extractor": ["generates and compiles source code"],
-    "torch.nn.Lineer": ["did you mean 'Linear'?"],
-}
-
-
-@pytest.mark.parametrize("target", TARGETS)
-def test_a_forbidden_target_is_reported_with_what_to_do_instead(target: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        locate(target, "model", ())
-    (problem,) = caught.value.problems
-    assert all(words in str(problem) for words in TARGETS[target]), problem
-    assert f"'{target}'?" not in str(problem)
-
-
 @pytest.mark.parametrize("number", [errno.EIO, errno.EROFS, errno.EACCES, errno.ESTALE, errno.ENAMETOOLONG])
 def test_a_disk_error_is_reported_with_its_file(number: int) -> None:
     code, said = describe(OSError(number, os.strerror(number), "runs/one/metrics.jsonl"))
@@ -65,25 +39,11 @@ def test_a_disk_error_is_reported_with_its_file(number: int) -> None:
     assert said.startswith(f"error: runs/one/metrics.jsonl: {os.strerror(number)}; hint: check the storage and the permissions")
 
 
-def test_a_text_file_is_refused_as_weights() -> None:
-    with pytest.raises(ConfigError, match=r"initialise\.weights: is not a file of weights"):
-        load_weights(nn.Linear(1, 1), "/etc/passwd", strict=True)
-
-
 def test_doctor_reports_a_run_root_that_is_not_writable(samewise: Callable[..., Any]) -> None:
     told = samewise("doctor", "--run-root", "/proc/x").stdout
     (line,) = (line for line in told.splitlines() if line.split()[1:2] == ["run_root"])
     assert line.startswith("bad")
     assert "not writable: " in line
-
-
-def test_doctor_names_a_package_that_is_newer_than_tested(samewise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(tested.NEWEST, "omegaconf", "2.2")
-    findings = json.loads(samewise("doctor", "--json").stdout)
-    newer = {one["what"]: one for one in findings if "newer than tested" in one["found"]}
-    assert newer["omegaconf"]["state"] == "remark"
-    assert newer["omegaconf"]["advice"] == "samewise was tested with omegaconf up to 2.2"
-    assert "torch" not in newer
 
 
 def test_a_pipe_in_place_of_weights_is_reported_and_does_not_block(tmp_path: Any) -> None:

@@ -20,7 +20,6 @@ from samewise.recipes.parts import detection_pictures, pictures, sounds, transcr
 from samewise.recipes.parts.average_precision import AveragePrecision
 from samewise.recipes.parts.average_precision import Image as Annotated
 from samewise.runner.records.console import PlainConsole
-from samewise.runner.secrets import PlainStream, filter_output, printable
 from samewise.runner.sweeps.report import rows
 
 FORMULAS = ["$b^$", r"\$b^$", "$\\undefined{$", "$$", "a_b^c", r"\frac", "[red]x", "$b^$" * 50]
@@ -114,20 +113,3 @@ def test_the_console_shows_markup_in_names_literally() -> None:
     console = PlainConsole(file=out, force_terminal=True, highlight=False, width=200)
     console.print("[red]a[/red] :smile: [link=http://x]b[/link]\x1b[2J", style="bold")
     assert "[red]a[/red] :smile: [link=http://x]b[/link]\\x1b[2J" in out.getvalue()
-
-
-def test_newlines_tabs_letters_and_progress_bars_are_kept() -> None:
-    told = "größer\tβ 汉字 🙂 e\u0301 ש\u200d\n"
-    assert printable(told) == told
-    out = io.StringIO()
-    stream = PlainStream(out)
-    print("\r 50%", file=stream)  # pyright: ignore[reportArgumentType]
-    print("a\rb", file=stream)  # pyright: ignore[reportArgumentType]
-    assert out.getvalue() == "\r 50%\na\\rb\n"
-
-
-def test_output_streams_are_restored() -> None:
-    before = sys.stdout, sys.stderr
-    with filter_output(), filter_output():
-        assert sys.stdout.raw is before[0]  # type: ignore[attr-defined]
-    assert (sys.stdout, sys.stderr) == before

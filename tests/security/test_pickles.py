@@ -97,13 +97,6 @@ def test_a_pickle_in_the_shards_is_not_read(tmp_path: Path) -> None:
     assert not (tmp_path / "mark").exists()
 
 
-def test_an_index_that_is_a_pickle_of_something_else_runs_nothing(tmp_path: Path) -> None:
-    path = write(tmp_path, lambda folder: (folder / ".metadata").write_bytes(pickle.dumps(Attack(tmp_path / "mark"))) and None)
-    with pytest.raises(CheckpointError, match="not allowed in it"):
-        checkpoint.load(path)
-    assert not (tmp_path / "mark").exists()
-
-
 @pytest.mark.parametrize("place", ["../../outside", "{}/outside", "unlisted", "../shards/__0_0.distcp"])
 def test_an_index_that_names_another_file_is_refused(tmp_path: Path, place: str) -> None:
     place = place.format(tmp_path)

@@ -40,20 +40,6 @@ def test_a_path_that_cannot_be_written_is_named_with_its_option(samewise: Callab
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_predictions_can_go_elsewhere_if_the_run_folder_cannot_hold_them(samewise: Callable[..., Any], run: Path, picture: Path, tmp_path: Path) -> None:
-    (run / "predictions").write_text("in the way")
-    try:
-        told = samewise("predict", run, picture)
-        assert told.returncode == 2
-        assert (
-            "--output: cannot be written: Not a directory; hint: without --output they go into the run's folder: --output FOLDER names another" in told.stderr
-        )
-        assert samewise("predict", run, picture, "--output", tmp_path / "made").returncode == 0
-        assert (tmp_path / "made" / "picture_class.png").is_file()
-    finally:
-        (run / "predictions").unlink()
-
-
 @pytest.mark.parametrize("what", ["profile", "tune"])
 def test_nothing_is_written_through_a_dangling_link(samewise: Callable[..., Any], tmp_path: Path, what: str) -> None:
     link = tmp_path / "experiment" / "x.yaml"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.server
 import json
-import os
 import stat
 import subprocess
 import threading
@@ -105,14 +104,6 @@ def test_values_are_hidden_by_their_key() -> None:
     assert redact_values(["x", "--token", SECRET, "--seed", "1"]) == ["x", "--token", "***", "--seed", "1"]
 
 
-def test_a_problem_hides_a_value_whose_path_names_a_secret() -> None:
-    """As for an unused key, whose value is shown on a line of its own."""
-    told = str(Problem("dataset.api_key", "nothing reads it", SECRET))
-    assert SECRET not in told
-    assert "***" in told
-    assert "'resnet'" in str(Problem("model.name", "nothing reads it", "resnet"))
-
-
 def test_the_label_of_a_run_new_or_old_holds_no_secret() -> None:
     """It is the run's name in MLflow and Weights & Biases, and a bundle's description."""
     assert label_of([f"+dataset.api_key={SECRET}", "optimizer.lr=0.1"]) == "api_key=*** lr=0.1"
@@ -171,24 +162,6 @@ def test_a_sweep_folder_that_holds_a_secret_is_private_to_the_user(tmp_path: Pat
     (tmp_path / "other").mkdir(mode=0o755)
     SweepFolder(tmp_path / "other").write_facts({"overrides": ["seed=1,2"]})
     assert stat.S_IMODE((tmp_path / "other").stat().st_mode) == 0o755
-
-
-@pytest.mark.slow
-def test_a_link_among_the_artifacts_is_not_sent(trained: Path, samewise: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Neither a link to a file nor one to a folder."""
-    (tmp_path / "keys").mkdir()
-    (tmp_path / "keys" / "id_rsa").write_text("MARK")
-    (folder,) = trained.glob("resnet18_digits/*/artifacts")
-    (folder / "picture.png").symlink_to(tmp_path / "keys" / "id_rsa")
-    (folder / "more").symlink_to(tmp_path / "keys")
-    (folder / "honest.txt").write_text("honest")
-    done = samewise("sync", folder.parent, "--run-root", trained)
-    assert done.returncode == 0, done.stderr
-    sent = {file.name: file.read_text(errors="replace") for file in (trained / "mlartifacts").rglob("*") if file.is_file()}
-    assert "honest.txt" in sent
-    assert "MARK" not in sent.values()
-    assert "picture.png" not in sent
-    assert "picture.png is not sent" in caplog.text
 
 
 class _Listening(http.server.BaseHTTPRequestHandler):
@@ -276,15 +249,6 @@ def test_the_recorded_diff_holds_no_secret(checkout: Path) -> None:
         assert state["dirty"]
         assert "+width = 8" in state["diff"]
         assert SECRET not in state["diff"]
-
-
-def test_a_diff_runs_no_program_of_the_checkout(checkout: Path) -> None:
-    (checkout / ".gitattributes").write_text("*.py diff=strange\n")
-    for name in ("diff.strange.textconv", "diff.external", "diff.strange.command"):
-        subprocess.run(["git", "config", name, f"touch {checkout}/mark; cat"], cwd=checkout, check=True)
-    git_state(checkout)
-    assert not (checkout / "mark").exists()
-    assert os.environ.get("GIT_EXTERNAL_DIFF") is None
 
 
 def test_a_redacted_file_keeps_its_format() -> None:

@@ -161,37 +161,3 @@ def test_a_server_that_asks_for_a_password_is_reported_in_one_line(samewise: Cal
     done = samewise("runs", "--uri", address)
     assert done.returncode == 2
     assert f"--uri: MLflow cannot read it: {LOG_IN}" in done.stderr.splitlines()[0]
-
-
-WAITS = """
-import time
-from samewise.runner.interfaces import Callback
-
-class WaitsForTheSender(Callback):
-    def on_step(self, run, outcome):
-        until = time.monotonic() + 100
-        while outcome.step == 1 and b"cannot send" not in (run.folder / "sender.log").read_bytes() and time.monotonic() < until:
-            time.sleep(0.1)
-"""
-
-
-@pytest.mark.slow
-def test_a_run_and_a_sweep_report_that_the_server_refuses_them(
-    samewise: Callable[..., Any], stranger: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    kind, address = stranger
-    kind.answer = deny
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", None)
-    (tmp_path / "lab_that_waits.py").write_text(WAITS)
-    monkeypatch.syspath_prepend(tmp_path)
-    given = (*TINY, f"tracking.uri={address}", f"run_root={tmp_path / 'runs'}", "max_steps=2")
-    waits = ("--package", "lab_that_waits", "+callbacks.waits={_target_:lab_that_waits.WaitsForTheSender}", "checkpoint.every_steps=1")
-    done = samewise("train", *given, *waits, "name=one", "tracking.flush_timeout_s=1")
-    assert done.returncode == 0, done.stderr
-    during, at_end = (record.getMessage() for record in caplog.records if record.name == "samewise.tracking")
-    assert during == f"nothing is sent to {address}: {LOG_IN}; training continues"
-    assert at_end.startswith(f"not everything has reached {address} yet: {LOG_IN}; run `samewise sync ")
-    done = samewise("sweep", *given, "name=several", "seed=0,1", "tracking.flush_timeout_s=30")
-    assert done.returncode == 0, done.stderr
-    assert f"warning: not everything from 2 of 2 runs has reached {address} yet: {LOG_IN}; run `samewise sync --run-root" in done.stderr

@@ -11,10 +11,8 @@ from pathlib import Path
 import pytest
 import samewise_forked
 from samewise_tiny import DIGITS
-from torch import nn
 
 from samewise.runner.cli import main
-from samewise.runner.records.trace import Trace
 
 TINY = (*DIGITS, "model.width=4", "max_steps=6", "checkpoint.every_steps=2", "checkpoint.keep_last=9")
 
@@ -94,17 +92,6 @@ def test_a_trace_with_a_changed_digest_is_reported_as_damaged(samewise, run) -> 
     assert samewise("verify", run).returncode == 2
 
 
-@pytest.mark.parametrize("line", ["{}", "null", "nonsense", '{"step": 2}', '{"step": true, "chain": []}'])
-def test_a_trace_with_an_invalid_line_is_not_reported_as_the_same_bits(samewise, run, line) -> None:
-    other = shutil.copytree(run, run.with_name("other"), symlinks=True)
-    for folder in (run, other):
-        lines = (folder / "trace.jsonl").read_text().splitlines()
-        (folder / "trace.jsonl").write_text("\n".join([*lines[:2], line, *lines[3:]]) + "\n")
-    done = samewise("diff", run, other)
-    assert (done.returncode, "the same bits" in done.stdout) == (2, False)
-    assert "line 3" in done.stderr
-
-
 def test_a_trace_cut_off_by_a_crash_is_compared_up_to_its_last_full_line(samewise, run) -> None:
     other = shutil.copytree(run, run.with_name("other"), symlinks=True)
     (other / "trace.jsonl").write_bytes((other / "trace.jsonl").read_bytes()[:-20])
@@ -179,18 +166,6 @@ def test_metrics_deleted_before_a_run_resumes_are_noticed(original, tmp_path, ca
     assert [line.partition("metrics.jsonl: ")[2].partition(",")[0] for line in told] == [words] * bool(words)
 
 
-def test_a_run_that_continues_another_lacks_no_metrics_of_the_steps_before_it(original, tmp_path, capsys) -> None:
-    child = ["train", *TINY, "name=child", f"run_root={tmp_path}", f"resume_from={original}/checkpoints/step-00000004", "tracking.log_every_steps=4"]
-    child += ["trace.every_steps=4"]
-    assert main(child) == 0
-    (run,) = tmp_path.glob("child/*/")
-    for one in ("summary.json", "metrics.jsonl"):  # as if it had been killed in step 7, before anything was due to be logged
-        (run / one).unlink()
-    capsys.readouterr()
-    assert main(child) == 0
-    assert "warning" not in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("name", ["environment.json", "config.yaml"])
 def test_a_missing_record_of_the_beginning_is_not_replaced_without_a_word(original, tmp_path, capsys, name) -> None:
     run = Path(shutil.copytree(original, tmp_path / "runs" / "one" / original.name, symlinks=True))
@@ -201,17 +176,6 @@ def test_a_missing_record_of_the_beginning_is_not_replaced_without_a_word(origin
     assert f"{name}: is missing, and is written anew as it is now" in told
     assert ("whether the run began in the same environment, and so has the same bits, cannot be known" in told) == (name == "environment.json")
     assert (run / name).is_file()
-
-
-def test_a_trace_deleted_while_it_is_written_is_noticed(tmp_path, capfd) -> None:
-    trace = Trace(tmp_path / "trace.jsonl", nn.Linear(1, 1))
-    trace.open(0, 0)
-    trace.close()
-    assert not capfd.readouterr().err
-    trace.open(0, 0)
-    (tmp_path / "trace.jsonl").unlink()
-    trace.close()
-    assert "trace.jsonl: was deleted or replaced during training" in capfd.readouterr().err
 
 
 def test_final_weights_that_differ_from_the_summary_are_reported(samewise, run) -> None:
@@ -248,15 +212,6 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "lab_of_damage.py").write_text(LAB)
     monkeypatch.syspath_prepend(tmp_path)
     return tmp_path
-
-
-@pytest.mark.slow
-def test_a_thread_that_ends_the_process_is_reported(lab, monkeypatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
-    given = [*TINY, "name=one", f"run_root={lab}/runs", "+callbacks.x={_target_:lab_of_damage.Vanishes,thread:true}"]
-    done = samewise_forked.run("train", "--package", "lab_of_damage", *given, folder=lab)
-    assert done.returncode == 1
-    assert "error: a thread ends the process: os._exit(0)" in done.stderr
 
 
 @pytest.mark.slow

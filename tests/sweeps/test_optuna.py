@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import math
 import random
@@ -15,7 +14,6 @@ import pytest
 
 from samewise.runner.config.compose import compose, dump
 from samewise.runner.config.project import Project
-from samewise.runner.config.tree import plain
 from samewise.runner.errors import ConfigError
 from samewise.runner.processes.this_process import REPORTER
 from samewise.runner.records.sweep_folder import Point, SweepFolder
@@ -109,30 +107,6 @@ def test_the_same_seed_suggests_the_same_even_if_interrupted(tmp_path: Path) -> 
     assert finish(open_sweeper(tmp_path / "other", trials=14, seed=4)) != whole
 
 
-# Deprecated, or objects, which YAML cannot hold; or only of warnings.
-UNSTATED = {"seed", "independent_sampler", "constraints_func", "warn_independent_sampling"} | {
-    *("consider_prior", "prior_weight", "consider_magic_clip", "consider_endpoints", "gamma", "weights"),
-    *("x0", "sigma0", "restart_strategy", "inc_popsize", "source_trials", "mutation", "crossover"),
-    *("elite_population_selection_strategy", "child_generation_strategy", "after_trial_strategy"),
-}
-
-
-def sweeper_config(choice: str) -> dict[str, Any]:
-    overrides = ["experiment=resnet18_digits", f"sweeper={choice}"]
-    return plain(compose(overrides, project=BARE).cfg.sweeper)
-
-
-@pytest.mark.parametrize("choice", ["tpe", "hyperband", "gp", "cmaes", "nsgaii"])
-def test_the_configs_state_all_arguments_as_optuna_5_0_has_them(choice: str) -> None:
-    config = sweeper_config(choice)
-    stated = [(optuna_study.SAMPLERS[config["sampler"]], config["sampler_options"])]
-    if config["pruner"]:
-        stated.append((optuna_study.PRUNERS[config["pruner"]], config["pruner_options"]))
-    for made, options in stated:
-        known = inspect.signature(made).parameters.values()
-        assert options == {one.name: one.default for one in known if one.name not in UNSTATED}
-
-
 def test_new_trials_are_suggested_while_others_are_running(tmp_path: Path) -> None:
     sweeper = open_sweeper(tmp_path, trials=12)
     running = [sweeper.ask() for _ in range(3)]
@@ -141,17 +115,6 @@ def test_new_trials_are_suggested_while_others_are_running(tmp_path: Path) -> No
         running.append(sweeper.ask())
     assert [one.number for one in running if one] == [0, 10, 11]
     assert sweeper.ask() is None
-
-
-def test_several_objectives_give_a_front(tmp_path: Path) -> None:
-    objectives = {"valid/loss": "min", "final/valid/accuracy": "max"}
-    sweeper = open_sweeper(tmp_path, sampler="nsgaii", objectives=objectives, trials=8)
-    while (setting := sweeper.ask()) is not None:
-        momentum = float(setting.values["optimizer.momentum"])
-        sweeper.tell(setting, Result("finished", {"valid/loss": momentum, "final/valid/accuracy": momentum**2, "valid/other": 0.0}))
-    study = optuna.load_study(study_name=tmp_path.name, storage=storage(tmp_path))
-    assert study.metric_names == ["final/valid/accuracy", "valid/loss"]
-    assert len(study.best_trials) == 8, "more of one is more of the other: every trial is on the front"
 
 
 def test_the_pareto_set_of_a_sweep_is_that_of_its_study(tmp_path: Path) -> None:
@@ -255,23 +218,6 @@ def test_finished_runs_count_for_the_pruner_as_in_optuna(name: str, options: dic
     other.report(0.9, 1)
     assert optuna_study.report(last, 0.9, 1)
     assert other.should_prune()
-
-
-def test_a_failed_trial_that_is_run_again_has_its_evaluations(tmp_path: Path) -> None:
-    folder = tmp_path / "sweep"
-    sweeper = open_sweeper(folder, pruner="median", trials=1)
-    setting = sweeper.ask()
-    assert setting is not None
-    write_down(folder, setting, run=tmp_path / "run")
-    SweepFolder(folder).config(0).parent.mkdir()
-    SweepFolder(folder).config(0).write_text(dump(compose(["experiment=resnet18_digits", "evaluate.every_epochs=2"], project=BARE)))
-    sweeper.tell(setting, Result("failed"))
-    journal = Journal(tmp_path / "run" / "metrics.jsonl", resume_step=None)
-    for step in (6, 12, 15):
-        journal.log({"valid/loss": 1 / step, "epoch": step / 3}, step)
-    journal.close()
-    sweeper.tell(setting, Result("finished", {"valid/loss": 1 / 15}))
-    assert [(one.state, one.intermediate_values) for one in trials(folder)] == [(FAIL, {}), (COMPLETE, {1: 1 / 6, 2: 1 / 12, 3: 1 / 15})]
 
 
 # -- what it refuses

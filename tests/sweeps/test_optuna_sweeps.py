@@ -230,34 +230,3 @@ def test_a_trial_has_all_its_seeds_and_an_impossible_setting_fails(sweep: Sweep,
         else:
             assert trial.value == statistics.fmean(one["value"] for one in points)
     assert {one.state for one in study} == {COMPLETE, PRUNED, FAIL}
-
-
-REPEATING = ("sweeper=optuna", "sweeper.sampler=random", "sweeper.trials=10", "model.a=0.0", "model.b=1.0", "optimizer.lr=1e30,0.1,1e31", "launcher.jobs=1")
-
-
-@pytest.mark.slow  # four times a sweep of ten trials
-def test_a_setting_that_failed_and_is_chosen_again_fails_without_being_run(project: Path, sweep: Sweep, samewise: Callable[..., Any]) -> None:
-    done = samewise(*words(*REPEATING))
-    assert done.returncode == 1, done.stderr
-    folder, said = only_sweep(project), json.loads(done.stdout)["points"]
-    rates = [one["values"]["optimizer.lr"] for one in said]
-    firsts = [rates.index(rate) for rate in rates]
-    failed = [number for number, rate in enumerate(rates) if rate != "0.1"]
-    again = [number for number in failed if firsts[number] != number]
-    assert len(again) > 2
-    assert [one["number"] for one in said if one["state"] == "failed"] == failed
-    for number in again:
-        first = said[firsts[number]]
-        assert said[number]["reason"] == f"the same run as point {first['point']}, which failed: {first['reason']}"
-        assert said[number]["tries"] == 0
-        assert not folder.log(number).exists()
-    assert done.stderr.count("was chosen again: it is not run again") == 1
-    assert [one.number for one in trials(folder.path) if one.state is FAIL] == failed
-    assert sweep(*REPEATING, code=1)["points"] == said, "nothing is run again"
-
-    folder.path.rename(project / "whole")
-    kill_at(project, again[0] + 1, *REPEATING)
-    assert [{**one, "seconds": said[one["number"]]["seconds"]} for one in sweep(*REPEATING, code=1)["points"]] == said
-    assert (folder.path / "points.jsonl").read_bytes() == (project / "whole" / "points.jsonl").read_bytes()
-    retried = sweep(*REPEATING, "--retry-failed", code=1)["points"]
-    assert [one["tries"] for one in retried] == [one["tries"] + (number in failed and number not in again) for number, one in enumerate(said)]

@@ -114,19 +114,6 @@ def test_a_truncated_point_is_rewritten_and_a_damaged_one_is_reported(tmp_path: 
         folder.points()
 
 
-def test_the_same_command_is_the_same_sweep() -> None:
-    def name(*given: str) -> str:
-        return identity(read_space((*given, "sweeper=random"), project=BARE), Composer(BARE))[0]
-
-    first = name("experiment=resnet18_digits", "optimizer.lr=0.1,0.2")
-    assert name("optimizer.lr=0.1,0.2", "experiment=resnet18_digits", "run_root=elsewhere", "launcher.jobs=3") == first
-    assert first.startswith("resnet18_digits-")
-    assert name("experiment=resnet18_digits", "optimizer.lr=0.1,0.3") != first
-    assert name("experiment=resnet18_digits", "optimizer.lr=0.1,0.2", "max_epochs=3") != first
-    assert name("experiment=resnet18_digits", "optimizer.lr=0.1,0.2", "sweeper.seed=1") != first
-    assert name("experiment=resnet18_digits", "optimizer.lr=0.1,0.2", "sweeper.trials=30") == first
-
-
 @pytest.mark.slow
 @pytest.mark.long
 def test_what_a_thousand_points_share_is_read_and_checked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,6 @@ import pytest
 
 from samewise.runner.launchers import job
 from samewise.runner.records.sweep_folder import Point, SweepFolder
-from samewise.runner.sweeps.engine import _together  # pyright: ignore[reportPrivateUsage]
 from samewise.runner.sweeps.report import tables
 from samewise.runner.sweeps.report.comparison import pages
 from samewise.runner.sweeps.report.effects import effects, left_out, pareto
@@ -69,25 +68,6 @@ def test_many_values_are_grouped_into_ranges() -> None:
     assert [level.spread.count for level in one.levels] == [5, 5, 5, 5]
 
 
-@pytest.mark.parametrize(
-    ("values", "names"),
-    [
-        ([round(0.9991 + 0.0001 * number, 4) for number in range(9)], ["0.9991 to 0.9993", "0.9994 to 0.9996", "0.9997 to 0.9999"]),
-        ([10000 + number for number in range(31)], ["10000 to 10007", "10008 to 10015", "10016 to 10023", "10024 to 10030"]),
-        (
-            [1 + 2**-52 * number for number in range(9)],
-            ["1 to 1.0000000000000004", "1.0000000000000007 to 1.0000000000000011", "1.0000000000000013 to 1.0000000000000018"],
-        ),
-        ([*range(8), 9e15], ["0 to 2", "3 to 5", "6 to 9e+15"]),
-    ],
-)
-def test_ranges_of_close_values_have_different_names_and_lose_no_setting(values: list[float], names: list[str]) -> None:
-    (one,) = effects([outcome(number, float(number % 5), a=repr(value)) for number, value in enumerate(values)])
-    assert [level.name for level in one.levels] == names
-    assert sum(level.spread.count for level in one.levels) == len(values)
-    assert [level.name for level in one.levels].count(one.best) == 1
-
-
 def test_settings_that_are_the_same_run_count_once() -> None:
     draws = [("1", 1.0), ("2", 4.0), ("1", 1.0), ("3", 2.0), ("2", 4.0), ("1", 1.0)]
     found = [outcome(number, value, a=drawn, b=str(number % 2)) for number, (drawn, value) in enumerate(draws)]
@@ -97,15 +77,6 @@ def test_settings_that_are_the_same_run_count_once() -> None:
     assert [(level.spread.count, level.spread.mean) for level in a.levels] == [(1, 1.0), (1, 4.0), (1, 2.0)]
     assert [level.spread.count for level in b.levels] == [1, 2]
     assert left_out(found) == ""
-
-
-def test_seeds_that_are_the_same_run_count_once() -> None:
-    first, second, other = seeds_of(0, 0.5, 0.5, 0.7)
-    found = [dataclasses.replace(first, seconds=60.0), dataclasses.replace(second, point=dataclasses.replace(second.point, folder=first.point.folder)), other]
-    (row,) = setting_rows(found)
-    assert (row["valid/score"], row["seeds"], row["state"], row["time"]) == ("0.6", 2, "2 finished", "1:00")
-    assert setting_rows(found[:2])[0]["95 % interval"] == "", "one run has no spread"
-    assert _together(found).metrics["valid/score"] == pytest.approx(0.6)
 
 
 def test_the_cost_has_every_try_and_the_time_of_unfinished_runs(tmp_path: Path) -> None:

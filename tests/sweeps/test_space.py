@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,6 @@ from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError
 from samewise.runner.sweepers.base import Setting
 from samewise.runner.sweepers.grid import Grid
-from samewise.runner.sweepers.optuna_study import optuna
 from samewise.runner.sweepers.random import Random, Sobol
 from samewise.runner.sweepers.space import Space, read_space
 
@@ -73,20 +70,6 @@ def test_sobol_points_fill_every_part_of_the_space(tmp_path: Path) -> None:
     assert settings(Sobol(trials=16), over, tmp_path) == found
 
 
-@pytest.mark.parametrize("sweeper", [Random(trials=4000), Sobol(trials=4096)])
-@pytest.mark.parametrize(("low", "high"), [(1, 4), (8, 16)])
-def test_whole_numbers_on_a_logarithmic_scale_are_as_likely_as_in_optuna(low: int, high: int, sweeper, tmp_path: Path) -> None:
-    found = settings(sweeper, space(f"batch_size=tag(log,int(interval({low},{high})))"), tmp_path)
-    drawn = Counter(int(one.values["batch_size"]) for one in found)
-    whole = math.log((high + 0.5) / (low - 0.5))
-    optunas = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
-    theirs = Counter(optunas.ask({"x": optuna.distributions.IntDistribution(low, high, log=True)}).params["x"] for _ in range(1000))
-    for value in range(low, high + 1):
-        likely = math.log((value + 0.5) / (value - 0.5)) / whole
-        assert drawn[value] / len(found) == pytest.approx(likely, abs=0.02)
-        assert theirs[value] / 1000 == pytest.approx(likely, abs=0.04)
-
-
 AGAIN = "varies, and is set once more"
 
 
@@ -110,22 +93,6 @@ def test_a_key_that_varies_is_set_once(given: list[str], path: str, words: str) 
         space(*given)
     (problem,) = caught.value.problems
     assert (problem.path, problem.message) == (path, words)
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        ["optimizer.lr=0.3", "optimizer.lr=0.1,0.2"],
-        ["++optimizer={lr:0.3}", "optimizer.lr=0.1,0.2"],
-        ["optimizer.lr=0.1,0.2", "++optimizer={momentum:0.5}"],
-        ["optimizer.lr=0.1,0.2", "optimizer=sgd"],
-        ["optimizer=sgd,adam", "optimizer.lr=0.1", "++optimizer={weight_decay:0.0}"],
-        ["batch_size=8", "batch_size=16,32", "optimizer.lr=0.1,0.2"],
-    ],
-)
-def test_a_value_that_several_replace_or_leave_as_they_are_is_accepted(given: list[str]) -> None:
-    over = space(*given)
-    assert [one.key for one in over.dimensions] == [text.partition("=")[0] for text in given if "," in text]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 from samewise_forked import Forked, run
 
 import samewise as samewise_in_python
@@ -129,25 +128,6 @@ def test_a_setting_of_the_sweeper_or_launcher_with_a_wrong_type_is_named(samewis
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: {wrong.partition('=')[0]}: wrong type; expected: a whole number")
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.slow
-def test_a_finished_run_on_other_data_is_not_a_points_result(tmp_path: Path, points) -> None:
-    for data, shade in (("a", 0), ("b", 90), ("copy", 0)):
-        for split in ("train", "valid"):
-            for number in range(2):
-                file = tmp_path / data / split / str(number) / "0.png"
-                file.parent.mkdir(parents=True)
-                Image.new("RGB", (16, 16), (shade, number * 100, 0)).save(file)
-    small = ("model=resnet18_small", "model.width=4", "dataset=image_folder", "dataset.num_classes=2", "dataset.image_size=16", "batch_size=2", "max_steps=2")
-    given = ("recipe=classification", *small, "tracking=none", "evaluate.pictures=false")
-    assert sweep(*given, "dataset.root=a", "optimizer.lr=0.1", folder=tmp_path).returncode == 0
-    assert sweep(*given, "dataset.root=b", "optimizer.lr=0.1", folder=tmp_path).returncode == 2  # the same sweep
-    assert sweep(*given, "dataset.root=b", "optimizer.lr=0.1,0.2", folder=tmp_path).returncode == 1
-    assert sweep(*given, "dataset.root=copy", "optimizer.lr=0.1,0.3", folder=tmp_path).returncode == 0
-    made = sorted((tmp_path / "runs" / "sweeps").iterdir(), key=lambda folder: (folder / "points.jsonl").stat().st_mtime)
-    assert [[one["state"] for one in points(tmp_path, folder.name)] for folder in made] == [["finished"], ["failed", "finished"], ["finished", "finished"]]
-    assert points(tmp_path, made[1].name)[0]["value"] is None
 
 
 def test_points_whose_jobs_are_refused_are_not_submitted(samewise: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
