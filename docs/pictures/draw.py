@@ -1,7 +1,7 @@
 """Draws the pictures of README.md and docs/ anew, from real runs in a scratch folder: `python docs/pictures/draw.py`.
 
     finished.png         a run in the terminal, repeated and verified
-    mlflow.png           what `samewise ui` opens, over thirty runs of three experiments, twelve of them a sweep
+    mlflow.png           what `samewise ui` opens: twenty runs of an experiment, twelve of them a sweep
 
 The pictures of a sweep, sweep_table.png and sweep_compared.png, come from the test that reads those pages in a browser:
 `SAMEWISE_PICTURES=docs/pictures python -m pytest tests/sweeps/test_report.py -k mlflow_ui`.

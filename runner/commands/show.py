@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
+import re
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from samewise.runner.commands import add_overrides, compose_arguments
+
+if TYPE_CHECKING:
+    from samewise.runner.config.compose import Composed
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -17,14 +25,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="show the line of the file, or the override, that each value comes from",
     )
     parser.add_argument(
+        "--meanings",
+        action="store_true",
+        help="show what each key means; imports the classes that the config names",
+    )
+    parser.add_argument(
         "--json",
         action="store_true",
-        help="print name, fingerprint, folder, choices, config (and origins) as JSON",
+        help="print name, fingerprint, folder, choices, config (and origins or meanings) as JSON",
     )
     parser.epilog = """\
 examples:
   samewise show experiment=resnet18_digits
   samewise show experiment=resnet18_digits optimizer.lr=0.05 --origin
+  samewise show experiment=resnet18_digits --meanings | grep ^scheduler
   samewise show experiment=resnet18_digits --json"""
 
 
@@ -38,6 +52,7 @@ def run(args: argparse.Namespace) -> int:
     config = composed.whole
     set_by = composed.set_by if args.origin else {}
     where = {path: origin_of(path, set_by) for path, _ in flat(config)} if args.origin else {}
+    meanings = dict(_meanings(composed)) if args.meanings else {}
     if args.json:
         head = {
             "name": composed.name,
@@ -46,20 +61,70 @@ def run(args: argparse.Namespace) -> int:
             "choices": composed.choices,
             "config": config,
         }
-        print(json.dumps(head | ({"origins": where} if where else {}), indent=2))
+        asked = {"origins": where, "meanings": meanings}
+        print(json.dumps(head | {name: paths for name, paths in asked.items() if paths}, indent=2))
         return 0
     print(f"# name:        {composed.name}")
     print(f"# fingerprint: {composed.fingerprint}")
     print(f"# folder:      {composed.folder.path}")
-    if args.origin:
+    if args.origin or args.meanings:
         lines = [
-            (f"{path}: {json.dumps(value, ensure_ascii=False, default=str)}", where[path])
+            (
+                f"{path}: {json.dumps(value, ensure_ascii=False, default=str)}",
+                # an item of a list has the meaning of the list
+                "; ".join(
+                    filter(None, (where.get(path), meanings.get(re.sub(r"(\.\d+)+$", "", path))))
+                ),
+            )
             for path, value in flat(config)
         ]
         width = min(60, max(len(text) for text, _ in lines))
-        print("\n".join(f"{text:<{width}}  # {origin}" for text, origin in lines))
+        print("\n".join(f"{text:<{width}}  # {note}".rstrip(" #") for text, note in lines))
     else:
         import yaml
 
         print(yaml.safe_dump(config, sort_keys=False, allow_unicode=True), end="")
     return 0
+
+
+def _meanings(composed: Composed) -> Iterator[tuple[str, str]]:
+    """Yield each key's path with its meaning: of a setting from the schema, of a component's
+    argument from its docstring, of a value that an argument refers to from that argument, and of
+    any other from the comment beside it in the chosen file.
+    """
+    from samewise.runner.config.catalogue import field_summaries
+    from samewise.runner.config.instantiate import locate
+    from samewise.runner.config.json_types import arguments, description
+    from samewise.runner.config.loader import Loader
+    from samewise.runner.config.references import find_references
+    from samewise.runner.config.schema import Experiment
+    from samewise.runner.config.tree import flat
+    from samewise.runner.errors import ConfigError
+
+    loader = Loader(composed.project)
+    described = {
+        f"{group}.{key}": text
+        for group, choice in composed.choices.items()
+        for key, text in re.findall(
+            r"^(\w+):.* # +(.+)$", loader.text_of(f"{group}/{choice}"), re.MULTILINE
+        )
+    }
+    for path, target in flat(composed.whole):
+        if path.endswith("_target_"):
+            place = path.removesuffix("_target_")
+            # a component that is refused has no meanings here; `check` says why
+            with suppress(ConfigError):
+                made = locate(target, place.rstrip("."), composed.project.packages)
+                described |= {f"{place}{name}": text for name, text in arguments(made).items()}
+                described[path] = description(made)
+    for path, text in find_references(composed.cfg).items():
+        if path in described:
+            described[text.strip("${}")] = described[path]
+    sections: dict[str, Any] = {"": Experiment} | {
+        f"{name}.": kind
+        for name, kind in get_type_hints(Experiment).items()
+        if dataclasses.is_dataclass(kind)
+    }
+    for under, kind in sections.items():
+        described |= {f"{under}{name}": text for name, text in field_summaries(kind).items()}
+    yield from described.items()

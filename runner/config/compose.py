@@ -1,7 +1,7 @@
 """Composes overrides to a config.
 
-Hydra's part: the search path, the defaults list, the merge, the override grammar. docs/design.md
-lists the few other places that import Hydra.
+Hydra's part: the search path, the defaults list, the merge, the override grammar
+(docs/decisions/compose.md).
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 `check` checks components (models, data sets, optimizers).
 
-Each field's docstring is its description in docs/configs.md. Imports neither torch nor mlflow.
+Each field's docstring is its meaning in `show --meanings` and the reference. Imports neither torch
+nor mlflow.
 """
 
 from __future__ import annotations

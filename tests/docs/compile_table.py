@@ -1,4 +1,4 @@
-"""The table of docs/performance.md: whether each recipe keeps its bits where it is compiled, or laid out channels_last, and how long a step takes then.
+"""The table of docs/measurements.md: whether each recipe keeps its bits where it is compiled, or laid out channels_last, and how long a step takes then.
 
 python tests/docs/compile_table.py                 print it
 python tests/docs/compile_table.py --write         put it into the page
@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "performance.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "measurements.md"
 BEGIN, END = "<!-- compile: python tests/docs/compile_table.py --write -->\n", "<!-- /compile -->"
 LIMIT_S = 1800
 RECIPES = {

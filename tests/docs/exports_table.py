@@ -1,4 +1,4 @@
-"""The table of docs/export.md: each recipe's model in each format, exported and run on this machine. It takes a quarter of an hour.
+"""The table of docs/measurements.md: each recipe's model in each format, exported and run on this machine. It takes a quarter of an hour.
 
 python tests/docs/exports_table.py                                    print it
 python tests/docs/exports_table.py --write                            put it into the page
@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "export.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "measurements.md"
 BEGIN, END = "<!-- exports: python tests/docs/exports_table.py --write -->\n", "<!-- /exports -->"
 LIMIT_S = 600
 MODELS = {

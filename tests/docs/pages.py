@@ -17,12 +17,18 @@ ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = {path.relative_to(ROOT).as_posix(): path for path in sorted((ROOT / "examples").glob("*/README.md"))}
 PAGES = {
     path.relative_to(ROOT).as_posix(): path
-    for path in (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")), ROOT / "examples" / "README.md", *EXAMPLES.values())
+    for path in (
+        *sorted(ROOT.glob("*.md")),
+        *sorted((ROOT / "docs").glob("*.md")),
+        *sorted((ROOT / "docs" / "decisions").glob("*.md")),
+        ROOT / "examples" / "README.md",
+        *EXAMPLES.values(),
+    )
     if path.name != "CHANGELOG.md"
 }
 
 _FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.M | re.S)
-_REASON = re.compile(r"<!-- not run: (.*?) -->\n*\Z", re.S)
+_REASON = re.compile(r"<!-- not run: ((?:(?!-->).)*) -->\n*\Z", re.S)
 _FILE = re.compile(r"^\*\*`([^`]+)`\*\*\n\n\Z", re.M)
 _EXIT_CODE = re.compile(r"#\s*exit code: (\d+)\s*$")
 

@@ -15,7 +15,6 @@ import yaml
 from jsonschema import Draft7Validator
 from referencing import Registry, Resource
 from samewise_docs_pages import EXAMPLES, PAGES, Command, blocks, first_not_printed, links, make_files, make_folder
-from samewise_docs_settings_table import PAGE, written
 from samewise_forked import Forked
 
 from samewise.runner.commands import commands
@@ -123,11 +122,6 @@ def test_every_config_shown_is_valid_by_the_schema_for_editors(tmp_path: Path, m
     assert problems == []
     assert len(found) > 5
     assert {text: wrong for text, wrong in found.items() if wrong} == {}
-
-
-def test_the_table_of_settings_matches_the_schema() -> None:
-    page = PAGE.read_text()
-    assert page == written(page), "python tests/docs/settings_table.py --write"
 
 
 @pytest.mark.slow

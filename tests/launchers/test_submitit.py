@@ -1,4 +1,4 @@
-"""Hydra's submitit launcher runs samewise's experiments, with the program in docs/sweeps.md; the plugin does not change samewise itself."""
+"""Hydra's submitit launcher runs samewise's experiments, with the program in docs/clusters.md; the plugin does not change samewise itself."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def plugin(tmp_path_factory, clean_environment) -> dict[str, str]:
 @pytest.fixture
 def lab(repository, tmp_path, monkeypatch) -> Path:
     """A project with its own experiment and the program from the page, as the current folder."""
-    page = (repository / "docs" / "sweeps.md").read_text()
+    page = (repository / "docs" / "clusters.md").read_text()
     program = re.search(r"^\*\*`submitit_app.py`\*\*\n\n```python\n(.*?)^```$", page, re.M | re.S)
     assert program
     (tmp_path / "submitit_app.py").write_text(program[1])

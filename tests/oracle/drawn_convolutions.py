@@ -1,4 +1,4 @@
-"""Convolutions of any form as torch computes them on the CPU, compared with float64, on memory full of nan: see oneDNN in docs/reproducibility.md.
+"""Convolutions of any form as torch computes them on the CPU, compared with float64, on memory full of nan: see oneDNN in docs/measurements.md.
 
     OMP_NUM_THREADS=1 python tests/oracle/drawn_convolutions.py SEED TRIALS
 

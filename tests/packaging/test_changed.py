@@ -12,7 +12,7 @@ import samewise_changed as changed
 
 @pytest.mark.parametrize("file", ["pyproject.toml", "tests/conftest.py", "requirements.lock", "of_a_new_kind.txt"])
 def test_all_tests_are_run_in_case_of_doubt(file: str) -> None:
-    assert changed.affected_tests([file, "docs/design.md"]) == ["tests"]
+    assert changed.affected_tests([file, "docs/architecture.md"]) == ["tests"]
 
 
 def test_every_test_that_imports_a_changed_module_is_run(repository: Path) -> None:

@@ -1,8 +1,7 @@
-"""One word for one thing: the glossary in docs/design.md, compared with the code. Hints are whole phrases."""
+"""One word for one thing: no two public classes share a name. Hints are whole phrases."""
 
 import ast
 import functools
-import re
 from collections import defaultdict
 from pathlib import Path
 
@@ -24,18 +23,6 @@ def class_definitions() -> dict[str, list[str]]:
                 if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                     found[node.name].append(str(file.relative_to(ROOT)))
     return found
-
-
-def glossary() -> list[tuple[str, str]]:
-    """Each name of the glossary with its file."""
-    section = (ROOT / "docs" / "design.md").read_text().partition("| name | meaning | file |")[2].partition("\n\n")[0]
-    rows = [line.split("|")[1:4] for line in section.splitlines() if line.startswith("| `")]
-    return [(name, file.strip(" `")) for names, _, file in rows for name in re.findall(r"`(\w+)`", names)]
-
-
-def test_each_name_in_the_glossary_is_defined_only_in_the_stated_file() -> None:
-    found = class_definitions()
-    assert {name: found[name] for name, _ in glossary()} == {name: [file] for name, file in glossary()}
 
 
 def test_no_two_public_classes_share_a_name() -> None:

@@ -1,6 +1,6 @@
 """A training of a few steps in plain float64: loop over phases, replicas, micro-batches and samples' sums; average, clip, textbook optimizer.
 
-It shares only the toys with samewise, and is written to be read beside docs/design.md, not to be fast.
+It shares only the toys with samewise, and is written to be read beside docs/decisions, not to be fast.
 """
 
 from __future__ import annotations

@@ -1,1 +1,0 @@
-"""Tells from which photograph a tile was cut."""
