@@ -35,6 +35,7 @@ examples:
 
 def run(args: argparse.Namespace) -> int:
     from samewise.runner.config.check import problems, settings_are_sound
+    from samewise.runner.config.earlier_version import as_trained
 
     composed = compose_arguments(args, strict=False)
     if settings_are_sound(composed):
@@ -57,6 +58,7 @@ def run(args: argparse.Namespace) -> int:
             if not args.json:
                 raise
             found = list(error.problems)
+    composed = as_trained(composed)
     warned = args.strict and any(note.startswith("warning: ") for note in notes)
     if args.json:
         told = [

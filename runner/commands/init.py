@@ -108,6 +108,13 @@ def _write_run(args: argparse.Namespace, folder: Path) -> int:
         files[label] = text
     named = {label.partition("/")[0].removesuffix(".py") for label in texts}
     packages = sorted({target.partition(".")[0] for target in targets(wanted.whole)} & named)
+    for plain in (".gitignore", "Makefile"):
+        files.setdefault(plain, (STARTER / plain).read_text(encoding="utf-8"))
+    files.setdefault(
+        "README.md",
+        f"# {folder.resolve().name}\n\nThe code and config of the run {name}/{source.path.name}. "
+        "`samewise train` gives its bits; `make` lists more.\n",
+    )
     files["pyproject.toml"] = settings_text(packages, configs="configs", experiment=name)
     head = [f"From the run {name}/{source.path.name}"]
     text = as_experiment.render_whole(wanted, project=Project(folder), head=head)

@@ -300,14 +300,20 @@ def _write_value(value: Any) -> str:
 
 
 def _choose_columns(differing: Sequence[Mapping[str, Any]]) -> tuple[list[str], int]:
-    """Choose as many settings as fit into the table, and count the rest: first those that all runs
-    have, then those nearer to the config's root.
+    """Choose as many settings as fit into the table, and count the rest: first those that tell
+    runs apart, then those that all runs have, then those nearer to the config's root.
     """
     paths = list(differing[0]) if differing else []
+    values = {path: [str(config[path]) for config in differing] for path in paths}
     ranked = sorted(
-        paths, key=lambda path: (any(config[path] == "-" for config in differing), path.count("."))
+        paths, key=lambda path: ("-" in values[path], -len({*values[path]}), path.count("."))
     )
-    kept = set(ranked[:_MOST_SETTINGS])
+    apart = list[str]()
+    for path in ranked:
+        with_it = {*zip(*(values[one] for one in (*apart, path)), strict=True)}
+        if len(with_it) > len({*zip(*(values[one] for one in apart), strict=True)}):
+            apart.append(path)
+    kept = {*[*apart, *ranked][:_MOST_SETTINGS]}
     return [path for path in paths if path in kept], len(paths) - len(kept)
 
 

@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from samewise.runner.commands import add_overrides, compose_arguments
+from samewise.runner.errors import ConfigError
 
 if TYPE_CHECKING:
     from samewise.runner.config.compose import Composed
@@ -43,10 +44,14 @@ examples:
 
 
 def run(args: argparse.Namespace) -> int:
+    from samewise.runner.config.check.settings import keys_are_known
+    from samewise.runner.config.earlier_version import as_trained
     from samewise.runner.config.origins import origin_of
     from samewise.runner.config.tree import flat
 
-    composed = compose_arguments(args)
+    composed = as_trained(compose_arguments(args))
+    if problems := list(keys_are_known(composed.whole)):
+        raise ConfigError(*problems)
     for caution in composed.cautions:
         print(f"warning: {caution}", file=sys.stderr)
     config = composed.whole

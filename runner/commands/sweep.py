@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from samewise.runner.commands import add_overrides, add_trust, project_from
 from samewise.runner.errors import ConfigError, Problem, number_of
 from samewise.runner.launchers.base import Launcher, Standing
-from samewise.runner.records import locks, trust
+from samewise.runner.records import trust
 from samewise.runner.records.folder import RunFolder, require_root
 from samewise.runner.records.json_text import to_json
 from samewise.runner.records.sweep_folder import SweepFolder, below, find, is_named
@@ -46,7 +46,6 @@ EXAMPLES = """examples:
   samewise sweep resnet18_digits-1a2b3c4d      resume it, as running the same command again would
   samewise sweep resnet18_digits-1a2b3c4d --retry-failed
   samewise sweep resnet18_digits-1a2b3c4d --cancel
-  samewise sweep resnet18_digits-1a2b3c4d --cancel --points 3,5     only these; the rest of the sweep goes on
 
 Running the same command again resumes the same sweep: finished runs are not run again, and killed ones resume."""
 
@@ -64,11 +63,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--cancel",
         action="store_true",
         help="let its running jobs save and stop, and start no more",
-    )
-    parser.add_argument(
-        "--points",
-        metavar="N,N",
-        help="with --cancel: stop only these points, as --status numbers them",
     )
     what.add_argument(
         "--list",
@@ -91,15 +85,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.points and not args.cancel:
-        raise ConfigError(
-            Problem(
-                "--points",
-                "only limits what --cancel stops",
-                args.points,
-                hint="samewise sweep SWEEP --cancel --points 3,5",
-            )
-        )
     if args.run_root and args.overrides and not is_named(args.overrides):
         hint = f"settings are written without dashes: run_root={args.run_root}"
         raise ConfigError(
@@ -125,11 +110,7 @@ def run(args: argparse.Namespace) -> int:
         folder = _find_sweep(args)
         if args.cancel:
             _require_trust(folder, args)
-            return (
-                _cancel_points(folder, project_from(args), args.points)
-                if args.points
-                else _cancel(folder, project_from(args))
-            )
+            return _cancel(folder, project_from(args))
         is_whole = bool(folder.facts)  # read before it is signed
         return _status(
             folder,
@@ -301,39 +282,6 @@ def _cancel(folder: SweepFolder, project: Project) -> int:
         )
     else:
         print(f"no job of {folder.id} is running")
-    return 0
-
-
-def _cancel_points(folder: SweepFolder, project: Project, given: str) -> int:
-    """Stop some points; the process that runs a sweep on this machine goes on with the others."""
-    known = {str(point.number + 1): point for point in folder.points()}
-    wanted = [word.strip() for word in given.split(",")]
-    if unknown := [word for word in wanted if word not in known]:
-        raise ConfigError(
-            Problem(
-                "--points",
-                f"{folder.id} has no such point",
-                ", ".join(unknown),
-                f"numbers from 1 to {len(known)}",
-            )
-        )
-    launcher, points = open_launcher(folder, project), [known[word] for word in wanted]
-    live = _live(folder, launcher) if launcher.detached else []
-    launcher.cancel([point.number for point in points if point.number in live])
-    for point in points:
-        held = (
-            None
-            if launcher.detached
-            else locks.process_of(locks.holder(RunFolder(Path(point.folder)).lock))
-        )
-        if held is not None:
-            _stop(f"point {point.number + 1}", held)
-        said = (
-            "was asked to stop: it finishes its step and saves"
-            if held is not None or point.number in live
-            else "is not running"
-        )
-        print(f"point {point.number + 1}  {point.label}  {said}")
     return 0
 
 

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from samewise.runner.commands import add_overrides, compose_arguments, project_from
+from samewise.runner.commands import add_overrides
 from samewise.runner.commands.profile import folder_for, ready, remove_if_empty
 from samewise.runner.errors import ConfigError, Problem, nearest
 from samewise.runner.processes.this_process import is_rank
-from samewise.runner.records.files import require_writable
 from samewise.runner.records.json_text import to_json
 
 if TYPE_CHECKING:
-    from samewise.runner.config.compose import Composed
     from samewise.runner.training.run import Run
 
 WHAT = ("batch_size", "lr")
@@ -59,12 +55,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "memory on the CPU)",
     )
     parser.add_argument(
-        "--write",
-        type=Path,
-        metavar="FILE",
-        help="also write the result as an experiment, to a new file FOLDER/experiment/NAME.yaml",
-    )
-    parser.add_argument(
         "--out",
         type=Path,
         metavar="FOLDER",
@@ -85,8 +75,7 @@ Each trial takes its steps in a temporary folder, from the experiment's initial 
 
 examples:
   samewise tune lr experiment=resnet18_digits
-  samewise tune batch_size experiment=resnet18_digits --largest --memory 4
-  samewise tune lr experiment=resnet18_digits --write configs/experiment/tuned.yaml"""
+  samewise tune batch_size experiment=resnet18_digits --largest --memory 4"""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -117,8 +106,6 @@ def run(args: argparse.Namespace) -> int:
     from samewise.runner.measuring.repeated_run import as_overrides
 
     found = {"what": args.what, "settings": settings, **found, "folder": str(out)}
-    if args.write:
-        _write(args, as_overrides(settings))
     if args.json:
         print(to_json(found, indent=2))
         return 0
@@ -128,12 +115,7 @@ def run(args: argparse.Namespace) -> int:
         + ("; a larger batch often needs a higher optimizer.lr" * (args.what == "batch_size"))
     )
     print(
-        f"written to {out}"
-        + (
-            f"\nexperiment written to {args.write}: {_train_command(args.write)}"
-            if args.write
-            else ""
-        )
+        f"written to {out}; `samewise new NAME --from EXPERIMENT SETTING` writes it as an experiment"
     )
     return 0
 
@@ -166,28 +148,6 @@ def _require_sound(args: argparse.Namespace) -> None:
         )
     if args.memory is not None and not args.memory > 0:
         raise ConfigError(Problem("--memory", "must be greater than 0", args.memory, "gigabytes"))
-    if args.write and (
-        args.write.suffix != ".yaml" or args.write.absolute().parent.name != "experiment"
-    ):
-        raise ConfigError(
-            Problem(
-                "--write",
-                "is not the file of an experiment",
-                str(args.write),
-                "FOLDER/experiment/NAME.yaml",
-            )
-        )
-    if args.write and os.path.lexists(args.write):
-        raise ConfigError(
-            Problem(
-                "--write",
-                "already exists",
-                str(args.write),
-                hint="choose another name; existing files are not overwritten",
-            )
-        )
-    if args.write:
-        require_writable("--write", args.write.parent)
 
 
 def _batch_size(
@@ -232,34 +192,3 @@ def _lr(args: argparse.Namespace, run: Run, out: Path) -> tuple[dict[str, Any], 
 
 
 _FINDERS = {"batch_size": _batch_size, "lr": _lr}
-
-
-def _write(args: argparse.Namespace, found: list[str]) -> None:
-    """Write an experiment file: the arguments' experiment with the settings found."""
-    from samewise.runner.config import as_experiment
-
-    wanted: Composed = compose_arguments(
-        argparse.Namespace(**{**vars(args), "overrides": [*args.overrides, *found]})
-    )
-    project = project_from(args)
-    text = as_experiment.render(
-        wanted,
-        args.write.stem,
-        project=project,
-        head=[f"By `samewise tune {args.what}`: {' '.join(found)}"],
-    )
-    place = args.write.resolve().parent.parent
-    as_experiment.save(
-        text,
-        args.write,
-        wanted,
-        name=args.write.stem,
-        project=replace(project, configs=tuple(dict.fromkeys((*project.configs, place)))),
-    )
-
-
-def _train_command(file: Path) -> str:
-    return (
-        f"samewise train experiment={file.stem} --config-dir "
-        f"{os.path.relpath(file.absolute().parent.parent)}"
-    )

@@ -258,7 +258,7 @@ def code_name(record: Path) -> str:
 def warn_of_changes(record: Path) -> None:
     """Warn that the code of a run that is used has changed."""
     for told in list_changes(record):
-        print(f"warning: {told}; the run was trained with the earlier version", file=sys.stderr)
+        print(f"warning: {told}; the run was trained with another version", file=sys.stderr)
 
 
 def earlier(folder: Path, config: str, files: Files) -> Path | None:

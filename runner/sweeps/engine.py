@@ -20,7 +20,8 @@ from samewise.runner.config.saved import satisfies
 from samewise.runner.errors import ConfigError, Interrupted, Problem
 from samewise.runner.launchers.base import Job, Launcher, Seen, Standing
 from samewise.runner.processes.this_process import on_signals
-from samewise.runner.records import kept_sources, locks, sources
+from samewise.runner.records import kept_sources, locks, own_code, shapes, sources
+from samewise.runner.records.files import read_mapping
 from samewise.runner.records.sweep_folder import Point, SweepFolder, label
 from samewise.runner.sweepers.base import Result, Setting, Sweeper
 from samewise.runner.sweepers.space import Space
@@ -106,6 +107,7 @@ class Sweep:
             if self.launcher.detached
             else {}
         )
+        outdated = dict[str, None]()
         for point in self._points:
             now = self._prune_with_setting(self._result(point, standing.get(point.number)))
             wanted, trained = self.folder.config(point.number), point.run.config
@@ -130,6 +132,8 @@ class Sweep:
                 now.state in (State.waiting, State.running) and point.number in standing
             ):
                 if now.state in ENDED:
+                    environment = read_mapping(point.run.environment, shapes.ENVIRONMENT)
+                    outdated.update(dict.fromkeys(own_code.changes(environment)))
                     self.watcher.show_found(now)
                     self._keep_failure(now)
                 else:
@@ -137,6 +141,8 @@ class Sweep:
                 continue
             if point.number in firsts or not self.sweeper.listed:
                 self._todo.append(point)
+        for change in outdated:
+            self.watcher.say(f"warning: {change}; finished runs were trained with another version")
         to_ask = (
             (self.sweeper.count() or 0) * self._seeds - len(self._points)
             if not self.sweeper.listed

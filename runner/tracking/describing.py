@@ -55,15 +55,15 @@ class MetricKeys:
 
     def __init__(self, before: Iterable[str] = ()) -> None:
         self._keys = dict[str, str]()
-        self._taken = set[str]()
+        self.taken = set[str]()
         for name in before:
             self.of(name)
 
     def of(self, name: str) -> str:
         """The metric's name in MLflow."""
         if name not in self._keys:
-            self._keys[name] = apart(name) if key(name) in self._taken else key(name)
-            self._taken.add(self._keys[name])
+            self._keys[name] = apart(name) if key(name) in self.taken else key(name)
+            self.taken.add(self._keys[name])
         return self._keys[name]
 
 
@@ -133,32 +133,6 @@ def tags(
 def wandb_tags(own: Mapping[str, Any]) -> list[str]:
     """The user's tags as W&B takes them: name and value in one short text."""
     return [f"{name}:{value}"[:_WANDB_TAG_LENGTH] for name, value in own.items()]
-
-
-def shortened_tags(own: Mapping[str, Any], backend: str) -> list[str]:
-    """Which of the user's tags are longer than MLflow or W&B accepts, in words."""
-    if backend == "wandb":
-        long = {
-            str(name)[:40]: length
-            for name, value in own.items()
-            if (length := len(f"{name}:{value}")) > _WANDB_TAG_LENGTH
-        }
-        return [
-            f"{name} is cut, with its value, to {_WANDB_TAG_LENGTH} of {length} characters"
-            for name, length in long.items()
-        ]
-    if backend != "mlflow":
-        return []
-    names = [
-        f"the name {str(name)[:40]}... is cut to {_KEY_LENGTH} characters"
-        for name in own
-        if len(str(name)) > _KEY_LENGTH
-    ]
-    return names + [
-        f"{name} is cut to {_OWN_TAG_LENGTH} of {len(str(value))} characters"
-        for name, value in own.items()
-        if len(str(value)) > _OWN_TAG_LENGTH
-    ]
 
 
 def inputs(config: Mapping[str, Any], environment: Mapping[str, Any]) -> list[DatasetInput]:

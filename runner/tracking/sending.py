@@ -177,12 +177,17 @@ class Sending:
             self._may_be_late
         ):  # another sender's "RUNNING", or an unanswered one of this sender, would overwrite it
             time.sleep(_LATE_S)
-        self.progress.status = self._require_run().info.status
+        run = self._require_run()
+        self.progress.status = run.info.status
         if self.progress.status != status:
             raise RuntimeError(
                 f"the run is shown as {self.progress.status}, though it was set to "
                 f"{status}: a late request has changed it"
             )
+        keys = {key for keys in self._keys.values() for key in keys.taken}
+        if not self.sent.refused and keys - run.data.metrics.keys():
+            self._note_progress(sent={}, status=before)
+            raise RuntimeError("the server accepted metrics that it does not have")
         self._note_progress(status=status)
         self.sent.status = f"{before} to {status}"
 

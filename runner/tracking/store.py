@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mlflow import MlflowClient
+from mlflow.entities import ViewType
 from mlflow.exceptions import MlflowException
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
@@ -52,7 +53,12 @@ def open_reader(uri: str, problem: Callable[[str], Problem]) -> Generator[Mlflow
         problem: Makes the problem from a reason.
     """
     try:
-        yield MlflowClient(tracking_uri=uri)
+        client = MlflowClient(tracking_uri=uri)
+        # Every store begins with the experiment `Default`; MLflow's client takes a gateway's
+        # plain "OK" for an empty answer
+        if not client.search_experiments(ViewType.ALL, max_results=1):
+            raise ConfigError(problem("it has no experiment, so it is no MLflow server"))
+        yield client
     except SamewiseError:
         raise
     except (MlflowException, OSError) as error:

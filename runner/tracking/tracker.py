@@ -17,7 +17,7 @@ from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.records import shapes
 from samewise.runner.records.files import read_mapping
 from samewise.runner.records.folder import RunFolder
-from samewise.runner.tracking import describing, link
+from samewise.runner.tracking import link
 from samewise.runner.tracking.address import REFUSED, check_uri, remove_password, sqlite_file
 from samewise.runner.tracking.backends import TITLES, backends_of, problems
 from samewise.runner.tracking.journal import Journal
@@ -176,13 +176,6 @@ def open_tracker(folder: RunFolder, settings: DictConfig, *, resume_step: int | 
     plain: Any = OmegaConf.to_container(settings, resolve=True)
     if found := problems(backends):
         raise ConfigError(*found)
-    for backend in backends:
-        for words in describing.shortened_tags(plain["tags"], backend):
-            _LOG.warning(
-                "tracking.tags: %s, the most that %s accepts; the run's config.yaml has all of it",
-                words,
-                TITLES[backend],
-            )
     if "mlflow" not in backends:
         return WithSender(folder, plain, resume_step=resume_step)
     plain["uri"] = check_uri(plain["uri"])

@@ -101,7 +101,7 @@ def finished_summary(composed: Composed) -> dict[str, Any] | None:
         return None
     for told in own_changes(read_json(composed.folder.environment, shapes.ENVIRONMENT) or {}):
         print(
-            f"warning: {told}; the run was trained with the earlier version, `train "
+            f"warning: {told}; the run was trained with another version, `train "
             "--fresh` trains it with this one",
             file=sys.stderr,
         )

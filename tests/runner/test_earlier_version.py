@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from samewise_tiny import QUIET
 
+from samewise import __version__ as samewise_version
 from samewise.runner.config import earlier_version
 
 TINY = [*QUIET, "model=resnet20_cifar", "model.width=2", "dataset=digits", "transforms=images", "max_steps=2", "checkpoint.every_steps=1", "name=older"]
@@ -44,6 +45,22 @@ def test_a_finished_run_counts_and_an_interrupted_one_is_resumed(samewise: Calla
     assert samewise("train", *TINY).returncode == 0
     assert json.loads((older / "summary.json").read_text())["weights_sha256"] == before
     assert runs(older) == [older.name]
+
+
+def test_show_and_check_name_the_run_that_train_would_use(samewise: Callable[..., Any], older: Path) -> None:
+    for command in (["show", "--json"], ["check", "--static", "--json"]):
+        told = json.loads(samewise(*command, *TINY).stdout)
+        assert told["fingerprint"].startswith(older.name)
+
+
+def test_a_sweep_warns_of_changed_code_of_samewise_in_finished_runs(samewise: Callable[..., Any], older: Path) -> None:
+    record = json.loads((older / "environment.json").read_text())
+    label = next(iter(record["code"]))
+    (older / "environment.json").write_text(json.dumps({**record, "code": {**record["code"], label: "0" * 16}, "code_state": ""}))
+    done = samewise("sweep", *TINY, "seed=0")
+    assert done.returncode == 0, done.stderr
+    words = f"samewise's own code has changed (version 0.0.9, now {samewise_version}): {label}; finished runs were trained with another version"
+    assert done.stderr.count(words) == 1, done.stderr
 
 
 @pytest.mark.parametrize("change", ["model.shortcut=B", "seed=1", "+model.unknown=1"])

@@ -59,6 +59,7 @@ def test_a_run_of_earlier_code_is_told_apart_and_trained_again_from_what_was_kep
     assert f"{label} has changed: SmallNet.__init__\n`samewise diff {first}` shows the lines" in words
 
     within(tmp_path, "init", again, "--from", first)
+    assert {"README.md", ".gitignore", "Makefile"} <= {path.name for path in (tmp_path / again).iterdir()}
     within(again, "train", "tracking=none")
     (repeated,) = again.glob("runs/first/*")
     assert repeated.name == first.name

@@ -12,6 +12,7 @@ from samewise_tiny import DIGITS
 
 import samewise as sw
 from samewise.runner.cli import main
+from samewise.runner.commands.runs import _choose_columns  # pyright: ignore[reportPrivateUsage]
 from samewise.runner.errors import ConfigError
 from samewise.runner.records import locks
 from samewise.runner.records.folder import RunFolder
@@ -239,3 +240,12 @@ def test_a_run_whose_config_is_damaged_hides_no_other(samewise, tmp_path, damage
     assert [(one.returncode, len(one.stdout.splitlines()) - 1) for one in done] == [(0, 1), (0, 2), (0, 3), (0, 3)]
     (line,) = "".join(one.stderr for one in done).splitlines()
     assert line.startswith(f"warning: {spoilt}: is damaged: ")
+
+
+def test_the_columns_of_differences_include_one_that_tells_each_run_apart() -> None:
+    others = {f"model.{number}": "-" for number in range(20)}
+    configs = [{"a.b.c.d": "1", **others}, {"a.b.c.d": "2", **others}, {"a.b.c.d": "1", **dict.fromkeys(others, "3")}]
+    shown, left_out = _choose_columns(configs)
+    assert "a.b.c.d" in shown
+    assert len({tuple(config[path] for path in shown) for config in configs}) == 3
+    assert len(shown) + left_out == 21

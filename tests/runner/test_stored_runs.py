@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import http.server
 import json
 import socket
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -96,3 +98,23 @@ def test_an_address_that_is_not_a_store_is_refused_and_nothing_is_created(
             assert words in done.stderr
             assert "hidden" not in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+class Gateway(http.server.BaseHTTPRequestHandler):
+    """Answers everything with the same text."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"200 OK")
+
+    do_POST = do_GET
+
+
+def test_a_gateway_that_answers_ok_is_no_mlflow_server(samewise: Callable[..., Any]) -> None:
+    with http.server.HTTPServer(("127.0.0.1", 0), Gateway) as gateway:
+        threading.Thread(target=gateway.serve_forever, daemon=True).start()
+        done = samewise("runs", "--uri", f"http://127.0.0.1:{gateway.server_address[1]}")
+        gateway.shutdown()
+    assert done.returncode == 2
+    assert "it is no MLflow server" in done.stderr

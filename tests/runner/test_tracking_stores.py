@@ -12,16 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from omegaconf import OmegaConf
 from samewise_runner_tracking_store import Store, expected, finish, sending, start, write
 
-from samewise.runner.config.schema import Tracking
 from samewise.runner.records import own_code
 from samewise.runner.records.files import read_json, write_json
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.tracking import sender
 from samewise.runner.tracking.progress import is_behind
-from samewise.runner.tracking.tracker import open_tracker
 
 
 @pytest.fixture(scope="module")
@@ -126,12 +123,21 @@ def test_a_run_with_only_its_end_unsent_is_behind_until_it_is_sent(written: RunF
     assert not is_behind(written)
 
 
-def test_an_empty_tag_is_sent_and_a_long_one_is_cut_with_a_warning(written: RunFolder, store: Store, caplog: pytest.LogCaptureFixture) -> None:
+def test_metrics_that_the_server_accepts_and_does_not_store_are_sent_again(written: RunFolder, store: Store) -> None:
+    one = sending(written, store)
+    logs = one.client.log_batch
+    one.client.log_batch = lambda *given, **batch: None if "metrics" in batch else logs(*given, **batch)
+    with pytest.raises(RuntimeError, match="accepted metrics that it does not have"):
+        one.synchronise(alive=False)
+    assert is_behind(written)
+    one.client.log_batch = logs
+    one.synchronise(alive=False)
+    assert store.rows("select count(*) from metrics where run_uuid = ?", one.progress.run_id) > [(0,)]
+    assert not is_behind(written)
+
+
+def test_an_empty_tag_is_sent_and_a_long_one_is_cut(written: RunFolder, store: Store) -> None:
     tags = {"empty": "", "long": "x" * 9000, "n" * 300: "named"}
-    open_tracker(written, OmegaConf.structured(Tracking(uri=store.uri, tags=tags)), resume_step=None)
-    name, value = [record.getMessage() for record in caplog.records if record.name == "samewise.tracking"]
-    assert name.startswith(f"tracking.tags: the name {'n' * 40}... is cut to 250 characters")
-    assert value.startswith("tracking.tags: long is cut to 8000 of 9000 characters")
     done = sending(written, store)
     done.settings["tags"] = tags
     assert done.synchronise(alive=False).refused == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
@@ -15,10 +14,7 @@ from typing import Any
 
 import pytest
 
-from samewise.runner.commands import tune
-from samewise.runner.config.compose import compose
-from samewise.runner.config.project import Project
-from samewise.runner.errors import ConfigError, TrainingError
+from samewise.runner.errors import TrainingError
 from samewise.runner.measuring import batch_size, learning_rate
 
 LAB = """
@@ -144,22 +140,6 @@ def test_a_range_test_whose_result_would_do_nothing_is_refused(here: Path, samew
     assert told in done.stderr
 
 
-def test_the_found_settings_are_written_as_an_experiment(here: Path, samewise: Callable[..., Any]) -> None:
-    wanted = ["experiment=resnet18_digits", "seed=1"]
-    args = argparse.Namespace(what="lr", overrides=wanted, package=[], config_dir=[], write=Path("configs/experiment/found.yaml"))
-    tune._write(args, ["optimizer.lr=0.02"])
-    written = compose(["experiment=found"], project=Project(here, (), (here / "configs",)))
-    assert written.fingerprint == compose([*wanted, "optimizer.lr=0.02"], project=Project(here)).fingerprint
-    assert tune._train_command(args.write) == "samewise train experiment=found --config-dir configs"
-    args.overrides, args.write = ["~clip_norm"], Path("configs/experiment/other.yaml")
-    with pytest.raises(ConfigError):
-        tune._write(args, ["optimizer.lr=0.02"])
-    assert not args.write.exists()
-    done = samewise("tune", "lr", *SMALL, "--write", "configs/experiment/found.yaml")
-    assert done.returncode == 2
-    assert "--write: already exists" in done.stderr
-
-
 def test_the_suggested_rate_is_where_the_smoothed_loss_falls_fastest() -> None:
     rates = [10 ** (-5 + step / 20) for step in range(100)]
     chance = random.Random(0)
@@ -223,7 +203,6 @@ def test_the_smallest_of_equally_fast_batch_sizes_is_suggested() -> None:
         (["lr", "--low", "1", "--high", "0.1"], "--low, --high: are not a range of learning rates"),
         (["lr", "--steps", "3"], "--steps: must be at least 20"),
         (["batch_size", "--memory", "0"], "--memory: must be greater than 0"),
-        (["lr", "--write", "found.yaml"], "--write: is not the file of an experiment"),
         (["lr", "optimizer.lrr=1"], "did you mean 'optimizer.lr'"),
         (["batch_size", "strategy=elastic", "strategy.nproc=2", "replicas=2"], "strategy: `tune batch_size` measures a single process"),
     ],

@@ -40,12 +40,10 @@ def test_a_path_that_cannot_be_written_is_named_with_its_option(samewise: Callab
     assert (tmp_path / "file").read_text() == "mine"
 
 
-@pytest.mark.parametrize("what", ["profile", "tune"])
-def test_nothing_is_written_through_a_dangling_link(samewise: Callable[..., Any], tmp_path: Path, what: str) -> None:
-    link = tmp_path / "experiment" / "x.yaml"
-    link.parent.mkdir()
+def test_nothing_is_written_through_a_dangling_link(samewise: Callable[..., Any], tmp_path: Path) -> None:
+    link = tmp_path / "x"
     link.symlink_to(tmp_path / "mine")
-    done = samewise(*(("profile", *TINY, "--out", link) if what == "profile" else ("tune", "lr", *TINY, "--write", link)))
+    done = samewise("profile", *TINY, "--out", link)
     assert done.returncode == 2, done.stdout
-    assert {"profile": "--out: is ", "tune": "--write: already exists"}[what] in done.stderr
+    assert "--out: is " in done.stderr
     assert not (tmp_path / "mine").exists()

@@ -243,19 +243,9 @@ def test_cancelling_makes_the_jobs_save(points, tmp_path: Path) -> None:
     held = sweep(*given, folder=tmp_path)
     assert held.returncode == 2
     assert "is being run by process" in held.stderr
-    assert "only limits what --cancel stops" in sweep("--status", "--points", "1", folder=tmp_path).stderr
-    unknown = sweep(name, "--cancel", "--points", "1,4", folder=tmp_path)
-    assert (unknown.returncode, "--points: " in unknown.stderr, "from 1 to 3" in unknown.stderr) == (2, True, True)
-    assert "point 1  seed=0  was asked to stop" in sweep(name, "--cancel", "--points", "1", folder=tmp_path).stdout
-    while [one["state"] for one in points(tmp_path, name)] != ["interrupted", "running", "waiting"]:  # the sweep goes on
-        assert process.poll() is None
-        time.sleep(0.05)
-    while not all(any(Path(tmp_path, one["folder"]).glob("trace.jsonl")) for one in points(tmp_path, name)[:2]):
-        assert process.poll() is None
-        time.sleep(0.05)
     assert sweep("--cancel", name, folder=tmp_path).returncode == 0
     assert process.wait(60) == 3
     found = points(tmp_path, name)
-    assert [one["state"] for one in found] == ["interrupted", "interrupted", "waiting"]
+    assert [one["state"] for one in found] == ["interrupted", "waiting", "waiting"]
     assert list(Path(tmp_path, found[0]["folder"], "checkpoints").glob("*"))
     assert os.listdir(tmp_path / "runs" / "sweeps") == [name]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 import shlex
 from collections import Counter
 from collections.abc import Sequence
@@ -195,16 +194,10 @@ def print_rows(rows: Sequence[Row], *, right: Sequence[str] = ()) -> None:
     _print_table(_console(), rows, right=right)
 
 
-_SHORT = 12
-"""Characters of a number, a run or a state, which stay on one line; on a narrow terminal the
-columns of longer words are wrapped."""
-
-
 def _print_table(console: PlainConsole, rows: Sequence[Row], *, right: Sequence[str] = ()) -> None:
     """Print rows as a table.
 
-    On a narrow terminal, what is the same in all rows goes above it, and headers and words are
-    wrapped; nothing is cut.
+    On a narrow terminal, what is the same in all rows goes above it; rich wraps the rest.
     """
     table = _table(rows, columns(rows), right=right)
     if (
@@ -220,10 +213,7 @@ def _print_table(console: PlainConsole, rows: Sequence[Row], *, right: Sequence[
             console.print(
                 "in all: " + "  ".join(f"{name} {rows[0].get(name) or '-'}" for name in same)
             )
-        table, needed = _narrow_table(
-            rows, [name for name in columns(rows) if name not in same], right=right
-        )
-        console.width = max(console.width, needed)
+        table = _table(rows, [name for name in columns(rows) if name not in same], right=right)
     console.print(table)
 
 
@@ -237,38 +227,6 @@ def _table(rows: Sequence[Row], names: Sequence[str], *, right: Sequence[str]) -
     for row in rows:
         table.add_row(*(Text(str(row.get(name, ""))) for name in names))
     return table
-
-
-def _narrow_table(
-    rows: Sequence[Row], names: Sequence[str], *, right: Sequence[str]
-) -> tuple[Table, int]:
-    """The table with wrapped headers, and its smallest width."""
-    table, needed = _table(rows, names, right=right), 2 * (len(names) - 1)
-    for name, column in zip(names, table.columns, strict=True):
-        cells = [str(row.get(name, "")) for row in rows]
-        longest = max(map(len, cells), default=0)
-        column.no_wrap = longest <= _SHORT
-        header = _break(name, max(_SHORT - 2, min(longest, _SHORT)))
-        column.header = Text(header)
-        least = (
-            longest
-            if column.no_wrap
-            else min(_SHORT, max(len(word) for cell in cells for word in cell.split()))
-        )
-        needed += max(least, *map(len, header.split("\n")))
-    return table, needed
-
-
-def _break(name: str, width: int) -> str:
-    """A name in lines of at most this many characters if it has dots, slashes, underscores or
-    spaces to break after.
-    """
-    lines = [""]
-    for part in re.split(r"(?<=[._/ ])", name):
-        if lines[-1] and len(lines[-1] + part.rstrip()) > width:
-            lines.append("")
-        lines[-1] += part
-    return "\n".join(lines)
 
 
 def _console() -> PlainConsole:
