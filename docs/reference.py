@@ -28,9 +28,34 @@ from samewise.runner.config.project import Project
 from samewise.runner.config.schema import Experiment
 
 ROOT = Path(__file__).resolve().parents[1]
+SOURCES = ("runner", "recipes", "datasets")
 API = ("compose", "train", "load", "predict", "runs", "sweep", "LoadedRun", "Trained", "Transforms")
 OF_EVERY_FILE = ("defaults", "_target_", "_partial_", "_args_")
 WORDS = {"array": "list", "object": "mapping"}
+OTHER_VARIABLES = {
+    "CUDA_VISIBLE_DEVICES": "Which GPUs there are. Jobs of a sweep each get theirs.",
+    "CUBLAS_WORKSPACE_CONFIG": "Set by `reproducibility=strict`, so that cuBLAS repeats to the bit.",
+    "GLIBC_TUNABLES": "With it, or any `MALLOC_...`, freed memory is not kept.",
+    "HF_HOME, HF_DATASETS_CACHE": "Where Hugging Face's caches are.",
+    "MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE": "The rendezvous of ranks, as torchrun sets it.",
+    "MKL_CBWR": "MKL's reproducible mode: `AUTO` unless set.",
+    "MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD, MLFLOW_TRACKING_TOKEN": "For the server.",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "Seconds to wait for an answer of the server: 30 unless set.",
+    "OMP_WAIT_POLICY": "How idle threads wait: `PASSIVE` unless set; it changes no bits.",
+    "PYTHONHASHSEED": "0 in every process of samewise; set it yourself for scripts and notebooks.",
+    "RAY_API_SERVER_ADDRESS, RAY_ADDRESS": "Ray's dashboard, for `launcher=ray`.",
+    "RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH, RAY_JOB_HEADERS": "What is sent to it.",
+    "TORCH_HOME": "Where torch's cache of published weights is.",
+    "TORCHINDUCTOR_CACHE_DIR": "Where compiled code is kept.",
+    "WANDB_MODE": "`offline`: W&B's files are kept for `wandb sync`.",
+    "XDG_CACHE_HOME, XDG_CONFIG_HOME": "Where samewise's cache and key are.",
+}
+WRITTEN_BY_COMMANDS = {
+    "eval/": "Pictures of `samewise eval`.",
+    "predictions/": "What `samewise predict` wrote.",
+    "tensorboard/, wandb/": "Files of these stores, with `tracking.report_to`.",
+    "sender.log": "What the process that sends to MLflow printed.",
+}
 
 
 def code(text: object) -> str:
@@ -163,18 +188,55 @@ def documented(file: Path) -> Iterator[tuple[str, str]]:
 
 def variable_page() -> str:
     """The environment variables that samewise reads."""
-    files = [
-        file for folder in ("runner", "datasets") for file in sorted((ROOT / folder).rglob("*.py"))
-    ]
+    files = [file for folder in SOURCES for file in sorted((ROOT / folder).rglob("*.py"))]
     found = {
         name[0]: text
         for file in files
         for line, text in documented(file)
         if (name := re.search(r"\bSAMEWISE_\w+", line))
     }
-    return "# Environment variables\n\n" + table(
-        ("variable", "meaning"), ((code(name), prose(text)) for name, text in sorted(found.items()))
-    )
+    page = "# Environment variables\n\n"
+    for head, texts in (
+        ("Of samewise", dict(sorted(found.items()))),
+        ("Of other libraries", OTHER_VARIABLES),
+    ):
+        rows = ((", ".join(map(code, name.split(", "))), text) for name, text in texts.items())
+        page += f"## {head}\n\n{table(('variable', 'meaning'), ((a, prose(b)) for a, b in rows))}\n"
+    return page
+
+
+def message_page() -> str:
+    """Every message of a problem in the code, by room: what it says, what was expected, a hint."""
+    page = "# Messages\n\nEach error and warning, with `...` for what differs from case to case. "
+    page += "[Troubleshooting](../docs/troubleshooting.md) says what to do about common ones, and "
+    page += "[warnings](../docs/warnings.md) shows warnings with commands that cause them.\n"
+    names = ("path", "message", "value", "expected", "hint")
+    rooms = dict[str, set[tuple[str, ...]]]()
+    for file in sorted(file for top in SOURCES for file in (ROOT / top).rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Problem":
+                arguments = dict(zip(names, node.args, strict=False))
+                arguments |= {
+                    keyword.arg: keyword.value for keyword in node.keywords if keyword.arg
+                }
+                texts = tuple(map(spelled, map(arguments.get, ("message", "expected", "hint"))))
+                room = "/".join(file.relative_to(ROOT).parts[:2]).removesuffix(".py")
+                rooms.setdefault(room, set()).update([texts] if texts[0] else [])
+    for room, rows in rooms.items():
+        cells = ((prose(text) for text in row) for row in sorted(rows))
+        page += f"\n## {room}\n\n{table(('message', 'expected', 'hint'), cells)}" if rows else ""
+    return page
+
+
+def spelled(node: ast.expr | None) -> str:
+    """A text in the code, with `...` for the values in it; empty if it is none."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.JoinedStr):
+        return "".join(spelled(part) or "..." for part in node.values)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return spelled(node.left) + spelled(node.right)
+    return ""
 
 
 def file_page() -> str:
@@ -185,7 +247,11 @@ def file_page() -> str:
         if (match := re.search(r"_In\('(.+)'\)", line))
     ]
     head = "# Files of a run\n\nThe folder of a run is `RUN_ROOT/NAME/FINGERPRINT`, with the first 12 digits of the fingerprint.\n\n"
-    return head + table(("file", "what it is"), ((code(name), prose(text)) for name, text in found))
+    rows = [*found, *WRITTEN_BY_COMMANDS.items()]
+    return head + table(
+        ("file", "what it is"),
+        ((", ".join(map(code, name.split(", "))), prose(text)) for name, text in rows),
+    )
 
 
 def exit_code_page(help_: str) -> str:
@@ -229,6 +295,7 @@ def write(folder: Path) -> None:
         "settings": settings_page(found),
         "environment": variable_page(),
         "files": file_page(),
+        "messages": message_page(),
         "python": python_page(),
     }
     pages["exit_codes"] = exit_code_page(pages["commands"])

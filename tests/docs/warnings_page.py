@@ -16,8 +16,9 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "warnings.md"
 
 HEAD = """# Warnings
 
-If a setting would not have the effect that its name promises, there is an error or a warning. `samewise check` and `samewise train` print warnings and
-continue; after a warning, `samewise check --strict` exits with code 2. `python tests/docs/warnings_page.py --write` generates this page by running
+If a setting would not have the effect that its name promises, there is an error or a warning.
+`samewise check` and `samewise train` print warnings and continue; after a warning, `samewise check
+--strict` exits with code 2. `python tests/docs/warnings_page.py --write` makes this page by running
 each command; a test compares the page with their output.
 
 | warning | reason |
