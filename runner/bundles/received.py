@@ -4,7 +4,6 @@ temporary folder. Imports mlflow only for a store.
 
 from __future__ import annotations
 
-import math
 import re
 import shutil
 import tempfile
@@ -18,11 +17,10 @@ from samewise.runner.bundles import archive
 from samewise.runner.config import saved
 from samewise.runner.errors import ConfigError, Problem, SamewiseError
 from samewise.runner.records import shapes, trust
-from samewise.runner.records.files import LARGEST, read_json, write_json
+from samewise.runner.records.files import LARGEST, read_json
 from samewise.runner.records.folder import SHARDS, RunFolder
 from samewise.runner.tracking.address import check_uri, remove_password, require_there
 from samewise.runner.tracking.sender import quiet_mlflow
-from samewise.runner.verify.stored_record import STORED
 
 RUN = (
     "a run's folder or name, the start of its fingerprint, its MLflow run id or address "
@@ -125,12 +123,7 @@ def fetch(run_id: str, uri: str, into: Path, *, trust: bool = False) -> RunFolde
             run = client.get_run(run_id)
             place = str(run.info.artifact_uri)
             _require_near(place, checked, trust=trust)
-            folder = _download(client, run_id, into, store)
-            metrics = {
-                name: value for name, value in run.data.metrics.items() if math.isfinite(value)
-            }
-            write_json(folder.path / STORED, {"metrics": metrics, "params": run.data.params})
-            return folder
+            return _download(client, run_id, into, store)
 
 
 def _require_near(place: str, uri: str, *, trust: bool) -> None:

@@ -117,7 +117,7 @@ def _compare(first: Any, second: Any) -> dict[str, Any]:
             *(identity(saved.config_in(folder.config).whole) for folder in folders)
         )
     ]
-    divergence, misstated = _trace_divergence(
+    divergence = _trace_divergence(
         folders, (head, other), (one, two), stages, [path for path, *_ in config]
     )
     logged = {
@@ -166,7 +166,7 @@ def _compare(first: Any, second: Any) -> dict[str, Any]:
         f"{folder.path}: {words}"
         for folder in folders
         if folder.trace.exists() and (words := roots.alterations(folder).get("trace"))
-    ] + misstated
+    ]
     return {
         "same": bool(both or ended)
         and not divergence
@@ -201,9 +201,7 @@ def _compare(first: Any, second: Any) -> dict[str, Any]:
             if (words := trace_reader.missing_start(lines))
         ],
         "altered": altered,
-        "parts": {key: value for key, value in asdict(divergence).items() if key != "altered"}
-        if divergence
-        else None,
+        "parts": asdict(divergence) if divergence else None,
     }
 
 
@@ -213,16 +211,14 @@ def _trace_divergence(
     traces: Sequence[Any],
     stages: Sequence[str],
     settings: Sequence[str],
-) -> tuple[Divergence | None, list[str]]:
+) -> Divergence | None:
     """Where two runs' traces first differ, given their heads and lines, the stages to compare and
-    the settings that differ; and what was altered in one.
+    the settings that differ.
     """
     from samewise.runner.verify.divergence import (
         Divergence,
         explain,
         first_divergence,
-        misstated_losses,
-        other_layers,
         other_start,
         same_start,
         unknown_since,
@@ -230,11 +226,10 @@ def _trace_divergence(
 
     (head, other), (one, two) = heads, traces
     if start := other_start(head, other):
-        return start, []
-    both, journals, altered = (
+        return start
+    both, journals = (
         sorted(one.keys() & two.keys()),
         [logged_values(folder.metrics) for folder in folders],
-        list[str](),
     )
     several = any(
         len((read_json(folder.environment, shapes.ENVIRONMENT) or {}).get("optimizers", ())) > 1
@@ -243,27 +238,8 @@ def _trace_divergence(
     for step in both:
         lines = one[step], two[step]
         if not (found := first_divergence(head, *lines, other=other, stages=stages)):
-            if head == other and (place := other_layers(head, *lines)):
-                words = (
-                    "a trace was altered: at step {} it has other digests of single {}, first "
-                    "of {}, and the same of all of them"
-                )
-                altered.append(words.format(step, *place))
             continue
         logged = _of_step(journals, step)
-        if found[0] == "loss" and (losses := misstated_losses(lines, logged)) is not None:
-            if losses:
-                words = (
-                    "a trace was altered: at step {} the losses in the traces are {!r} and "
-                    "{!r}, and both runs logged the same ones"
-                )
-                altered.append(words.format(step, *losses))
-            if not (
-                found := first_divergence(
-                    head, *lines, other=other, stages=[stage for stage in stages if stage != "loss"]
-                )
-            ):
-                continue
         since = unknown_since(step, both)
         known = same_start(head, other, step) or (
             step > both[0]
@@ -278,8 +254,8 @@ def _trace_divergence(
             reason += "; or the weights before that step differ" + (
                 ", which a trace does not record" if step == both[0] else ""
             )
-        return Divergence(step, stage, layer, reason, since=since), altered
-    return None, altered
+        return Divergence(step, stage, layer, reason, since=since)
+    return None
 
 
 def _of_step(

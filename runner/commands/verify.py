@@ -22,7 +22,7 @@ EXAMPLES = """examples:
   samewise verify 61df...0b --uri http://tracking:5000     by its MLflow run id, from MLflow alone: its folder may be gone
   samewise verify result.bundle                            a bundle from `samewise bundle`, with the code installed here
   samewise verify 3f2a --audit 2                           two parts of the training, drawn at random
-  samewise verify 3f2a --audit all                         all parts; names what was forged
+  samewise verify 3f2a --audit all                         all parts
   samewise verify digits                                   an export, in every runtime that is installed
 
 exit codes: 0 the same bits; 1 they differ, or the environments cannot be compared; 2 the input was wrong

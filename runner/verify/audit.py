@@ -1,5 +1,5 @@
-"""Repeats parts of a training, each from one kept checkpoint to the next, and reports what was
-forged in the record.
+"""Repeats parts of a training, each from one kept checkpoint to the next, and finds where each first
+differs from the record.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,18 +42,6 @@ class Segment:
     start: int
     end: int
     kept: Path | None
-
-
-@dataclass(frozen=True)
-class Replayed:
-    """A repeated segment: where trace lines, final state and logged metrics (or what only the
-    record has otherwise) differ from the record.
-    """
-
-    segment: Segment
-    steps: Sequence[Divergence]
-    state: Sequence[tuple[str, str]]
-    metrics: Sequence[Divergence]
 
 
 def begin(run: Run) -> dict[str, Any] | None:
@@ -124,8 +112,6 @@ class Audit:
     comparison: Comparison
     logged: Sequence[tuple[int, str, float]]
     begun: Mapping[str, Any]
-    replayed: dict[Segment, Replayed] = field(default_factory=dict[Segment, Replayed])
-    """What was taken again."""
 
     def __post_init__(self) -> None:
         self._first, self._initial = (
@@ -137,36 +123,33 @@ class Audit:
         for callback in self.run.callbacks.values():
             callback.on_start(self.run.recorder.view)
 
-    def replay(self, segment: Segment) -> Replayed:
-        """Repeat a segment."""
-        if segment not in self.replayed:
-            self.comparison.divergences.clear()
-            replay(self.run, self._state(segment.start), segment.end)
-            self.run.recorder.tracker.before_checkpoint(segment.end)  # its journal is on the disk
-            after, until = segment.start or -1, None if at_end(self.run) else segment.end
-            metrics = logged_divergences(
-                self.logged,
-                logged_values(self.run.folder.metrics),
-                after=after,
-                until=until,
-                left_out=self._left_out,
+    def replay(self, segment: Segment) -> Divergence | None:
+        """Repeat a segment.
+
+        Returns:
+            Where its steps, its metrics or the state at its end first differ from the record.
+        """
+        self.comparison.divergences.clear()
+        replay(self.run, self._state(segment.start), segment.end)
+        if self.comparison.divergences:
+            return self.comparison.divergences[0]
+        self.run.recorder.tracker.before_checkpoint(segment.end)  # its journal is on the disk
+        metrics = logged_divergences(
+            self.logged,
+            logged_values(self.run.folder.metrics),
+            after=segment.start or -1,
+            until=None if at_end(self.run) else segment.end,
+            left_out=self._left_out,
+        )
+        if metrics or not segment.kept:
+            return min(metrics, key=lambda divergence: divergence.step, default=None)
+        names = parameter_names(self.run)
+        for name, values in state_differences(self._kept_state(segment), state_of(self.run), names):
+            reason = f"these steps do not lead to {segment.kept.name}" + f" ({values})" * bool(
+                values
             )
-            end = state_of(self.run) if segment.kept else {}
-            differing = (
-                state_differences(self._kept_state(segment), end, parameter_names(self.run))
-                if segment.kept
-                else []
-            )
-            # What follows from an evaluation differs too, so that its results in the checkpoint say
-            # no more
-            if metrics:
-                differing = [one for one in differing if not one[1] or _is_trained([one])]
-            altered, steps = (
-                [one for one in self.comparison.divergences if one.altered is only]
-                for only in (True, False)
-            )
-            self.replayed[segment] = Replayed(segment, steps, differing, [*altered, *metrics])
-        return self.replayed[segment]
+            return Divergence(segment.end, "checkpoint", name.removeprefix("weights: "), reason)
+        return None
 
     def _kept_state(self, segment: Segment) -> Mapping[str, Any]:
         """The checkpoint at a segment's end, without the best by metrics that the one at its start
@@ -192,7 +175,7 @@ class Audit:
         )
 
     def judge_summary(self, summary: Mapping[str, Any]) -> list[Divergence]:
-        """Where the run's summary disagrees with its last checkpoint, which `judge` compares with
+        """Where the run's summary disagrees with its last checkpoint, which `replay` compares with
         the steps before it.
         """
         for kept in checkpoint.list_checkpoints(self.folder.checkpoints)[-1:]:
@@ -200,93 +183,6 @@ class Audit:
                 restore(self.run, checkpoint.load(kept.path))
                 return summary_divergences(summary, summarise(self.run)) if at_end(self.run) else []
         return []
-
-    def judge(self, segment: Segment, before: Segment | None) -> list[Divergence]:
-        """What was forged in a segment.
-
-        If it may be the checkpoint at its start, the previous segment is repeated too.
-        """
-        found, traced = (
-            self.replay(segment),
-            [step for step in self.comparison.steps if segment.start < step <= segment.end],
-        )
-        apart = [one.step for one in found.steps]
-        if (
-            apart and apart[-1] == max(traced) and (found.state or not segment.kept)
-        ):  # so are the weights with which the training continues
-            if (
-                apart[0] == min(traced)
-                and before is not None
-                and (forged := self._forged_start(before))
-            ):
-                return forged
-            return [_forged_step(found.steps[0], segment, found.state)]
-        wrong = [_forged_line(one) for one in found.steps] + list(found.metrics)
-        if found.state:
-            # Different weights or optimizer states at the start would show in the steps; what a
-            # callback keeps would not.
-            started = before is not None and not _is_trained(found.state)
-            wrong += (self._forged_start(before) if started and before else []) or [
-                _forged_checkpoint(segment, found.state)
-            ]
-        return wrong
-
-    def _forged_start(self, before: Segment) -> list[Divergence]:
-        found = self.replay(before)
-        if not found.state:
-            return []
-        return (
-            [_forged_step(found.steps[0], before, found.state)]
-            if found.steps
-            else [_forged_checkpoint(before, found.state)]
-        )
-
-
-def _is_trained(state: Sequence[tuple[str, str]]) -> bool:
-    """Whether the weights or the optimizer differ: at the start, such a difference would show in
-    the steps.
-    """
-    return any(name.startswith(("weights", "the optimizer")) for name, _ in state)
-
-
-def _forged_line(divergence: Divergence) -> Divergence:
-    reason = (
-        f"the trace was altered ({divergence.stage}): the line is not what this step gives, "
-        "and the training continues as recorded"
-    )
-    return Divergence(divergence.step, divergence.stage, divergence.layer, reason, altered=True)
-
-
-def _forged_checkpoint(segment: Segment, state: Sequence[tuple[str, str]]) -> Divergence:
-    assert segment.kept is not None
-    reason = (
-        f"{segment.kept.name} was altered: the steps before it are as recorded, but do not "
-        f"lead to it; {_summarise_names(state)}"
-    )
-    return Divergence(segment.end, "checkpoint", state[0][0].removeprefix("weights: "), reason)
-
-
-def _forged_step(
-    divergence: Divergence, segment: Segment, state: Sequence[tuple[str, str]]
-) -> Divergence:
-    settings = [
-        f"{name}: {values}"
-        for name, values in state
-        if values and name.startswith(("the optimizer's", "schedule"))
-    ]
-    why = (
-        f"; {segment.kept.name} has another setting: {'; '.join(settings[:3])}"
-        if settings and segment.kept
-        else ""
-    )
-    reason = f"was not computed as recorded, or from other data or code: {divergence.reason}"
-    return Divergence(divergence.step, divergence.stage, divergence.layer, reason + why)
-
-
-def _summarise_names(state: Sequence[tuple[str, str]]) -> str:
-    """The first name that differs, and how many more do."""
-    values = f" ({state[0][1]})" if state[0][1] else ""
-    return f"{len(state)} differ{'s' * (len(state) == 1)}{values}"
 
 
 _HOW = ("fused", "foreach", "differentiable", "capturable")

@@ -57,21 +57,11 @@ def audit(
             Problem(str(folder.path), "no part of this run can be audited", hint=hint)
         )
     seed = secrets.randbelow(1 << 32) if seed is None else seed
-    auditing, before = (
-        Audit(again, folder, comparison, read_logged(folder), begun or {}),
-        {part.end: part for part in parts},
-    )
-    chosen = choose(parts, count or None, seed, divergences)
-    found = list(
-        dict.fromkeys(
-            divergence
-            for part in chosen
-            for divergence in auditing.judge(part, before.get(part.start))
-        )
-    )
+    auditing = Audit(again, folder, comparison, read_logged(folder), begun or {})
+    done = choose(parts, count or None, seed, divergences)
+    found = [divergence for part in done if (divergence := auditing.replay(part))]
     found += auditing.judge_summary(read_json(folder.summary, shapes.SUMMARY) or {})
     divergences += found
-    done = sorted(auditing.replayed, key=lambda part: part.start)
     steps, last = sum(part.end - part.start for part in done), parts[-1].end
     said += map(str, found)
     drawn = f" (drawn with --audit-seed {seed})" if count else ""

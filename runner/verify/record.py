@@ -11,7 +11,6 @@ from samewise.runner.config.compose import Composed
 from samewise.runner.records import kept_sources, shapes, sources
 from samewise.runner.records.files import read_json
 from samewise.runner.records.folder import RunFolder
-from samewise.runner.training.run import Run
 from samewise.runner.verify import record_comparison
 from samewise.runner.verify.request import Request
 from samewise.runner.verify.rerun_comparison import Comparison
@@ -51,7 +50,6 @@ def changed_code(folder: RunFolder) -> list[str]:
 def unknown(
     request: Request,
     record: Record,
-    again: Run,
     comparison: Comparison,
     altered: Sequence[str],
 ) -> list[str]:
@@ -71,7 +69,6 @@ def unknown(
             "cannot be verified: whether trace and checkpoints were altered after the "
             "run had ended; summary.json has no SHA-256 of them"
         )
-    lacking += record_comparison.unverifiable(record.environment, again.environment)
     if hidden := record_comparison.hidden_settings(record.original):
         lacking.append(
             "cannot be verified: the fingerprint of config.yaml, in which "

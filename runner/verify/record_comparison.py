@@ -18,7 +18,6 @@ from samewise.runner.errors import first_few
 from samewise.runner.records import checkpoint, kept_checkpoints, shapes
 from samewise.runner.records.files import read_json
 from samewise.runner.records.folder import RunFolder
-from samewise.runner.records.summary import LEVELS
 from samewise.runner.secrets import HIDDEN
 from samewise.runner.tracking.journal import read_entries
 from samewise.runner.training.run import Run
@@ -30,18 +29,6 @@ training."""
 
 _OF_TRAINING = ("name", "reproducibility", "total_steps", "data", "optimizers")
 """The entries of environment.json that follow from a config and its data."""
-_OF_THE_MACHINE = (
-    "python",
-    "platform",
-    "versions",
-    "cpu",
-    "threads",
-    "device",
-    "variables",
-    "git",
-    "libraries",
-)
-"""Its entries that only the recording machine knew."""
 _OF_THE_END = ("status", "level", "weights_sha256", "steps", "epochs", "stopped_early", "metrics")
 """What summary.json tells that another training gives again."""
 
@@ -121,25 +108,6 @@ def left_out_on_resuming(journal: Path) -> set[str]:
 def unlogged(names: Collection[str], again: Logged) -> set[str]:
     """Those metrics that another training does not log at any step."""
     return set(names) - {name for _, name in again} if names else set()
-
-
-def not_logged(told: Iterable[tuple[int, str, float]], again: Logged, *, every: int) -> list[str]:
-    """A sentence on what another training logs and the run lacks (losses only at multiples of
-    `every`): lines deleted, or the disk was full.
-    """
-    known = {(step, name) for step, name, _ in told}
-    missing = [
-        one
-        for one in sorted(again)
-        if one not in known and (one[0] % every == 0 or not one[1].startswith("train/"))
-    ]
-    if not missing:
-        return []
-    step, name = missing[0]
-    return [
-        f"metrics.jsonl lacks {len(missing)} value{'s' * (len(missing) > 1)} that training "
-        f"again logs: the first is {name} at step {step}"
-    ]
 
 
 def summary_divergences(told: Mapping[str, Any], again: Mapping[str, Any]) -> list[Divergence]:
@@ -230,18 +198,7 @@ def alterations(folder: RunFolder, original: Composed, run: Run, *, foreign: boo
         read_json(folder.environment, shapes.ENVIRONMENT) or {},
     )
     said = [
-        f"{name}: {reason}"
-        for name, told in (("summary.json", summary), ("environment.json", recorded))
-        if (reason := _level(told, run))
-    ]
-    if summary and recorded.get("level", summary["level"]) != summary["level"]:
-        said.append(
-            f"summary.json has the level {summary['level']}, and environment.json "
-            f"{recorded['level']}: one of them was altered"
-        )
-    said += [
         *_fingerprints(folder, original, summary, recorded),
-        *_contradictions(recorded),
         *kept_checkpoints.misled_links(folder.checkpoints, summary),
     ]
     if not foreign:
@@ -327,34 +284,6 @@ def _describe(file: str, path: str, one: Any, two: Any) -> str:
     return f"{file}: {path} is recorded as {one!r}, and {again}"
 
 
-def _level(told: Mapping[str, Any], run: Run) -> str:
-    """A sentence if a level is higher than config and strategy allow."""
-    level, most = told.get("level"), run.recorder.level
-    order = list(LEVELS)
-    if level is None or (level in order and order.index(level) <= order.index(most)):
-        return ""
-    return f"the level is recorded as {level}, and the most that this config can claim is {most}"
-
-
-def _contradictions(recorded: Mapping[str, Any]) -> Iterator[str]:
-    """Where environment.json contradicts itself."""
-    shown = dict(_facts(recorded)) | {"device": recorded.get("device")}
-    shown |= {
-        f"data.{split}": facts.get("fingerprint")
-        for split, facts in recorded.get("data", {}).items()
-    }
-    shown |= {
-        f"optimizers.{phase}": facts.get("implementation")
-        for phase, facts in recorded.get("optimizers", {}).items()
-    }
-    for name, value in recorded.get("decides", {}).items():
-        if shown.get(name, value) != value:
-            yield (
-                f"environment.json contradicts itself: {name} is {shown[name]!r} where it is "
-                f"shown, and {value!r} under `decides`"
-            )
-
-
 def describe_foreign(foreign: Sequence[str], again: Run, overridden: Collection[str] = ()) -> str:
     """Describe what differs in the environment, the data last, with the reason.
 
@@ -397,28 +326,3 @@ def describe_foreign(foreign: Sequence[str], again: Run, overridden: Collection[
         else "files have changed, or the data set does not repeat"
     )
     return "; ".join([*said, f"the data differ ({reason}): " + "; ".join(data)])
-
-
-def unverifiable(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
-    """A sentence on facts of the recording machine that differ here and do not affect bits, so that
-    they cannot be verified.
-    """
-    one, two = dict(_facts(recorded)), dict(_facts(json.loads(json.dumps(here))))
-    differing = [
-        name
-        for name in one
-        if name not in recorded.get("decides", {}) and one[name] != two.get(name)
-    ]
-    said = "; ".join(
-        f"{name} recorded as {one[name]!r}, here {two.get(name)!r}" for name in differing
-    )
-    return [f"cannot be verified: {said}"] if said else []
-
-
-def _facts(record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for key in _OF_THE_MACHINE:
-        value = record.get(key)
-        if isinstance(value, Mapping):
-            yield from ((f"{key}.{name}", one) for name, one in value.items() if name != "diff")
-        elif value is not None:
-            yield key, value

@@ -9,11 +9,8 @@ from typing import Any, final
 
 from samewise.runner.errors import CheckpointError, SamewiseError
 from samewise.runner.interfaces import Callback, Outcome, RunView
-from samewise.runner.records import checkpoint, kept_checkpoints, shapes, trace, trace_reader
+from samewise.runner.records import checkpoint, shapes, trace_reader
 from samewise.runner.records.digest import (
-    combine,
-    state_sha256,
-    tensor_digests,
     value_digest,
     weights_sha256,
 )
@@ -26,9 +23,7 @@ from samewise.runner.verify.divergence import (
     explain,
     first_altered_tensor,
     first_divergence,
-    misstated_losses,
     only_in,
-    other_layers,
     other_start,
     same_start,
     unknown_since,
@@ -113,10 +108,7 @@ class Comparison(Callback):
     def _difference(
         self, run: RunView, outcome: Outcome, lines: tuple[dict[str, Any], Mapping[str, Any]]
     ) -> Divergence | None:
-        """Where two lines of a step differ.
-
-        What only the record's line has otherwise, although the training is the same, is noted.
-        """
+        """Return where two lines of a step differ."""
         step, several, found = (
             outcome.step,
             len(outcome.gradient_norms) > 1,
@@ -127,23 +119,7 @@ class Comparison(Callback):
             for name, here in {**outcome.losses, **outcome.gradient_norms}.items()
         }
         logged = {name: (there, here) for name, (there, here) in told.items() if there is not None}
-        if found and found[0] == "loss" and (losses := misstated_losses(lines, logged)) is not None:
-            if losses:
-                words = (
-                    "the trace was altered (loss): it has {!r}; training again gives {!r}, and "
-                    "the losses in metrics.jsonl"
-                ).format(*losses)
-                self.divergences.append(Divergence(step, "loss", "", words, altered=True))
-            found = first_divergence(
-                self._head, *lines, stages=[stage for stage in trace.STAGES if stage != "loss"]
-            )
         if not found:
-            if place := other_layers(self._head, *lines):
-                words = (
-                    f"the trace was altered (layers): digests of single {place[0]} are not "
-                    "what training again gives, and that of all of them is"
-                )
-                self.divergences.append(Divergence(step, *place, words, altered=True))
             return None
         known = (
             step - 1 in self._lines or same_start(self._head, _head_of(run), step)
@@ -203,36 +179,13 @@ def checkpoint_divergences(folder: RunFolder) -> list[Divergence]:
     altered, divergences = alterations(folder), list[Divergence]()
     for kept in checkpoint.list_checkpoints(folder.checkpoints):
         try:
-            state = checkpoint.read(kept.path)
-            # Before the shards are added
-            content = state_sha256(
-                {name: value for name, value in state.items() if name not in ("format", "seconds")}
-            )
-            state = checkpoint.load_sharded(state, kept.path)
+            state = checkpoint.load(kept.path)
         except CheckpointError as error:
             divergences.append(
                 Divergence(kept.step, "checkpoint", "", str(error.problems[0]).partition("\n")[0])
             )
             continue
         divergences += _mismatch(head, lines, kept, state)
-        manifest = kept_checkpoints.manifest_of(kept.path) or {}
-        weights = manifest.get("weights")
-        if weights and weights != f"{combine(tensor_digests(state['model'])):016x}":
-            divergences.append(
-                Divergence(
-                    kept.step,
-                    "root",
-                    "",
-                    f"{kept.path.name}/manifest.json was altered: its digest of the "
-                    "weights is not that of state.pt",
-                )
-            )
-        elif manifest.get("content", content) != content:
-            reason = (
-                f"{kept.path.name} was altered: the values in its state.pt do not have the "
-                "digest in its manifest.json (content)"
-            )
-            divergences.append(Divergence(kept.step, "root", "", reason))
         if reason := altered.get(str(kept.step)):
             divergences.append(Divergence(kept.step, "root", "", reason))
         summary = read_json(folder.summary, shapes.SUMMARY) or {}

@@ -1,6 +1,4 @@
-"""Trains a recorded run again to compare all that it recorded, and concludes what the differences
-mean.
-"""
+"""Trains a recorded run again, to compare all that it recorded."""
 
 from __future__ import annotations
 
@@ -10,7 +8,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from samewise.runner.data import streams
 from samewise.runner.errors import CheckpointError, number_of
 from samewise.runner.records import checkpoint, shapes
 from samewise.runner.records.checkpoint import list_checkpoints
@@ -18,7 +15,6 @@ from samewise.runner.records.checkpoint_writer import Checkpoints
 from samewise.runner.records.files import read_json
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.tracking.journal import logged_values, read_entries
-from samewise.runner.training.evaluation import metrics_of, validate
 from samewise.runner.training.loop import fit
 from samewise.runner.training.run import Run
 from samewise.runner.verify.audit import state_differences
@@ -27,7 +23,6 @@ from samewise.runner.verify.record_comparison import (
     MEASURED,
     artifact_divergences,
     logged_divergences,
-    not_logged,
     summary_divergences,
 )
 from samewise.runner.verify.replay import parameter_names
@@ -35,9 +30,7 @@ from samewise.runner.verify.rerun_comparison import Comparison, Diverged
 
 
 def read_logged(folder: RunFolder) -> list[tuple[int, str, float]]:
-    """Step, name and value of every logged metric: a forged journal may contain two values for one
-    step and name.
-    """
+    """Step, name and value of every logged metric; a journal may have several of one step and name."""
     return [
         (entry.step, name, value)
         for entry, _ in read_entries(folder.metrics)
@@ -133,11 +126,6 @@ def train_again(
             f"metrics that measure the machine belong under {', '.join(MEASURED)}: these "
             "are not compared"
         )
-    notes += (
-        not_logged(told, logged, every=again.config.tracking.log_every_steps)
-        if recorded and folder.metrics.exists()
-        else []
-    )
     return [words, *map(str, found), *notes]
 
 
@@ -197,66 +185,3 @@ def _of_checkpoint(
         f"metrics.{name.replace(': ', '.')}" if counted is results else "",
         reason,
     )
-
-
-def conclude(again: Run, found: Sequence[Divergence], *, altered: bool, steps: int | None) -> str:
-    """A sentence on what it means that the same steps have the same bits, but other things than
-    recorded follow from them.
-
-    Args:
-        again: The second training, at any step: its validation split is evaluated twice if only
-            evaluations differ.
-        found: What differs from the second training.
-        altered: Whether the record contradicts itself.
-        steps: How many steps the run took, as recorded.
-    """
-    same = "not verified: the steps that were repeated have the same bits, but"
-    if altered or any(_is_settled(one, again.step == steps) for one in found):
-        return f"{same} what was recorded was altered: see above"
-    if any(one.layer == "weights_sha256" for one in found):
-        return (
-            "not verified: the weights at the end of training differ: it does not repeat here, "
-            "or summary.json was altered"
-        )
-    one, two = _results(again), _results(again)
-    if not any(_is_evaluated(divergence, one) for divergence in found):
-        return (
-            f"{same} not what was recorded with them: it was altered, or depends on more than "
-            "the config, the code and the data"
-        )
-    if drifting := next((name for name in one if repr(one[name]) != repr(two.get(name))), None):
-        return (
-            f"{same} their evaluation is random: evaluated twice here, the same weights give "
-            f"{drifting} {one[drifting]!r} and {two.get(drifting)!r}"
-        )
-    return (
-        f"{same} their evaluation does not give what was recorded: the validation data or the "
-        "evaluation's code have changed, or the record was altered"
-    )
-
-
-def _is_settled(one: Divergence, same_end: bool) -> bool:
-    """Whether a difference shows that the record was altered: the checkpoint or the end of training
-    that steps of the same bits lead to.
-    """
-    return (
-        one.altered
-        or one.stage in ("checkpoint", "chain", "root")
-        or (one.stage == "summary" and same_end and one.layer in ("status", "steps", "epochs"))
-    )
-
-
-def _is_evaluated(one: Divergence, names: Collection[str]) -> bool:
-    """Whether a result of an evaluation differs; `names`: of its metrics."""
-    return one.stage == "artifact" or (
-        one.stage in ("metric", "summary") and one.layer.endswith((*names, "metrics.best.step"))
-    )
-
-
-def _results(run: Run) -> dict[str, float]:
-    with streams.preserve_generators():
-        return {
-            name: value
-            for split, scored in validate(run).items()
-            for name, value in metrics_of(scored, f"{split}/").items()
-        }

@@ -33,9 +33,8 @@ from samewise.runner.verify.preconditions import (
 )
 from samewise.runner.verify.record import Record, changed_code, unknown
 from samewise.runner.verify.request import QUIET, Request
-from samewise.runner.verify.second_training import conclude, train_again
+from samewise.runner.verify.second_training import train_again
 from samewise.runner.verify.step_inspection import explain_difference
-from samewise.runner.verify.stored_record import store_contradictions
 
 
 def verify_run(
@@ -115,7 +114,6 @@ def _compare(
     )
     altered = [
         *roots.alterations(folder).get("trace", "").splitlines(),
-        *store_contradictions(folder),
         *record_comparison.alterations(
             folder,
             record.original,
@@ -127,7 +125,7 @@ def _compare(
     said = [
         *(f"{folder.path}: {fault}" for fault in altered),
         *map(str, divergences),
-        *unknown(request, record, again, comparison, altered),
+        *unknown(request, record, comparison, altered),
         *changed,
     ]
     verdict = Verification(folder.path, altered=altered, said=said)
@@ -144,7 +142,7 @@ def _compare(
             file=sys.stderr,
             flush=True,
         )
-    contradictions, audited = _repeat(request, record, again, comparison, divergences, verdict)
+    audited = _repeat(request, record, again, comparison, divergences, verdict)
     first, apart = None, _first_apart(divergences)
     if apart and apart.stage != "initial" and not request.coarse:
         same_code = not changed and not any(fault.startswith("config.yaml") for fault in altered)
@@ -154,14 +152,6 @@ def _compare(
         f"the config differs: {path}: {shown(there)} there, {shown(here)} here"
         for path, there, here in record.unlike
     ]
-    if (
-        (altered or divergences)
-        and record.environment
-        and not (record.unlike or changed or foreign or apart)
-    ):
-        steps = (read_json(folder.summary, shapes.SUMMARY) or {}).get("steps")
-        doubtful = bool(altered or contradictions)
-        said.append(conclude(again, divergences, altered=doubtful, steps=steps))
     earliest = min(divergences, key=lambda divergence: divergence.step, default=None)
     return replace(
         verdict,
@@ -181,11 +171,11 @@ def _repeat(
     comparison: rerun_comparison.Comparison,
     divergences: list[Divergence],
     verdict: Verification,
-) -> tuple[list[Divergence], dict[str, Any] | None]:
+) -> dict[str, Any] | None:
     """Train again, or repeat segments, and add what is found to `divergences` and the verdict.
 
     Returns:
-        What contradicted the record before and still does, and what was audited.
+        What was audited.
     """
     folder, said, audited = record.folder, verdict.said, None
     assert isinstance(said, list)
@@ -195,18 +185,9 @@ def _repeat(
     again.callbacks["verify"] = comparison
     again.recorder.trace.algorithm = comparison.algorithm
     comparison.doubted = {fault.step for fault in divergences if fault.stage == "checkpoint"}
-    contradictions = divergences[:]
     left_out = record_comparison.left_out_on_resuming(folder.metrics)
     if request.audit is None:
         said += train_again(again, comparison, folder, request.steps, divergences, left_out)
-        if (
-            any(fault.startswith("trace.jsonl was altered") for fault in verdict.altered)
-            and folder.checkpoints.is_dir()
-        ):
-            said.append(
-                "`--audit all` repeats the run from checkpoint to checkpoint and names "
-                "which lines of the trace were altered"
-            )
         divergences.sort(key=lambda divergence: divergence.step)
     else:
         audited = audit(
@@ -218,13 +199,12 @@ def _repeat(
             count=request.audit,
             seed=request.audit_seed,
         )
-    for fault in contradictions[:]:
+    for fault in divergences[:]:
         if fault.stage == "checkpoint" and fault.step in comparison.repeated:
             said[said.index(str(fault))] = (
                 f"step {fault.step}: {fault.reason}, and are those of a second training: a "
                 "callback changes them after the step"
             )
-            contradictions.remove(fault)
             divergences.remove(fault)
     said += [
         f"cannot be verified: {name}, which training again does not log, nor did the "
@@ -233,15 +213,13 @@ def _repeat(
             record_comparison.unlogged(left_out, logged_values(again.folder.metrics))
         )
     ]
-    return contradictions, audited
+    return audited
 
 
 def _first_apart(divergences: Sequence[Divergence]) -> Divergence | None:
     """The first divergence of the training itself, rather than of its record."""
     stages = ("initial", *STAGES)
-    return next(
-        (fault for fault in divergences if fault.stage in stages and not fault.altered), None
-    )
+    return next((fault for fault in divergences if fault.stage in stages), None)
 
 
 def _inspect_step(

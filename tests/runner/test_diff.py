@@ -67,9 +67,6 @@ def test_logged_metrics_and_a_changed_trace_are_told_by_diff(samewise, run, orig
     forge(run, 7, loss="0x1.8p+0")
     done = samewise("diff", original, run)
     assert f"{run}: trace.jsonl was altered after the run had ended: its SHA-256 is not the one in summary.json" in done.stdout
-    assert "a trace was altered: at step 7 the losses in the traces are " in done.stdout
-    assert " and 1.5, and both runs logged the same ones\n" in done.stdout
-    assert "the same bits in all 12 common steps\n" in done.stdout
     (run / "trace.jsonl").write_bytes((original / "trace.jsonl").read_bytes().replace(b'"layers":{"gradients":"', b'"layers":{"gradients":"0'))
     done = samewise("diff", original, run)
     assert done.returncode == 1

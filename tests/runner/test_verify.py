@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from samewise_runner_altered_runs import TINY, forge, log_loss, recorded_in, rewrite_head
+from samewise_runner_altered_runs import TINY, forge, recorded_in, rewrite_head
 from samewise_tiny import DIGITS
 
 from samewise.runner.cli import main
@@ -99,7 +99,6 @@ def test_a_trace_with_a_recomputed_chain_contradicts_summary_and_checkpoints(sam
     assert "trace.jsonl was altered after the run had ended" in done.stdout
     assert "step 8: step-00000008 was not taken in a run with this trace: the trace was altered at step 8 or before" in done.stdout
     assert "step 4:" not in done.stdout
-    assert "`--audit all` repeats the run from checkpoint to checkpoint and names which lines of the trace were altered" in done.stdout
 
 
 def test_an_altered_loss_is_found_though_no_chain_covers_it(samewise, run):
@@ -108,12 +107,8 @@ def test_an_altered_loss_is_found_though_no_chain_covers_it(samewise, run):
     assert done.returncode == 1
     assert "trace.jsonl was altered" in json.loads(done.stdout.splitlines()[-1])["altered"][0]
     rewrite_head(run)
-    done = samewise("verify", run)
-    assert done.returncode == 1
-    assert "step 6: the trace was altered (loss): it has 1.5; training again gives " in done.stdout
-    assert done.stdout.endswith("have the same bits, but what was recorded was altered: see above\n")
-    log_loss(run, 6, 1.5)
-    assert "diverges at step 6: the forward pass: the same input gave a different loss\n" in samewise("verify", run, "--coarse").stdout
+    done = samewise("verify", run, "--coarse")
+    assert "diverges at step 6: the forward pass: the same input gave a different loss\n" in done.stdout
 
 
 @pytest.mark.slow
