@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 
 from samewise.runner.errors import ConfigError, DamagedFile, Problem
 from samewise.runner.records import shapes
-from samewise.runner.records.files import LARGEST, nearest_existing, open_to_read, parse_json
+from samewise.runner.records.files import LARGEST, open_to_read, parse_json
 
 RUN = "run"
 """The folder in a bundle that is the run's own."""
@@ -34,9 +34,6 @@ FACTS, LOCK, DATA = "bundle.json", "requirements.txt", "data.json"
 MANIFEST, IDENTITY = "manifest.json", "manifest.sha256"
 FORMAT = 1
 _SHAPE = {"format": int, "parts": {str: {"bytes": int, "sha256": shapes.SHA256}}}
-_NAMED = 8
-"""How many missing parts are named."""
-
 Part = Path | bytes
 
 
@@ -131,21 +128,8 @@ def unpack(file: Path, into: Path, *, expect: str | None = None) -> Contents:
     if handle is None:
         raise ConfigError(Problem(str(file), "does not exist", expected="a bundle"))
     with handle:
-        size = os.fstat(handle.fileno()).st_size
-        if size > (free := shutil.disk_usage(nearest_existing(into)).free):
-            words = (
-                f"is not unpacked: it has {size:,} bytes, and {into.parent} has room for {free:,}"
-            )
-            raise ConfigError(
-                Problem(
-                    str(file),
-                    words,
-                    hint="free some space, or choose another folder with --out or the "
-                    "environment variable TMPDIR",
-                )
-            )
         try:
-            return _unpack(handle, size, into, expect)
+            return _unpack(handle, into, expect)
         except ConfigError as error:
             problems = [
                 replace(problem, path=f"{file}: {problem.path}") for problem in error.problems
@@ -155,7 +139,8 @@ def unpack(file: Path, into: Path, *, expect: str | None = None) -> Contents:
                 Problem(
                     str(file),
                     f"cannot be unpacked: {error.strerror}",
-                    hint="free some space, or choose another folder",
+                    hint="free some space, or choose another folder with --out or the environment "
+                    "variable TMPDIR",
                 )
             ]
         except (tarfile.TarError, ValueError, EOFError, OverflowError) as error:
@@ -165,7 +150,7 @@ def unpack(file: Path, into: Path, *, expect: str | None = None) -> Contents:
     raise ConfigError(*problems)
 
 
-def _unpack(handle: BinaryIO, size: int, into: Path, expect: str | None) -> Contents:
+def _unpack(handle: BinaryIO, into: Path, expect: str | None) -> Contents:
     if not hasattr(tarfile, "data_filter"):
         raise ConfigError(Problem("", "unpacking a bundle needs Python 3.11.4 or newer"))
     with tarfile.open(fileobj=handle, mode="r:") as archive:
@@ -181,16 +166,15 @@ def _unpack(handle: BinaryIO, size: int, into: Path, expect: str | None) -> Cont
                     MANIFEST, "this is not the bundle that was expected", contents.identity, expect
                 )
             )
-        members, problems = dict[str, tarfile.TarInfo](), list[Problem]()
-        for member in archive.getmembers()[2:]:
-            if not member.isreg() or member.issparse():
-                problems.append(Problem(member.name, "is not a regular file"))
-            elif member.name in members or member.name in (MANIFEST, IDENTITY):
-                problems.append(Problem(member.name, "is there twice"))
-            members[member.name] = member
-        if size < archive.offset + 2 * tarfile.BLOCKSIZE:
+        members = {member.name: member for member in archive.getmembers()[2:]}
+        if os.fstat(handle.fileno()).st_size < archive.offset + 2 * tarfile.BLOCKSIZE:
             raise tarfile.ReadError("unexpected end of data")
-        problems += _differences(contents.parts, members)
+        problems = [Problem(name, "is missing") for name in contents.parts if name not in members]
+        for name, member in members.items():
+            if name not in contents.parts:
+                problems.append(Problem(name, "was added: the manifest does not name it"))
+            elif not member.isreg() or member.size != contents.parts[name]["bytes"]:
+                problems.append(Problem(name, "was altered: it is not a file of the same size"))
         if problems:
             raise ConfigError(*problems)
         for member in members.values():
@@ -213,28 +197,6 @@ def _unpack(handle: BinaryIO, size: int, into: Path, expect: str | None) -> Cont
             )
         )
     return contents
-
-
-def _differences(
-    listed: Mapping[str, Mapping[str, Any]], members: Mapping[str, tarfile.TarInfo]
-) -> list[Problem]:
-    """What the names and sizes of an archive's members say against the manifest."""
-    missing = [name for name in listed if name not in members]
-    problems = [Problem(name, "is missing") for name in missing[:_NAMED]]
-    if len(missing) > _NAMED:
-        problems.append(
-            Problem(missing[_NAMED], f"is missing, like {len(missing) - _NAMED - 1} more")
-        )
-    for name, member in members.items():
-        if name not in listed:
-            problems.append(Problem(name, "was added: the manifest does not name it"))
-        elif member.size != listed[name]["bytes"]:
-            problems.append(
-                Problem(
-                    name, "was altered", f"{member.size} bytes", f"{listed[name]['bytes']} bytes"
-                )
-            )
-    return problems
 
 
 def _read(archive: tarfile.TarFile, name: str) -> bytes:

@@ -136,42 +136,15 @@ class ExponentialMovingAverage(Callback):
         """Warnings if the average would hardly leave the weights that it begins with, after `first`
         of so many steps.
         """
-        if self._every > steps:
-            return [
-                Problem(
-                    "callbacks.ema.every_steps",
-                    f"the run has {steps} steps: the average would keep the initial weights",
-                    self._every,
-                )
-            ]
-        if first >= steps:
-            return [
-                Problem(
-                    "callbacks.ema.warmup_epochs",
-                    f"covers all {steps:,} steps: the average is the weights themselves",
-                    self._warmup_epochs,
-                )
-            ]
-        if self._rescale and self._alpha >= 1.0:
-            words = "gives each update all of the weight, so the average is the weights themselves"
-            return [
-                Problem(
-                    "callbacks.ema.rescale",
-                    f"{words}: (1 - decay) * batch_size * every_steps / max_epochs is at least 1",
-                    hint="rescale=false",
-                )
-            ]
+        if self._every > steps or first >= steps:
+            words = f"the run has {steps:,} steps: the average would be of none of them"
+            return [Problem("callbacks.ema", words, hint="a smaller every_steps or warmup_epochs")]
         horizon = self._every / self._alpha if self._alpha else math.inf
         if self._decay is None or horizon <= steps - first:
             return []
-        has, near = (
-            (f"{steps - first:,} after warmup_epochs", "the weights then")
-            if first
-            else (f"{steps:,}", "the initial weights")
-        )
         words = (
-            f"the average spans about {horizon:,.0f} steps, but the run has only {has}: it "
-            f"stays close to {near}"
+            f"the average spans about {horizon:,.0f} steps, but the run has only "
+            f"{steps - first:,} for it: it stays close to the weights that it begins with"
         )
         return [
             Problem(

@@ -109,26 +109,6 @@ class Kubernetes(Launcher):
             found.append(
                 Problem("nodes", "a run is one pod, which runs on one machine", nodes, "1", hint)
             )
-        if namespace is not None and not manifest.is_name(namespace):
-            expected = "lower-case letters, digits and -, as in RFC 1123"
-            found.append(
-                Problem(
-                    "namespace",
-                    "is not a valid name for a namespace",
-                    namespace,
-                    expected,
-                    f"perhaps {manifest.label(namespace)}",
-                )
-            )
-        if memory is not None and not manifest.is_quantity(str(memory)):
-            found.append(
-                Problem(
-                    "memory",
-                    "is not a valid amount of memory",
-                    memory,
-                    "in Kubernetes notation, such as 16Gi",
-                )
-            )
         found += [
             Problem(
                 f"pod.{name}", "is set by the launcher itself", hint="see the launcher's other keys"

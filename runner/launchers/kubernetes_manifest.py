@@ -65,17 +65,6 @@ class Volume:
         if source.startswith("/"):
             return cls(path, "", source)
         claim, _, folder = source.partition("/")
-        if not is_name(claim, dots=True):
-            hint = f"kubectl get persistentvolumeclaims; perhaps {label(claim)}"
-            raise ConfigError(
-                Problem(
-                    where,
-                    "is not a valid name for a claim",
-                    claim,
-                    "lower-case letters, digits, - and ., as in RFC 1123",
-                    hint,
-                )
-            )
         return cls(path, claim, folder.strip("/"))
 
     def holds(self, path: Path) -> bool:
@@ -227,19 +216,6 @@ def job_name(sweep: str, end: str, count: int) -> str:
     """A Job's name, short enough for `NAME-INDEX` to be a host name."""
     end = f"-{end}"
     return label(sweep, most=_LONGEST - len(end) - len(f"-{count - 1}")) + end
-
-
-def is_name(text: str, *, dots: bool = False) -> bool:
-    """Whether it is a valid name of a Kubernetes object: an RFC 1123 label, or several with dots."""
-    parts = text.split(".") if dots else [text]
-    return len(text) <= (253 if dots else _LONGEST) and all(
-        re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", part) for part in parts
-    )
-
-
-def is_quantity(text: str) -> bool:
-    """Whether it is a valid amount of memory in Kubernetes: `16Gi`, `512M`, a number of bytes."""
-    return re.fullmatch(r"\d+(\.\d+)?([KMGTPE]i|[kMGTPE])?", text) is not None
 
 
 def _inside(volume: Volume) -> dict[str, str]:

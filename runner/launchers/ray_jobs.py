@@ -111,25 +111,13 @@ def _headers() -> dict[str, str]:
     """Authentication headers, as Ray's own commands send them: from its variables, or from the file
     that `ray get-auth-token` writes.
     """
-    try:
-        headers = {
-            str(name): str(value)
-            for name, value in json.loads(os.environ.get("RAY_JOB_HEADERS") or "{}").items()
-        }
-    except (ValueError, AttributeError):
-        raise ConfigError(
-            Problem("RAY_JOB_HEADERS", "is not a JSON object", expected='{"NAME": "VALUE"}')
-        ) from None
-    if (
-        any(name.lower() == "authorization" for name in headers)
-        or os.environ.get("RAY_AUTH_MODE") == "disabled"
-    ):
-        return headers
+    if os.environ.get("RAY_AUTH_MODE") == "disabled":
+        return {}
     token = os.environ.get("RAY_AUTH_TOKEN", "").strip()
     if not token:
         file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
         try:
             token = file.read_text(encoding="utf-8").strip()
         except OSError:
-            return headers
-    return {**headers, "Authorization": f"Bearer {token}"} if token else headers
+            return {}
+    return {"Authorization": f"Bearer {token}"} if token else {}

@@ -135,11 +135,6 @@ class Slurm(Launcher):
             "poll_s": (poll_s, 0.1),
         }
         found = too_small(least)
-        if time is not None and (limit := _seconds(str(time))) is not None and limit <= notice_s:
-            words = f"leaves no time to train: a run is asked to save {notice_s} s before the limit"
-            found.append(
-                Problem("time", words, time, f"more than {notice_s} s", "launcher.notice_s")
-            )
         if found:
             raise ConfigError(*found)
         self._partition, self._nodes, self._cpus, self._gpus, self.most = (
@@ -411,18 +406,3 @@ def _call(*command: str) -> subprocess.CompletedProcess[str]:
 
 def _refusal(done: subprocess.CompletedProcess[str]) -> str:
     return re.sub(r"^\w+: ((error|fatal): )?", "", last_line(done.stderr)) or "no message"
-
-
-def _seconds(limit: str) -> int | None:
-    """Parse a time limit of sbatch: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S.
-
-    None if it is unlimited or invalid.
-    """
-    found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", limit)
-    if not found:
-        return None
-    days, *parts = (int(part) if part else 0 for part in found.groups())
-    if found[1] is None and found[4] is None:
-        parts = [0, *parts[:2]]
-    hours, minutes, seconds = parts
-    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds

@@ -17,8 +17,7 @@ from __future__ import annotations
 
 import pickle
 import re
-import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -50,8 +49,6 @@ from samewise.runner.records.kept_checkpoints import (
     read_manifest,
     require_format,
 )
-
-_MOST_REPEATED = 1 << 26
 
 
 def files_of(path: Path) -> list[Path]:
@@ -139,45 +136,6 @@ def _read(path: Path) -> dict[str, Any]:
     return state
 
 
-def _require_as_large_as_it_is(path: Path) -> None:
-    """Refuse a compressed file: torch.save does not compress, and a repacked file may expand a
-    thousandfold.
-    """
-    try:
-        with zipfile.ZipFile(path) as archive:
-            size = sum(one.file_size for one in archive.infolist())
-    except (
-        zipfile.BadZipFile,
-        ValueError,
-        NotImplementedError,
-    ):  # in an older format, or damaged: torch reports which
-        return
-    if size > path.stat().st_size:
-        raise pickle.UnpicklingError(
-            f"it is compressed ({size:,} bytes when unpacked), as torch.save never writes "
-            "it; it was not loaded"
-        )
-
-
-def _require_whole_tensors(found: Any) -> None:
-    """Refuse tensors with repeated elements (as from `expand`), whose copy may exceed any memory."""
-    pending, seen = [found], set[int]()
-    for one in pending:
-        if isinstance(one, Tensor) and one.layout == torch.strided:
-            held, size = one.untyped_storage().nbytes(), one.numel() * one.element_size()
-            if size > max(held, _MOST_REPEATED):
-                words = (
-                    f"it has a tensor of shape {list(one.shape)} that repeats {held:,} stored "
-                    f"bytes to make {size:,}; it was not loaded"
-                )
-                raise pickle.UnpicklingError(words)
-        elif (
-            isinstance(one, Mapping | list | tuple | set) and id(one) not in seen
-        ):  # it may contain itself
-            seen.add(id(one))
-            pending += one.values() if isinstance(one, Mapping) else one
-
-
 def load_tensors(path: Path) -> Any:
     """Load a torch.save file of tensors and plain values.
 
@@ -186,7 +144,6 @@ def load_tensors(path: Path) -> Any:
     pickle.UnpicklingError if there is something else in it, or some other exception if it is not
     such a file.
     """
-    _require_as_large_as_it_is(path)
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:  # torch's message advises to disable the protection
@@ -204,7 +161,6 @@ def load_tensors(path: Path) -> Any:
             "it is an archive, such as a bundle, which contains more than tensors (`tar "
             "-xf` unpacks it); it was not loaded"
         ) from None
-    _require_whole_tensors(found)
     return found
 
 

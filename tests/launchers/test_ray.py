@@ -23,7 +23,7 @@ from samewise_tiny import DIGITS
 TINY = [*DIGITS, "model.width=8", "launcher=ray", "launcher.poll_s=0.5"]
 ADDRESS = "192.0.2.1"
 """An address reserved for documentation (RFC 5737), which exists only in the namespace. Ray does not accept 127.0.0.1."""
-VARIABLES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE", "RAY_JOB_HEADERS")
+VARIABLES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE")
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,6 @@ def test_a_failed_job_is_reported_with_its_reason_and_run_again_on_request(samew
         ({}, [], "the address of the Ray cluster is missing"),
         ({"RAY_ADDRESS": "10.0.0.1:6379"}, [], "RAY_ADDRESS: is not an address where Ray accepts jobs"),
         ({"RAY_ADDRESS": "http://127.0.0.1:1"}, [], "no Ray cluster answers: Connection refused"),
-        ({"RAY_JOB_HEADERS": "token"}, ["launcher.address=http://127.0.0.1:1"], "RAY_JOB_HEADERS: is not a JSON object"),
         ({}, ["launcher.mem=lots", "launcher.cpus=0"], "launcher.mem: is not a valid amount of memory"),
     ],
 )
