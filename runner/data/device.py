@@ -92,19 +92,33 @@ def _keep_for_stream(tensor: Tensor, stream: Any) -> Tensor:
     return tensor
 
 
-def prefetch_one(items: Iterable[Item]) -> Iterator[Item]:
-    """Yield the items, each made before the previous one is used.
+@final
+class Ahead(Iterator[Item]):
+    """Yields items, each made when it is asked for, or before by `make`."""
 
-    An exception is raised when its item's turn comes.
-    """
-    iterator = iter(items)
-    held = _next_or_error(iterator)
-    while not isinstance(held, BaseException):
-        following = _next_or_error(iterator)
-        yield held[0]
-        held = following
-    if not isinstance(held, StopIteration):
-        raise held
+    def __init__(self, items: Iterable[Item]) -> None:
+        self._items = iter(items)
+        self._made = list[tuple[Item] | BaseException]()
+
+    def make(self) -> None:
+        """Make the next item now. An exception is raised when its turn comes."""
+        if not self._made:
+            self._made.append(_next_or_error(self._items))
+
+    def __next__(self) -> Item:
+        self.make()
+        made = self._made.pop()
+        if isinstance(made, BaseException):
+            raise made
+        return made[0]
+
+
+def prefetch_one(items: Iterable[Item]) -> Iterator[Item]:
+    """Yield the items, each made before the previous one is used."""
+    ahead = Ahead(items)
+    for item in ahead:
+        ahead.make()
+        yield item
 
 
 def _next_or_error(iterator: Iterator[Item]) -> tuple[Item] | BaseException:

@@ -34,7 +34,7 @@ from samewise.runner.records.folder import RunFolder
 from samewise.runner.torch_private import dump_memory_snapshot, record_memory_history
 from samewise.runner.tracking.tracker import Tracker
 from samewise.runner.training import launch
-from samewise.runner.training.batches import training_batches
+from samewise.runner.training.batches import TrainingBatches
 from samewise.runner.training.build import build
 from samewise.runner.training.guards import memory
 from samewise.runner.training.guards.step_errors import explain_step_error, refused_operator
@@ -156,12 +156,14 @@ def _measure_steps(run: Run, clock: Clock, *, steps: int, traced: int, out: Path
     """Take the steps of one training. Times in milliseconds."""
     for callback in run.callbacks.values():
         callback.on_start(run.recorder.view)
-    batches = time_batches(training_batches(run), clock)
+    loaded = TrainingBatches(run)
+    batches = time_batches(loaded, clock)
+    load_next = clock.time_calls("data", loaded.load_next)
 
     def step() -> tuple[float, int]:
         began = time.perf_counter()
         micro_batches = next(batches)
-        outcome = train_step(run, micro_batches)
+        outcome = train_step(run, micro_batches, load_next)
         with clock.range("callbacks"):
             run.recorder.record(outcome)
         return time.perf_counter() - began, outcome.samples

@@ -18,7 +18,7 @@ from samewise.runner.data.loading import MicroBatch
 from samewise.runner.interfaces import Outcome
 from samewise.runner.optim.build import rule_of
 from samewise.runner.records.checkpoint_writer import copy_to_cpu
-from samewise.runner.training.batches import training_batches
+from samewise.runner.training.batches import TrainingBatches
 from samewise.runner.training.loop import train_step
 from samewise.runner.training.run import Progress, Run
 from samewise.runner.training.state import restore, state_of
@@ -77,7 +77,7 @@ class RepeatedRun:
         restore(self._run, copy_to_cpu(self._state))
         run = replace(self._run, total_steps=count, progress=Progress(), **others)
         with streams.preserve_generators():
-            batches: Iterator[list[MicroBatch]] | None = training_batches(run)
+            batches: Iterator[list[MicroBatch]] | None = TrainingBatches(run)
             try:
                 for _ in range(count):
                     began = time.perf_counter()

@@ -5,61 +5,79 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from functools import cache, partial
+from typing import final
 
-from samewise.runner.data.device import Prefetcher, copied, prefetch_one
+from samewise.runner.data import streams
+from samewise.runner.data.device import Ahead, Prefetcher, copied
 from samewise.runner.data.keyed import training_keys
 from samewise.runner.data.loading import Loader, MicroBatch
 from samewise.runner.interfaces import Batch
 from samewise.runner.training.run import Run
 
 
-def training_batches(run: Run) -> Generator[list[MicroBatch]]:
+@final
+class TrainingBatches(Iterator[list[MicroBatch]]):
     """The micro-batches of each step that belong to this process.
 
-    On CUDA, the next step's are sent to the device in advance. Closing it ends the workers.
+    Args:
+        run: They begin at the step where it stands once the first are asked for.
     """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        loaded = _load(run)
+        self._loaded = Ahead(loaded)
+        self.close = loaded.close
+        """Ends the workers."""
+
+    def __next__(self) -> list[MicroBatch]:
+        step, micro_batches = next(self._loaded)
+        self._run.strategy.coming(self._run.plan, step)
+        return micro_batches
+
+    def load_next(self) -> None:
+        """On CUDA, load those of the next step and send them to the device, in a step that the
+        device is computing: no random number of that changes. An error is raised at their turn.
+        """
+        if self._run.strategy.device.type == "cuda":
+            with streams.preserve_generators():
+                self._loaded.make()
+
+
+def _load(run: Run) -> Generator[tuple[int, list[MicroBatch]]]:
+    """Each step, from 0, and its micro-batches."""
     is_cuda, steps = run.strategy.device.type == "cuda", range(run.step, run.total_steps)
     send = (
         Prefetcher(run.strategy.device, run.to_device, pin=run.config.loader.pin_memory).send
         if is_cuda
         else None
     )
+    mine = run.strategy.micro_batches
     keys = partial(
         training_keys,
         run.order,
         run.plan,
         first_step=steps.start,
         steps=steps.stop,
-        micro_batches=run.strategy.micro_batches,
+        micro_batches=mine,
     )
     with closing(
         Loader(run.splits["train"].keyed, keys, run.config.loader, is_cuda=is_cuda)
     ) as loader:
-        loaded = _load(run, steps, iter(loader), send)
-        for step, micro_batches in zip(
-            steps, prefetch_one(loaded) if is_cuda else loaded, strict=True
-        ):
-            run.strategy.coming(run.plan, step)
-            yield micro_batches
-
-
-def _load(
-    run: Run,
-    steps: range,
-    batches: Iterator[Batch],
-    send: Callable[[Batch], Callable[[], Batch]] | None,
-) -> Iterator[list[MicroBatch]]:
-    mine = run.strategy.micro_batches
-    for step in steps:
-        numbers = (
-            mine
-            if run.plan.fills_all
-            else [number for number in mine if not run.plan.is_empty(step, number)]
-        )
-        yield [
-            MicroBatch(number, batch, _sent(run, batch, send))
-            for number, batch in zip(numbers, batches, strict=False)
-        ]
+        batches = iter(loader)
+        for step in steps:
+            numbers = (
+                mine
+                if run.plan.fills_all
+                else [number for number in mine if not run.plan.is_empty(step, number)]
+            )
+            yield (
+                step,
+                [
+                    MicroBatch(number, batch, _sent(run, batch, send))
+                    for number, batch in zip(numbers, batches, strict=False)
+                ],
+            )
 
 
 def _sent(

@@ -24,7 +24,7 @@ from samewise.runner.processes.memory import refuse_too_much_memory
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.strategies.base import Strategy
 from samewise.runner.strategies.simulated import simulate_ranks
-from samewise.runner.training.batches import training_batches
+from samewise.runner.training.batches import TrainingBatches
 from samewise.runner.training.build import build
 from samewise.runner.training.guards.first_steps import find_changed_parameters, untrained
 from samewise.runner.training.guards.hidden_state import (
@@ -164,7 +164,7 @@ def _take_step(run: Run) -> tuple[dict[str, bytes], list[Problem]]:
         for name, part in run.model.named_modules()
         if name in ranked
     ]
-    micro_batches = next(training_batches(run))
+    micro_batches = next(TrainingBatches(run))
     hidden = [
         *find(run, micro_batches),
         *(problem for problem, _ in find_changed_parameters(run, micro_batches)),

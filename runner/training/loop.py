@@ -20,7 +20,7 @@ from samewise.runner.interfaces import Outcome
 from samewise.runner.optim.gradients import separate_gradients
 from samewise.runner.optim.stepping import step_of
 from samewise.runner.strategies.base import Tally
-from samewise.runner.training.batches import training_batches
+from samewise.runner.training.batches import TrainingBatches
 from samewise.runner.training.evaluation import evaluate
 from samewise.runner.training.guards.first_steps import warn_of_hidden_state
 from samewise.runner.training.losses import loss_of
@@ -42,7 +42,7 @@ def fit(run: Run) -> dict[str, Any]:
         TrainingError: If something is not finite or not deterministic, or a disk is full.
     """
     # Loading begins with the session. Its workers end after the other processes know of an error.
-    with closing(training_batches(run)) as loaded, session(run) as summary:
+    with closing(TrainingBatches(run)) as loaded, session(run) as summary:
         batches = warn_of_hidden_state(run, loaded)
         while True:
             if evaluation_due(run):
@@ -51,11 +51,13 @@ def fit(run: Run) -> dict[str, Any]:
                 save(run)
             if is_done(run):
                 break
-            run.recorder.record(train_step(run, next(batches)))
+            run.recorder.record(train_step(run, next(batches), loaded.load_next))
     return summary
 
 
-def train_step(run: Run, micro_batches: Sequence[MicroBatch]) -> Outcome:
+def train_step(
+    run: Run, micro_batches: Sequence[MicroBatch], meanwhile: Callable[[], None] = lambda: None
+) -> Outcome:
     """Take one optimizer step on one global batch; with several phases, one in each."""
     readings = Readings(run)
     run.schedule.before_step(run.step)
@@ -72,6 +74,7 @@ def train_step(run: Run, micro_batches: Sequence[MicroBatch]) -> Outcome:
     if run.step == 0:
         run.held.require_same_state()
     run.recorder.trace.digest_weights(run.step + 1)
+    meanwhile()  # all is launched, and nothing waited for
     readings.finish()  # on a device, here
     run.precision.update()
     run.progress.step += 1

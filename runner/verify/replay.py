@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from samewise.runner.data import streams
-from samewise.runner.training.batches import training_batches
+from samewise.runner.training.batches import TrainingBatches
 from samewise.runner.training.evaluation import evaluate
 from samewise.runner.training.loop import train_step
 from samewise.runner.training.run import Run, evaluation_due
@@ -25,7 +25,7 @@ def replay(run: Run, state: Mapping[str, Any], until: int) -> None:
     run.recorder.trace.open(run.step, state.get("trace", 0))
     try:
         with streams.preserve_generators():
-            batches = training_batches(run)
+            batches = TrainingBatches(run)
             while True:
                 if evaluation_due(run):
                     evaluate(run)

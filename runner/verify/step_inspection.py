@@ -23,7 +23,7 @@ from samewise.runner.records.checkpoint_writer import copy_to_cpu
 from samewise.runner.records.digest import entries, tensors_in, value_digest
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.tracking.journal import logged_values
-from samewise.runner.training.batches import training_batches
+from samewise.runner.training.batches import TrainingBatches
 from samewise.runner.training.loop import train_step
 from samewise.runner.training.phase import TrainingPhase
 from samewise.runner.training.run import Run
@@ -103,7 +103,7 @@ def inspect_step(run: Run, state: Mapping[str, Any]) -> tuple[list[ComputedValue
 
     run.recorder.trace.open(run.step, run.recorder.trace.chain)
     with streams.preserve_generators(), _hooks(run, seen, note):
-        micro_batches = next(training_batches(run))
+        micro_batches = next(TrainingBatches(run))
         for micro in micro_batches:
             for name, value in _entries(micro.batch):
                 note("batch", name, value)

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
 
 from samewise.runner.data import streams
-from samewise.runner.training.batches import training_batches
+from samewise.runner.training.batches import TrainingBatches
 from samewise.runner.training.run import Run
 from samewise.runner.training.session import session
 
@@ -60,7 +60,7 @@ def by_hand(run: Run) -> Iterator[torch.Tensor]:
 
 
 def samewise(run: Run) -> Iterator[torch.Tensor]:
-    for step, micro_batches in enumerate(training_batches(run)):
+    for step, micro_batches in enumerate(TrainingBatches(run)):
         for micro in micro_batches:
             streams.enter(run.seed, "step", step, micro.number, 0)
             yield run.transforms["train"](micro.batch)["image"]

@@ -26,7 +26,7 @@ import torch
 
 from samewise.runner.config import compose, project
 from samewise.runner.records.folder import RunFolder
-from samewise.runner.training.batches import training_batches
+from samewise.runner.training.batches import TrainingBatches
 from samewise.runner.training.build import build
 from samewise.runner.training.loop import train_step
 from samewise.runner.training.run import Run
@@ -51,7 +51,7 @@ TURNS = 12
 def stepper(*overrides: str) -> Callable[[int], float]:
     """A function that takes a number of steps and returns the seconds that they took."""
     run: Run = build(compose.compose([*COMMON, *overrides], project=project.find()), project.find(), RunFolder(Path(tempfile.mkdtemp())))
-    batches: Iterator = training_batches(run)
+    batches: Iterator = TrainingBatches(run)
 
     def steps(number: int) -> float:
         began = time.perf_counter()

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from samewise.runner.config import compose, project
 from samewise.runner.records.folder import RunFolder
-from samewise.runner.training.batches import training_batches
+from samewise.runner.training.batches import TrainingBatches
 from samewise.runner.training.build import build
 from samewise.runner.training.loop import train_step
 
@@ -60,7 +60,7 @@ def sizes(*overrides: str) -> tuple[float, float]:
     gc.collect()
     before = kibibytes("VmRSS")
     run = build(compose.compose([*COMMON, *overrides], project=project.find()), project.find(), RunFolder(Path(tempfile.mkdtemp())))
-    batches = training_batches(run)
+    batches = TrainingBatches(run)
     train_step(run, next(batches))
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     for _ in range(3):
@@ -72,7 +72,7 @@ def sizes(*overrides: str) -> tuple[float, float]:
 def print_all(work: dict[str, list[str]]) -> None:
     train = compose.compose([*COMMON, "model.width=4"], project=project.find())
     run = build(train, project.find(), RunFolder(Path(tempfile.mkdtemp())))
-    train_step(run, next(training_batches(run)))  # includes what torch loads and keeps in any training
+    train_step(run, next(TrainingBatches(run)))  # includes what torch loads and keeps in any training
     del run
     for name, overrides in work.items():
         peak, parameters = sizes(*overrides)

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from bench_peers import built
 
-from samewise.runner.training.batches import training_batches
+from samewise.runner.training.batches import TrainingBatches
 from samewise.runner.training.loop import train_step
 from samewise.runner.training.run import Run, checkpoint_due, evaluation_due, is_done
 from samewise.runner.training.same_bits.determinism import apply
@@ -47,7 +47,7 @@ TURNS = 12
 
 def stepper(run: Run) -> Callable[[int], float]:
     """A function that takes a number of steps, with everything that `fit` does except evaluation, and returns the seconds that they took."""
-    batches = training_batches(run)
+    batches = TrainingBatches(run)
 
     def steps(number: int) -> float:
         apply(run.config.reproducibility)

@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader, Dataset
 from turns import built, leave
 
 from samewise.runner.data.keyed import KeyedDataset
-from samewise.runner.training.batches import training_batches
+from samewise.runner.training.batches import TrainingBatches
 from samewise.runner.training.loop import train_step
 from samewise.runner.training.run import Run, checkpoint_due, evaluation_due, is_done
 from samewise.runner.training.session import session
@@ -110,7 +110,7 @@ def operators_alone(run: Run) -> Iterator[None]:
 
 def samewise(run: Run) -> Iterator[None]:
     """Yields after each step, with everything that `fit` does between two evaluations."""
-    batches = training_batches(run)
+    batches = TrainingBatches(run)
     while True:
         if evaluation_due(run):
             run.progress.evaluated = run.step  # what is measured is training

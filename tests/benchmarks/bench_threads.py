@@ -75,14 +75,14 @@ def train(overrides: list[str]) -> None:
     composed = compose.compose([*overrides, *COMMON, f"run_root={folder}/runs"], project=project.find())
     variables.prepare(composed.cfg.reproducibility)
     from samewise.runner.records.digest import weights_sha256
-    from samewise.runner.training.batches import training_batches
+    from samewise.runner.training.batches import TrainingBatches
     from samewise.runner.training.build import build
     from samewise.runner.training.loop import train_step
     from samewise.runner.training.session import session
 
     run = build(composed, composed.project, composed.folder)
     with session(run):
-        batches = training_batches(run)
+        batches = TrainingBatches(run)
         print("ready", flush=True)
         while input() != "end":
             began, computed = time.perf_counter(), time.process_time()

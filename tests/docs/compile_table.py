@@ -101,7 +101,7 @@ def _module(run: Any, compiled: Any) -> str:
     import torch
     from torch import Tensor
 
-    from samewise.runner.training.batches import training_batches
+    from samewise.runner.training.batches import TrainingBatches
     from samewise.runner.training.loop import train_step
 
     called = list[tuple[str, Any, Any, Any]]()
@@ -114,7 +114,7 @@ def _module(run: Any, compiled: Any) -> str:
         module.register_forward_hook(lambda module, given, named, output, name=name: note(name, module, given, named, output), with_kwargs=True)
         for name, module in run.model.named_modules()
     ]
-    train_step(run, next(training_batches(run)))
+    train_step(run, next(TrainingBatches(run)))
     for hook in hooks:
         hook.remove()
     tried = set[str]()
@@ -140,10 +140,10 @@ def _module(run: Any, compiled: Any) -> str:
 
 def _ratio(plain: Any, other: Any) -> float:
     """The median time of a step with the options, divided by that without them, measured alternately."""
-    from samewise.runner.training.batches import training_batches
+    from samewise.runner.training.batches import TrainingBatches
     from samewise.runner.training.loop import train_step
 
-    batches, taken = [training_batches(run) for run in (plain, other)], (list[float](), list[float]())
+    batches, taken = [TrainingBatches(run) for run in (plain, other)], (list[float](), list[float]())
     for turn in range(STEPS + 1):
         for place in (0, 1) if turn % 2 else (1, 0):
             batch = next(batches[place])

@@ -16,7 +16,7 @@ from samewise.runner.config.project import Project
 from samewise.runner.errors import Interrupted, TrainingError
 from samewise.runner.records import on_device, trace_reader
 from samewise.runner.records.folder import RunFolder
-from samewise.runner.training.batches import training_batches
+from samewise.runner.training.batches import TrainingBatches
 from samewise.runner.training.build import build
 from samewise.runner.training.loop import train_step
 from samewise.runner.training.session import session
@@ -40,7 +40,7 @@ def test_the_host_waits_for_a_real_device_at_most_once_per_step(recipe: str, tmp
     project = Project(Path.cwd())
     run = build(compose([*written.RECIPES[recipe], *steps.ALONE], project=project), project, RunFolder(tmp_path))
     with suppress(Interrupted), session(run):
-        batches = training_batches(run)
+        batches = TrainingBatches(run)
         for _ in range(steps.STEADY):
             run.recorder.record(train_step(run, next(batches)))
         ready.clear()
@@ -68,7 +68,7 @@ def test_the_whole_step_is_launched_before_the_host_waits(recipe: str, tmp_path:
         phase.optimizer.register_step_post_hook(lambda *_: launched.append("optimizer"))
     monkeypatch.setattr(run.recorder.trace, "digest_weights", lambda step: (begin(step), launched.append("digests")))
     monkeypatch.setattr(on_device.PendingTensor, "read", lambda pending: (launched.append("wait"), read(pending))[1])
-    batches = training_batches(run)
+    batches = TrainingBatches(run)
     train_step(run, next(batches))
     assert launched[: len(run.phases) + 2] == [*["optimizer"] * len(run.phases), "digests", "wait"]
 
@@ -77,7 +77,7 @@ def test_the_whole_step_is_launched_before_the_host_waits(recipe: str, tmp_path:
 def test_a_gradient_that_is_not_finite_is_named_after_the_optimizer_was_launched(tmp_path: Path):
     project = Project(Path.cwd())
     run = build(compose([*written.RECIPES["classification"], *STEP], project=project), project, RunFolder(tmp_path))
-    batches = training_batches(run)
+    batches = TrainingBatches(run)
     with pytest.raises(TrainingError, match=r"step 2: the gradient of fc\.weight is not finite; the learning rate was 0\.028, "), session(run):  # noqa: PT012
         run.recorder.record(train_step(run, next(batches)))
         dict(run.model.named_parameters())["fc.weight"].register_hook(lambda gradient: gradient * torch.nan)

@@ -17,7 +17,7 @@ from samewise.runner.config.project import find
 from samewise.runner.data.device import Prefetcher, mover, prefetch_one
 from samewise.runner.errors import Interrupted
 from samewise.runner.records.folder import RunFolder
-from samewise.runner.training.batches import training_batches
+from samewise.runner.training.batches import TrainingBatches
 from samewise.runner.training.build import build
 from samewise.runner.training.evaluation import measure_split
 from samewise.runner.training.loop import train_step
@@ -62,23 +62,31 @@ def test_an_item_is_prepared_one_ahead_and_its_error_is_raised_in_turn() -> None
     assert list(prefetch_one([])) == []
 
 
-def test_in_training_the_next_batch_is_sent_before_this_step_begins(tmp_path: Path) -> None:
+def test_in_training_the_next_batch_is_sent_before_this_step_is_waited_for(tmp_path: Path) -> None:
     overrides = ["experiment=resnet18_digits", "debug=tiny", "model.width=4", "batch_size=8", "device=cuda", "tracking=none", "callbacks=none", "max_steps=3"]
     project = find(tmp_path)
     composed = compose(overrides, project=project)
     with pretended() as device:
         run = build(composed, project, RunFolder(tmp_path))
         with suppress(Interrupted), session(run):
-            batches, copied = training_batches(run), list[int]()
+            batches, copied = TrainingBatches(run), list[tuple[int, ...]]()
+
+            def load_next() -> None:
+                before = torch.get_rng_state()
+                with device.counting() as sent:
+                    batches.load_next()
+                assert not sent.waits
+                assert torch.equal(torch.get_rng_state(), before)
+                loaded.append(sent.copies_in)
+
             for _ in range(3):
-                with device.counting() as before:
+                loaded = list[int]()
+                with device.counting() as asked:
                     batch = next(batches)
-                with device.counting() as within:
-                    train_step(run, batch)
-                copied.append(before.copies_in)
-                assert not any("mover" in function for function in within.functions("copies_in"))
+                train_step(run, batch, load_next)
+                copied.append((asked.copies_in, *loaded))
             raise Interrupted("seen")
-    assert copied == [4, 2, 0], "two batches of an image and a label each at first, then one, then none is left"
+    assert copied == [(2, 2), (0, 2), (0, 0)], "an image and a label each; the last step has none to load"
 
 
 def test_in_evaluation_the_next_batch_is_sent_before_this_one_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

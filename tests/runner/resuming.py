@@ -117,11 +117,11 @@ def watched(note: Note, *, before_step: Callable[[Run], None] = lambda run: None
         if "samewise-check-" not in str(run.folder.path):  # otherwise it is the trial step of a check
             note((moment, run.step), reachable(everything, skipped={**SKIPPED[moment], **skipped}))
 
-    def noted_step(run: Run, micro_batches: Any) -> Any:
+    def noted_step(run: Run, micro_batches: Any, *meanwhile: Callable[[], None]) -> Any:
         current[:] = [run]
         all_of(run, "begins", given=micro_batches)
         before_step(run)
-        return train_step(run, micro_batches)
+        return train_step(run, micro_batches, *meanwhile)
 
     def noted_record(recorder: Recorder, outcome: Any) -> None:
         record(recorder, outcome)

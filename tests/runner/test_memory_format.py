@@ -10,7 +10,7 @@ import torch
 
 from samewise.runner.config.compose import compose
 from samewise.runner.config.project import Project
-from samewise.runner.training.batches import training_batches
+from samewise.runner.training.batches import TrainingBatches
 from samewise.runner.training.build import build
 from samewise.runner.training.loop import train_step
 
@@ -25,7 +25,7 @@ def updates(memory_format: str, experiment: str) -> dict[str, torch.Tensor]:
     composed = compose([f"experiment={experiment}", *TINY, f"memory_format={memory_format}", *even], project=project)
     run = build(composed, project, composed.folder)
     before = {name: value.detach().clone() for name, value in run.model.named_parameters()}
-    train_step(run, next(training_batches(run)))
+    train_step(run, next(TrainingBatches(run)))
     return {name: value.detach() - before[name] for name, value in run.model.named_parameters()}
 
 

@@ -30,7 +30,7 @@ from samewise.runner.precision import Precision
 from samewise.runner.records import checkpoint
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.tracking.tracker import Silent
-from samewise.runner.training.batches import training_batches
+from samewise.runner.training.batches import TrainingBatches
 from samewise.runner.training.build import build
 from samewise.runner.training.guards.finite import require_finite_model, require_finite_step
 from samewise.runner.training.loop import train_step
@@ -196,7 +196,7 @@ def test_metrics_of_a_step_are_logged_together_and_others_at_once(run: Run) -> N
 
 
 def test_a_step_reports_the_gradient_norm_before_clipping(run: Run) -> None:
-    outcome = train_step(dataclasses.replace(run, clip_norm=1e-3), next(training_batches(run)))
+    outcome = train_step(dataclasses.replace(run, clip_norm=1e-3), next(TrainingBatches(run)))
     clipped = torch.linalg.vector_norm(torch.stack([p.grad.norm() for p in run.parameters if p.grad is not None]))
     assert list(outcome.gradient_norms) == ["gradient_norm"]
     assert float(clipped) == pytest.approx(1e-3, rel=1e-3)
@@ -221,7 +221,7 @@ def test_a_run_knows_its_epoch_and_rates_and_can_clear_its_gradients(run: Run) -
 
 
 def test_the_losses_of_a_step_with_one_phase_keep_the_recipes_names(run: Run) -> None:
-    outcome = train_step(run, next(training_batches(run)))
+    outcome = train_step(run, next(TrainingBatches(run)))
     assert set(outcome.losses) == {"loss", "accuracy"}
     assert (outcome.step, run.step, outcome.count) == (1, 1, run.batch_size)
 

@@ -15,7 +15,7 @@ from samewise.runner.config.compose import compose
 from samewise.runner.config.project import Project
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.trace_reader import read_trace
-from samewise.runner.training.batches import training_batches
+from samewise.runner.training.batches import TrainingBatches
 from samewise.runner.training.build import build
 from samewise.runner.training.loop import train_step
 from samewise.runner.training.state import state_of
@@ -73,14 +73,14 @@ def test_a_phase_only_gathers_gradients_of_what_it_trains(run, monkeypatch):
             lambda step=step: (gathered.append({name.partition(".")[0] for name, one in run.model.named_parameters() if one.grad is not None}), step())[1],
         )
     before = {name: value.clone() for name, value in run.model.state_dict().items()}
-    train_step(run, next(training_batches(run)))
+    train_step(run, next(TrainingBatches(run)))
     assert gathered == [{"discriminator"}, {"generator"}]
     assert all(parameter.requires_grad for parameter in run.model.parameters())
     assert all(not torch.equal(before[name], value) for name, value in run.model.named_parameters())
 
 
 def test_the_trace_digests_the_gradients_of_every_phase(run):
-    outcome = train_step(run, next(training_batches(run)))
+    outcome = train_step(run, next(TrainingBatches(run)))
     run.recorder.trace.record(outcome.step, batch=outcome.batch, inputs=outcome.inputs, loss=0.0)
     names = [name for name, _ in run.model.named_parameters()]
     digests = run.recorder.trace.last["layers"]["gradients"]
@@ -92,7 +92,7 @@ def trace_lines(folder: Path, every: int) -> dict[int, dict[str, str]]:
     made = build(compose([*GAN, f"trace.every_steps={every}"], project=Project(Path.cwd())), Project(Path.cwd()), RunFolder(folder))
     folder.mkdir()
     made.recorder.trace.open(0, 0)
-    batches = training_batches(made)
+    batches = TrainingBatches(made)
     for _ in range(6):
         made.recorder.record(train_step(made, next(batches)))
     made.recorder.trace.close()

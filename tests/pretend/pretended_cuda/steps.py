@@ -13,7 +13,7 @@ from samewise.runner.config.project import Project, find
 from samewise.runner.errors import Interrupted
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.training import loop
-from samewise.runner.training.batches import training_batches
+from samewise.runner.training.batches import TrainingBatches
 from samewise.runner.training.build import build
 from samewise.runner.training.evaluation import evaluating, first_batch, measure_batch, metrics_of
 from samewise.runner.training.session import session
@@ -39,11 +39,11 @@ def counted(overrides: Sequence[str], folder: Path, project: Project | None = No
     with pretended() as device:
         run = build(composed, project, RunFolder(folder))
         with suppress(Interrupted), session(run):
-            batches = training_batches(run)
+            batches = TrainingBatches(run)
             for _ in range(STEADY):
                 with device.counting() as step:
                     batch = next(batches)
-                    run.recorder.record(loop.train_step(run, batch))
+                    run.recorder.record(loop.train_step(run, batch, batches.load_next))
             with device.counting() as evaluated, evaluating(run.model):
                 scores = run.recipe.scores(run.splits["valid"].dataset)
                 scores.add(measure_batch(run, run.model, 0, first_batch(run, "valid", run.evaluate.batch_size)))
