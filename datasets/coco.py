@@ -18,7 +18,7 @@ from samewise.datasets.parts.classes import object_names, require_count
 from samewise.datasets.parts.keyed_split import select_split
 from samewise.datasets.parts.limits import read_bytes
 from samewise.datasets.parts.names import first_repeated, require_distinct
-from samewise.runner.errors import ConfigError, DataError, Problem, first_few, nearest
+from samewise.runner.errors import DataError, Problem, first_few, nearest
 
 _ROUNDING = 1.0
 """Pixels by which a box may reach out of its image: what annotation tools leave by rounding is cut
@@ -83,15 +83,6 @@ class COCO(AnnotatedImages):
         size: Sequence[int] | None = None,
         cache: Cache = "none",
     ) -> None:
-        if category_ids not in ("keep", "dense"):
-            raise ConfigError(
-                Problem(
-                    "dataset.category_ids",
-                    "is not a valid numbering of classes",
-                    category_ids,
-                    "keep or dense",
-                )
-            )
         base = Path(root).expanduser()
         path = base / annotations
         content = _read(path)

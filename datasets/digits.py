@@ -11,10 +11,8 @@ import numpy as np
 import torch
 
 from samewise.datasets.parts.in_memory import InMemoryImages, Transform
-from samewise.runner.errors import ConfigError, DataError, Problem, nearest
+from samewise.runner.errors import DataError, Problem
 
-_SPLITS = ("train", "valid")
-_HOLD_OUT = ("spread", "writers")
 _FIRST_OF_LAST_FIFTH = 1437
 
 
@@ -43,7 +41,6 @@ class Digits(InMemoryImages):
 
     Raises:
         DataError: scikit-learn, or the file in it, is not there or not the one expected.
-        ConfigError: `split` or `hold_out` is not a known choice.
     """
 
     def __init__(
@@ -53,26 +50,6 @@ class Digits(InMemoryImages):
         hold_out: Literal["spread", "writers"] = "spread",
         transform: Transform | None = None,
     ) -> None:
-        if split not in _SPLITS:
-            raise ConfigError(
-                Problem(
-                    "split",
-                    "this data set has no such split",
-                    split,
-                    " or ".join(_SPLITS),
-                    nearest(split, _SPLITS),
-                )
-            )
-        if hold_out not in _HOLD_OUT:
-            raise ConfigError(
-                Problem(
-                    "hold_out",
-                    "is not a valid way to hold out digits",
-                    hold_out,
-                    " or ".join(_HOLD_OUT),
-                    nearest(hold_out, _HOLD_OUT),
-                )
-            )
         table = _table(_file())
         images = (table[:, :64].astype(np.uint16) * 255 // 16).astype(np.uint8).reshape(-1, 1, 8, 8)
         labels = table[:, 64].astype(np.int64)
@@ -113,28 +90,5 @@ def _file() -> Path:
 
 def _table(path: Path) -> np.ndarray:
     """uint8[1797, 65]: 64 grey values from 0 to 16, row by row, and the digit."""
-    try:
-        with gzip.open(path, "rt") as lines:
-            table = np.array([line.split(",") for line in lines], dtype=np.float32).astype(np.uint8)
-    except FileNotFoundError:
-        raise DataError(
-            Problem(
-                str(path),
-                "scikit-learn's file of digits was not found",
-                hint="install scikit-learn again",
-            )
-        ) from None
-    except (OSError, EOFError, ValueError) as error:
-        raise DataError(
-            Problem(str(path), f"cannot be read: {error}", hint="install scikit-learn again")
-        ) from None
-    if table.shape != (1797, 65) or table[:, :64].max() > 16 or table[:, 64].max() > 9:
-        raise DataError(
-            Problem(
-                str(path),
-                "is not the table of digits",
-                table.shape,
-                "1797 rows of 64 grey values and a digit",
-            )
-        )
-    return table
+    with gzip.open(path, "rt") as lines:
+        return np.array([line.split(",") for line in lines], dtype=np.float32).astype(np.uint8)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from samewise.datasets.parts.generated import generator_of
 from samewise.datasets.parts.in_memory import InMemoryImages, Transform
-from samewise.runner.errors import require_positive
+from samewise.runner.errors import require_at_least
 
 _CELLS = 4
 
@@ -49,7 +49,7 @@ class GeneratedClassification(InMemoryImages):
         seed: int = 0,
         transform: Transform | None = None,
     ) -> None:
-        require_positive(
+        require_at_least(
             {
                 "size": size,
                 "channels": channels,

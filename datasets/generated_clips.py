@@ -7,7 +7,7 @@ from typing import Any, final
 import torch
 
 from samewise.datasets.parts.generated import Generated, triangle_wave
-from samewise.runner.errors import require_positive
+from samewise.runner.errors import require_at_least
 
 _TICKS = 1 << 24
 """Fractions of a period that are distinguished."""
@@ -40,7 +40,7 @@ class GeneratedClips(Generated):
         seed: int = 0,
     ) -> None:
         super().__init__(length, f"clip {seed} {split}")
-        require_positive({"dataset.samples": samples, "dataset.context": context})
+        require_at_least({"dataset.samples": samples, "dataset.context": context})
         self.sample_rate = sample_rate
         self._frames = samples + 2 * context
 

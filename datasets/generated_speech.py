@@ -10,7 +10,7 @@ from torch import Tensor
 
 from samewise.datasets.parts.generated import Generated, triangle_wave
 from samewise.datasets.parts.utterances import LETTERS, sample
-from samewise.runner.errors import ConfigError, Problem, require_positive
+from samewise.runner.errors import ConfigError, Problem, require_at_least
 
 _TICKS = 1 << 20
 """Fractions of a period that are distinguished."""
@@ -47,7 +47,7 @@ class GeneratedSpeech(Generated):
         seed: int = 0,
     ) -> None:
         super().__init__(length, f"{seed} {split}")
-        require_positive({"dataset.sample_rate": sample_rate, "dataset.tones": tones})
+        require_at_least({"dataset.sample_rate": sample_rate, "dataset.tones": tones})
         self.sample_rate = sample_rate
         self._letters = letters
         self._tones = min(tones, len(letters) - 1)

@@ -24,7 +24,7 @@ from samewise.datasets.parts.keyed_split import select_split
 from samewise.datasets.parts.names import first_repeated
 from samewise.datasets.parts.recordings import crop_or_pad
 from samewise.datasets.parts.upright import turn_upright
-from samewise.runner.errors import ConfigError, DataError, Problem, nearest
+from samewise.runner.errors import DataError, Problem, nearest
 
 _HASHED = dict[Any, list[str]]()
 """The digests of one data set's rows, by the state of its files and the column."""
@@ -201,8 +201,6 @@ class HuggingFaceImages(_Rows):
         classes: Sequence[str] | None = None,
         num_classes: int | None = None,
     ) -> None:
-        if mode not in ("rgb", "gray"):
-            raise ConfigError(Problem("mode", "is not a valid image mode", mode, "rgb or gray"))
         self._mode: Mode = mode
         self._upright = upright
         self._transform = transform

@@ -5,17 +5,14 @@ unpacked from its archives.
 from __future__ import annotations
 
 import re
-import struct
-import zlib
 from pathlib import Path
 from typing import Literal, final
 
 from samewise.datasets.parts.folders import IMAGES, class_folders, list_by_class, list_files
 from samewise.datasets.parts.image_files import Cache, DecodedBy, ImageFiles
 from samewise.datasets.parts.in_memory import Transform
-from samewise.datasets.parts.limits import read_bytes
 from samewise.datasets.parts.lists import read_rows, read_text
-from samewise.runner.errors import ConfigError, DataError, Problem, nearest
+from samewise.runner.errors import DataError, Problem
 
 _LAYOUT = (
     "train/WNID/*.JPEG, and val/WNID/*.JPEG, or val/*.JPEG with the folder "
@@ -24,9 +21,6 @@ _LAYOUT = (
 _GET = (
     "download it from image-net.org (requires an account), unpack it, and set dataset.root=FOLDER"
 )
-_PACKED, _MOST_UNPACKED = 15, 1 << 26
-"""The kind of a packed part of a file of MATLAB's, and the bytes that one may unpack to: the
-archive's own have some hundred thousand."""
 _WNID = re.compile(r"n\d{8}")
 
 
@@ -49,7 +43,6 @@ class ImageNet(ImageFiles):
 
     Raises:
         DataError: a folder or a file is missing, or does not hold what it should.
-        ConfigError: the split is unknown.
     """
 
     def __init__(
@@ -62,16 +55,6 @@ class ImageNet(ImageFiles):
         decode: DecodedBy = "worker",
         transform: Transform | None = None,
     ) -> None:
-        if split not in ("train", "valid"):
-            raise ConfigError(
-                Problem(
-                    "split",
-                    "ImageNet has no labelled split of this name",
-                    split,
-                    "train or valid",
-                    nearest(split, ["train", "valid"]),
-                )
-            )
         base = Path(root).expanduser().absolute()
         for name in ("train", "val"):
             if not (base / name).is_dir():
@@ -165,11 +148,10 @@ def _read_development_kit(kit: Path, count: int) -> list[str]:
         numbers = [
             int(line) for line in read_text(kit / "ILSVRC2012_validation_ground_truth.txt").split()
         ]
-        _require_modest(kit / "meta.mat")
         synsets = loadmat(kit / "meta.mat", squeeze_me=True)["synsets"]
         wnid_of = {int(synset["ILSVRC2012_ID"]): str(synset["WNID"]) for synset in synsets}
         found = [wnid_of[number] for number in numbers]
-    except (OSError, ValueError, KeyError, TypeError, IndexError, zlib.error) as error:
+    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         expected = "ILSVRC2012_validation_ground_truth.txt and meta.mat"
         raise DataError(
             Problem(str(kit), f"the development kit cannot be read: {error}", expected=expected)
@@ -184,21 +166,6 @@ def _read_development_kit(kit: Path, count: int) -> list[str]:
             )
         )
     return found
-
-
-def _require_modest(path: Path) -> None:
-    """Parts of MATLAB files are compressed, and may expand a thousandfold."""
-    raw, place = read_bytes(path), 128
-    while place + 8 <= len(raw):
-        kind, length = struct.unpack("<II", raw[place : place + 8])
-        if kind == _PACKED:
-            unpacking = zlib.decompressobj()
-            unpacking.decompress(raw[place + 8 : place + 8 + length], _MOST_UNPACKED)
-            if unpacking.unconsumed_tail:
-                raise ValueError(
-                    f"a part of {path.name} unpacks to more than {_MOST_UNPACKED:,} bytes"
-                )
-        place += 8 + length
 
 
 def _class_names(wnids: list[str]) -> list[str]:

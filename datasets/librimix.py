@@ -35,7 +35,7 @@ class LibriMix(MixtureFiles):
         *,
         root: str,
         subset: str,
-        speakers: int = 2,
+        speakers: Literal[2, 3] = 2,
         sample_rate: Literal[8000, 16000] = 8000,
         mode: Literal["min", "max"] = "min",
         noise: bool = False,
@@ -51,20 +51,6 @@ class LibriMix(MixtureFiles):
                     nearest(subset, SUBSETS),
                 )
             )
-        for name, value, allowed in (
-            ("sample_rate", sample_rate, (8000, 16000)),
-            ("mode", mode, ("min", "max")),
-            ("speakers", speakers, (2, 3)),
-        ):
-            if value not in allowed:
-                raise ConfigError(
-                    Problem(
-                        f"dataset.{name}",
-                        "is not a valid choice for LibriMix",
-                        value,
-                        " or ".join(map(str, allowed)),
-                    )
-                )
         given = Path(root).expanduser()
         folder = given if given.name == f"Libri{speakers}Mix" else given / f"Libri{speakers}Mix"
         super().__init__(

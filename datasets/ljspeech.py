@@ -11,7 +11,7 @@ from samewise.datasets.parts.clips import Clips
 from samewise.datasets.parts.lists import read_lines
 from samewise.datasets.parts.names import require_listed
 from samewise.datasets.parts.recordings import Cache, Recordings
-from samewise.runner.errors import ConfigError, DataError, Problem
+from samewise.runner.errors import DataError, Problem, require_at_least
 
 _ARCHIVE = "LJSpeech-1.1"
 
@@ -47,12 +47,7 @@ class LJSpeech(Clips):
         valid_every: int = 10,
         cache: Cache = "none",
     ) -> None:
-        if split not in ("train", "valid"):
-            raise ConfigError(
-                Problem("dataset.split", "LJSpeech has no such part", split, "train or valid")
-            )
-        if valid_every < 2:
-            raise ConfigError(Problem("dataset.valid_every", "must be at least 2", valid_every))
+        require_at_least({"dataset.valid_every": valid_every}, least=2)
         given = Path(root).expanduser()
         folder = given / _ARCHIVE if (given / _ARCHIVE).is_dir() else given
         try:

@@ -30,7 +30,7 @@ class MNIST(InMemoryImages):
 
     Raises:
         DataError: the files are missing or altered.
-        ConfigError: the split is unknown, or it would be empty.
+        ConfigError: the split would be empty.
     """
 
     def __init__(

@@ -27,7 +27,7 @@ from samewise.datasets.parts.keyed_split import select_split
 from samewise.datasets.parts.limits import read_bytes
 from samewise.datasets.parts.lists import read_lines
 from samewise.datasets.parts.names import first_repeated, require_listed
-from samewise.runner.errors import ConfigError, DataError, Problem, nearest
+from samewise.runner.errors import DataError, Problem, nearest
 
 _ANSWERS = {"": False, "0": False, "1": True} | {"no": False, "yes": True}
 _ANSWERS |= {"false": False, "true": True}
@@ -101,19 +101,12 @@ class PascalVOC(AnnotatedImages):
         classes: Sequence[str] | None = None,
         num_classes: int | None = None,
         training: bool = False,
-        first_pixel: int = 0,
+        first_pixel: Literal[0, 1] = 0,
         empty_boxes: EmptyBoxes = "refuse",
         difficult: bool = True,
         size: Sequence[int] | None = None,
         cache: Cache = "none",
     ) -> None:
-        if first_pixel not in (0, 1) or empty_boxes not in ("refuse", "drop"):
-            message, value = (
-                ("first_pixel is 0 or 1", first_pixel)
-                if first_pixel not in (0, 1)
-                else ("empty_boxes is refuse or drop", empty_boxes)
-            )
-            raise ConfigError(Problem("dataset", message, value))
         base = Path(root).expanduser()
         images_at, annotations_at = base / images_dir, base / annotations_dir
         files = (

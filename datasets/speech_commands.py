@@ -12,7 +12,7 @@ from typing import Literal, final
 from torchaudio.datasets import SPEECHCOMMANDS
 
 from samewise.datasets.parts.recordings import Cache
-from samewise.datasets.parts.torchvision_files import check_split, load
+from samewise.datasets.parts.torchvision_files import load
 from samewise.datasets.parts.utterances import LETTERS, Spelling, Utterances
 
 _PARTS = {"train": "training", "valid": "validation", "test": "testing"}
@@ -35,7 +35,6 @@ class SpeechCommands(Utterances):
 
     Raises:
         DataError: the data set is not there.
-        ConfigError: the split is unknown.
     """
 
     def __init__(
@@ -53,7 +52,6 @@ class SpeechCommands(Utterances):
         ignore: str = "",
         cache: Cache = "none",
     ) -> None:
-        check_split(split)
         make = partial(SPEECHCOMMANDS, url=version, subset=_PARTS[split])
         words = load(
             make,

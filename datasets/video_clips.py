@@ -24,7 +24,7 @@ from samewise.datasets.parts.video_files import (
     require_torchcodec,
     versions,
 )
-from samewise.runner.errors import ConfigError, DataError, Problem, require_positive
+from samewise.runner.errors import DataError, Problem, require_at_least
 
 Where = Literal["random", "centre"]
 
@@ -74,11 +74,7 @@ class VideoClips(Dataset[dict[str, Any]]):
         clip: Where = "random",
         transform: Callable[[Tensor], Any] | None = None,
     ) -> None:
-        require_positive({"dataset.frames": frames, "dataset.stride": stride})
-        if clip not in ("random", "centre"):
-            raise ConfigError(
-                Problem("clip", "is not a valid clip position", clip, "random or centre")
-            )
+        require_at_least({"dataset.frames": frames, "dataset.stride": stride})
         require_torchcodec()  # now, not in the first worker
         base = Path(root).expanduser().absolute()
         self._folder = base / folder

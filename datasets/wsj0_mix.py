@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Literal, final
 
 from samewise.datasets.parts.mixture_files import MixtureFiles
-from samewise.runner.errors import ConfigError, Problem
 
 _SUBSETS = {"train": "tr", "valid": "cv", "test": "tt"}
 
@@ -34,26 +33,11 @@ class WSJ0Mix(MixtureFiles):
         *,
         root: str,
         split: Literal["train", "valid", "test"],
-        speakers: int = 2,
+        speakers: Literal[2, 3] = 2,
         sample_rate: Literal[8000, 16000] = 8000,
         mode: Literal["min", "max"] = "min",
         seconds: float | None = None,
     ) -> None:
-        for name, value, allowed in (
-            ("split", split, tuple(_SUBSETS)),
-            ("sample_rate", sample_rate, (8000, 16000)),
-            ("mode", mode, ("min", "max")),
-            ("speakers", speakers, (2, 3)),
-        ):
-            if value not in allowed:
-                raise ConfigError(
-                    Problem(
-                        f"dataset.{name}",
-                        "is not a valid choice for WSJ0-mix",
-                        value,
-                        " or ".join(map(str, allowed)),
-                    )
-                )
         given = Path(root).expanduser()
         folder = given if given.name == f"{speakers}speakers" else given / f"{speakers}speakers"
         super().__init__(

@@ -13,7 +13,7 @@ from samewise.datasets.parts.folders import list_files
 from samewise.datasets.parts.recordings import Cache
 from samewise.datasets.parts.torchvision_files import load
 from samewise.datasets.parts.utterances import LETTERS, Spelling, Utterances
-from samewise.runner.errors import ConfigError, DataError, Problem, nearest
+from samewise.runner.errors import DataError, Problem, require_at_least
 
 _FOLDER = "waves_yesno"
 _WORDS = {"0": "no", "1": "yes"}
@@ -36,7 +36,6 @@ class YesNo(Utterances):
 
     Raises:
         DataError: the data set is not there, or a file has another name.
-        ConfigError: the split is unknown.
     """
 
     def __init__(
@@ -52,25 +51,7 @@ class YesNo(Utterances):
         ignore: str = "",
         cache: Cache = "memory",
     ) -> None:
-        if split not in ("train", "valid"):
-            raise ConfigError(
-                Problem(
-                    "split",
-                    "YesNo has no such split",
-                    split,
-                    "train or valid",
-                    nearest(split, ("train", "valid")),
-                )
-            )
-        if held_out < 2:
-            raise ConfigError(
-                Problem(
-                    "dataset.held_out",
-                    "leaves nothing to train on",
-                    held_out,
-                    "a whole number from 2",
-                )
-            )
+        require_at_least({"dataset.held_out": held_out}, least=2)
         load(
             YESNO,
             root=root,

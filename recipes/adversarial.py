@@ -11,12 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from samewise.recipes.parts import pictures
-from samewise.runner.errors import ConfigError, DataError, Problem, nearest
+from samewise.runner.errors import DataError, require_at_least
 from samewise.runner.interfaces import Batch, Loss, Phase, Recipe, Scores
 
 LossName = Literal["non_saturating", "hinge"]
 
-_LOSSES = ("non_saturating", "hinge")
 _DISCRIMINATOR = Phase("discriminator", modules=("discriminator",))
 _GENERATOR = Phase("generator", modules=("generator",))
 
@@ -68,24 +67,8 @@ class GenerativeAdversarial(Recipe):
     def __init__(
         self, *, noise: int = 64, loss: LossName = "non_saturating", compared: int = 1024
     ) -> None:
-        if noise < 1:
-            raise ConfigError(
-                Problem(
-                    "recipe.noise", "is not a valid length", noise, "a whole number of at least 1"
-                )
-            )
-        if loss not in _LOSSES:
-            raise ConfigError(
-                Problem(
-                    "recipe.loss",
-                    "is not an adversarial loss",
-                    loss,
-                    " or ".join(_LOSSES),
-                    nearest(loss, _LOSSES),
-                )
-            )
-        if compared < 2:
-            raise ConfigError(Problem("recipe.compared", "is too small", compared, "at least 2"))
+        require_at_least({"recipe.noise": noise})
+        require_at_least({"recipe.compared": compared}, least=2)
         self.noise = noise
         self.kind: LossName = loss
         self.compared = compared

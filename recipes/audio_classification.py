@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Literal, final
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +41,7 @@ class AudioClassification(Classification):
         *,
         sample_rate: int,
         seconds: float,
-        dimensions: int = 2,
+        dimensions: Literal[1, 2] = 2,
         num_classes: int | None = None,
         label_smoothing: float = 0.0,
         top_k: Sequence[int] = (1, 5),
@@ -55,15 +55,6 @@ class AudioClassification(Classification):
             loss=loss,
             metrics=metrics,
         )
-        if dimensions not in (1, 2):
-            raise ConfigError(
-                Problem(
-                    "recipe.dimensions",
-                    "is not a valid number of dimensions for features",
-                    dimensions,
-                    "2 (an image) or 1 (a sequence)",
-                )
-            )
         self.takes, self.extensions = "recordings", SOUNDS
         self.dimensions = dimensions
         self._sample_rate, self._seconds = sample_rate, seconds

@@ -26,7 +26,15 @@ from samewise.recipes.parts.si_sdr import (
 )
 from samewise.recipes.parts.sounds import save_spectrograms, save_wav
 from samewise.recipes.parts.tables import write_csv
-from samewise.runner.errors import ConfigError, DataError, Problem, first_few, none_hint, number_of
+from samewise.runner.errors import (
+    ConfigError,
+    DataError,
+    Problem,
+    first_few,
+    none_hint,
+    number_of,
+    require_at_least,
+)
 from samewise.runner.interfaces import Batch, Loss, Phase, Prediction, Recipe, Scores
 
 _HEARD_S = 4.0
@@ -99,15 +107,7 @@ class Separation(Recipe):
     extensions = SOUNDS
 
     def __init__(self, *, sample_rate: int = 8000, sdr: bool = True) -> None:
-        if sample_rate < 1:
-            raise ConfigError(
-                Problem(
-                    "recipe.sample_rate",
-                    "is not a valid rate",
-                    sample_rate,
-                    "a whole number of Hz greater than 0",
-                )
-            )
+        require_at_least({"recipe.sample_rate": sample_rate})
         self.sample_rate = sample_rate
         self.sdr = sdr
 

@@ -70,14 +70,6 @@ class SpeechRecognition(Recipe):
         impossible: Literal["error", "skip"] = "error",
         sample_rate: int | None = None,
     ) -> None:
-        for name, value, choices in (
-            ("decoder", decoder, ("greedy", "beam")),
-            ("impossible", impossible, ("error", "skip")),
-        ):
-            if value not in choices:
-                raise ConfigError(
-                    Problem(f"recipe.{name}", "no such choice", value, " or ".join(choices))
-                )
         self.letters = letters
         self._number = {letter: number for number, letter in enumerate(letters, start=1)}
         if len(self._number) != len(letters):

@@ -21,7 +21,7 @@ from samewise.datasets.transforms.vocoder_mel import VocoderMel
 from samewise.recipes.models.wavernn import WaveRNN, conditioning, speak, step
 from samewise.recipes.parts.amplitudes import Amplitudes, LogisticMixture, MuLaw, entropy
 from samewise.recipes.parts.sounds import save_spectrograms, save_wav
-from samewise.runner.errors import ConfigError, DataError, Problem, none_hint
+from samewise.runner.errors import ConfigError, DataError, Problem, none_hint, require_at_least
 from samewise.runner.interfaces import Batch, Form, Loss, Phase, Prediction, Recipe, Scores
 
 _TOGETHER = 16
@@ -100,19 +100,7 @@ class Vocoder(Recipe):
         n_classes: int = 256,
         resynthesise: int = 0,
     ) -> None:
-        if output not in ("mu_law", "logistics"):
-            raise ConfigError(
-                Problem(
-                    "recipe.output",
-                    "is not a valid representation of samples",
-                    output,
-                    "mu_law or logistics",
-                )
-            )
-        if resynthesise < 0:
-            raise ConfigError(
-                Problem("recipe.resynthesise", "is not a valid number of clips", resynthesise)
-            )
+        require_at_least({"recipe.resynthesise": resynthesise}, least=0)
         self.front_end = front_end
         self.amplitudes: Amplitudes = (
             MuLaw(n_classes=n_classes)

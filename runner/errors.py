@@ -243,11 +243,11 @@ def none_hint(output: object) -> str:
     return "its forward returns nothing: is the `return` missing?" if output is None else ""
 
 
-def require_positive(numbers: Mapping[str, int]) -> None:
-    """Raise a ConfigError for the first of some settings (by path) that is below 1."""
+def require_at_least(numbers: Mapping[str, float], *, least: float = 1) -> None:
+    """Raise a ConfigError for the first of some settings (by path) that is below `least`."""
     for path, value in numbers.items():
-        if value < 1:
-            raise ConfigError(Problem(path, "must be at least 1", value))
+        if value < least:
+            raise ConfigError(Problem(path, f"must be at least {least}", value))
 
 
 def is_below_one(value: object) -> bool:

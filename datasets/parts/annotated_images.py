@@ -98,10 +98,6 @@ class AnnotatedImages(Dataset[dict[str, Any]], abc.ABC):
         size: Sequence[int] | None = None,
         cache: Cache = "none",
     ) -> None:
-        if cache not in ("none", "memory"):
-            raise ConfigError(
-                Problem("dataset.cache", "is not a valid cache for images", cache, "none or memory")
-            )
         if size is not None and (len(size) != 2 or min(size) < 1):
             raise ConfigError(
                 Problem(

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 
 from samewise.datasets.parts.audio_files import audio_preparation
 from samewise.datasets.parts.recordings import Recordings
-from samewise.runner.errors import require_positive
+from samewise.runner.errors import require_at_least
 
 
 class Clips(Dataset[dict[str, Any]], abc.ABC):
@@ -31,7 +31,7 @@ class Clips(Dataset[dict[str, Any]], abc.ABC):
     """
 
     def __init__(self, recordings: Recordings, *, samples: int, context: int) -> None:
-        require_positive({"dataset.samples": samples, "dataset.context": context})
+        require_at_least({"dataset.samples": samples, "dataset.context": context})
         self.sample_rate = recordings.sample_rate
         self._recordings = recordings
         self._samples = samples

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from samewise.runner.errors import require_positive
+from samewise.runner.errors import require_at_least
 
 
 def generator_of(key: str) -> torch.Generator:
@@ -31,7 +31,7 @@ class Generated(Dataset[dict[str, Any]], abc.ABC):
     """
 
     def __init__(self, length: int, key: str) -> None:
-        require_positive({"dataset.length": length})
+        require_at_least({"dataset.length": length})
         self._length, self._key = length, key
 
     def __len__(self) -> int:

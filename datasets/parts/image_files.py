@@ -69,20 +69,6 @@ class ImageFiles(Dataset[dict[str, Any]], abc.ABC):
         transform: Transform | None = None,
         left_out: str = "",
     ) -> None:
-        if mode not in ("rgb", "gray", "channels"):
-            raise ConfigError(
-                Problem("mode", "is not a valid image mode", mode, "rgb, gray or channels")
-            )
-        if cache not in ("none", "memory"):
-            raise ConfigError(
-                Problem("cache", "is not a valid cache for images", cache, "none or memory")
-            )
-        if decode not in ("worker", "device"):
-            raise ConfigError(
-                Problem(
-                    "decode", "is not a valid place to decode images", decode, "worker or device"
-                )
-            )
         self.encoded = decode == "device"
         if self.encoded and (needs := _needs_pixels(mode, cache, transform)):
             raise ConfigError(

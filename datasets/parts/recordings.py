@@ -16,7 +16,7 @@ from torch import Tensor
 
 from samewise.datasets.parts.audio_files import AudioInfo, audio_info, read_audio
 from samewise.datasets.parts.contents import add_files, spaced_indices
-from samewise.runner.errors import ConfigError, DataError, Problem
+from samewise.runner.errors import DataError, Problem
 
 Cache = Literal["none", "memory"]
 
@@ -71,12 +71,6 @@ class Recordings:
         sections: Sequence[tuple[float, float]] | None = None,
         whole_within: float | None = None,
     ) -> None:
-        if cache not in ("none", "memory"):
-            raise ConfigError(
-                Problem(
-                    "dataset.cache", "is not a valid cache for recordings", cache, "none or memory"
-                )
-            )
         if not names:
             raise DataError(
                 Problem(

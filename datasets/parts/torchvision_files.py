@@ -11,7 +11,7 @@ from urllib.error import URLError
 from filelock import FileLock
 from torch import Tensor
 
-from samewise.runner.errors import ConfigError, DataError, Problem, nearest
+from samewise.runner.errors import ConfigError, DataError, Problem
 
 Made = TypeVar("Made")
 
@@ -83,7 +83,6 @@ def load_part(
     """The part of such a data set that contains a split: "test" has its own, "train" and "valid"
     share the other. Otherwise as `load`.
     """
-    check_split(split)
     return load(
         partial(kind, train=split != "test"), root=root, expected=expected, download=download
     )
@@ -117,12 +116,3 @@ def split_held_out(
         )
     chosen = slice(-held_out, None) if split == "valid" else slice(None, -held_out)
     return images[chosen], labels[chosen]
-
-
-def check_split(split: str) -> None:
-    """Raises ConfigError unless it is train, valid or test."""
-    splits = ("train", "valid", "test")
-    if split not in splits:
-        raise ConfigError(
-            Problem("split", "unknown split", split, "train, valid or test", nearest(split, splits))
-        )

@@ -16,7 +16,7 @@ from samewise.datasets.transforms.affine import inverse_matrices, warp
 from samewise.datasets.transforms.colour import Operation, apply_operations
 from samewise.datasets.transforms.geometry import interpolation_of
 from samewise.datasets.transforms.images import ImageTransform, image_size, needs_bytes
-from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.errors import ConfigError, Problem, require_at_least
 from samewise.runner.interfaces import Batch
 
 NAMES = (
@@ -46,8 +46,7 @@ class _Policy(ImageTransform):
         self, *, bins: int = 31, interpolation: str = "nearest", fill: float = 0.0
     ) -> None:
         super().__init__()
-        if bins < 2:
-            raise ConfigError(Problem("transforms", "too few magnitude bins", bins, "at least 2"))
+        require_at_least({"transforms.num_magnitude_bins": bins}, least=2)
         self.bins = bins
         self._operations = _operations(interpolation_of(interpolation).value, float(fill))
 

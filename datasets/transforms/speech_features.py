@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import abc
 import math
-from typing import final
+from typing import Literal, final
 
 import torch
 from torch import Tensor
+from torchaudio.functional import melscale_fbanks
 
-from samewise.datasets.parts.signals import mel_bands
-from samewise.runner.errors import ConfigError, Problem, nearest, require_positive
+from samewise.runner.errors import ConfigError, Problem, require_at_least
 from samewise.runner.interfaces import Batch, BatchTransform
 from samewise.runner.torch_private import check
+
+MelScale = Literal["htk", "slaney"]
 
 _SMALLEST_STD = 1e-5
 _TOP_DB = 80.0
@@ -95,7 +97,7 @@ class _Mel(FrontEnd):
         hop_length: int,
         f_min: float,
         f_max: float | None,
-        mel_scale: str,
+        mel_scale: MelScale,
         normalise: bool,
     ) -> None:
         super().__init__(normalise=normalise)
@@ -106,7 +108,7 @@ class _Mel(FrontEnd):
             "n_fft": n_fft,
             "hop_length": hop_length,
         }
-        require_positive({f"transforms.{name}": value for name, value in sizes.items()})
+        require_at_least({f"transforms.{name}": value for name, value in sizes.items()})
         if not 0 <= f_min < highest <= sample_rate / 2:
             words = "f_min and f_max are not a valid range"
             raise ConfigError(
@@ -120,18 +122,8 @@ class _Mel(FrontEnd):
         self.n_fft = n_fft
         self.hop_length = hop_length
         self.register_buffer("window", torch.hann_window(n_fft), persistent=False)
-        if mel_scale not in ("htk", "slaney"):
-            known = ("htk", "slaney")
-            raise ConfigError(
-                Problem(
-                    "transforms.mel_scale",
-                    "is unknown",
-                    mel_scale,
-                    "htk or slaney",
-                    nearest(mel_scale, known),
-                )
-            )
-        banks = mel_bands(n_fft // 2 + 1, f_min, highest, n_mels, sample_rate, scale=mel_scale)
+        bands = (n_fft // 2 + 1, f_min, highest, n_mels, sample_rate)
+        banks = melscale_fbanks(*bands, mel_scale=mel_scale).t().contiguous()
         empty = int((banks.sum(1) == 0).sum())
         if empty:
             hint = "lower n_mels or raise n_fft"
@@ -191,7 +183,7 @@ class MFCC(_Mel):
         hop_length: int = 160,
         f_min: float = 0.0,
         f_max: float | None = None,
-        mel_scale: str = "htk",
+        mel_scale: MelScale = "htk",
         normalise: bool = True,
     ) -> None:
         super().__init__(
@@ -252,7 +244,7 @@ class LogMel(_Mel):
         hop_length: int = 160,
         f_min: float = 20.0,
         f_max: float | None = None,
-        mel_scale: str = "htk",
+        mel_scale: MelScale = "htk",
         normalise: bool = True,
         above_silence: bool = False,
     ) -> None:

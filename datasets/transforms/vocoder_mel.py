@@ -6,9 +6,9 @@ from typing import final
 
 import torch
 from torch import Tensor
+from torchaudio.functional import melscale_fbanks
 
-from samewise.datasets.parts.signals import mel_bands
-from samewise.runner.errors import ConfigError, Problem, require_positive
+from samewise.runner.errors import ConfigError, Problem, require_at_least
 from samewise.runner.interfaces import Batch, BatchTransform
 
 
@@ -63,7 +63,7 @@ class VocoderMel(BatchTransform):
             "n_mels": n_mels,
             "kernel_size": kernel_size,
         }
-        require_positive(sizes)
+        require_at_least(sizes)
         if win_length > n_fft:
             raise ConfigError(
                 Problem(
@@ -109,10 +109,10 @@ class VocoderMel(BatchTransform):
         self.kernel_size, self.context = kernel_size, context
         self._before = context - needed
         self.register_buffer("window", torch.hann_window(win_length), persistent=False)
-        banks = mel_bands(
-            n_fft // 2 + 1, f_min, highest, n_mels, sample_rate, scale="slaney", area=True
+        banks = melscale_fbanks(
+            n_fft // 2 + 1, f_min, highest, n_mels, sample_rate, norm="slaney", mel_scale="slaney"
         )
-        self.register_buffer("banks", banks, persistent=False)
+        self.register_buffer("banks", banks.t().contiguous(), persistent=False)
 
     def apply(self, batch: Batch, choices: dict[str, Tensor]) -> Batch:
         waveform = batch["waveform"].to(torch.float32)

@@ -338,15 +338,6 @@ def _check(
                 nearest(backbone, BACKBONES),
             )
         )
-    if norm not in ("frozen_batch", "batch", "group"):
-        raise ConfigError(
-            Problem(
-                "model.norm",
-                "is not a valid norm for the backbone",
-                norm,
-                "frozen_batch, batch or group",
-            )
-        )
     if not 0 <= trainable_layers <= 5:
         raise ConfigError(
             Problem(

@@ -79,8 +79,6 @@ class TransformersCTC(nn.Module):
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        if encoder not in ENCODERS:
-            raise ConfigError(Problem("encoder", "no such choice", encoder, " or ".join(ENCODERS)))
         try:
             import transformers
         except ImportError:

@@ -55,15 +55,6 @@ class Wav2Letter(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        if norm not in ("none", "layer"):
-            raise ConfigError(
-                Problem(
-                    "model.norm",
-                    "is not a valid normalisation for Wav2Letter",
-                    norm,
-                    "none or layer",
-                )
-            )
         if kernel % 2 == 0:
             raise ConfigError(Problem("model.kernel", "must be odd", kernel))
         sizes = [(num_features, width, first_kernel, 2, (first_kernel - 1) // 2)]

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.errors import ConfigError, Problem, require_at_least
 
 
 class Amplitudes(abc.ABC):
@@ -55,15 +55,7 @@ class MuLaw(Amplitudes):
     """A class for each step of ITU-T G.711's mu-law companding: 256 steps are 8 bits."""
 
     def __init__(self, *, n_classes: int = 256) -> None:
-        if n_classes < 2:
-            raise ConfigError(
-                Problem(
-                    "recipe.n_classes",
-                    "is too small for mu-law encoding",
-                    n_classes,
-                    "256 for 8 bits",
-                )
-            )
+        require_at_least({"recipe.n_classes": n_classes}, least=2)
         self.n_classes = n_classes
 
     def labels(self, waveform: Tensor) -> Tensor:
@@ -125,8 +117,7 @@ class LogisticMixture(Amplitudes):
                     "three for each component: 30 for ten",
                 )
             )
-        if levels < 2:
-            raise ConfigError(Problem("recipe.levels", "must be at least 2", levels))
+        require_at_least({"recipe.levels": levels}, least=2)
         self.n_classes = n_classes
         self.levels = levels
         self._smallest = smallest_log_scale

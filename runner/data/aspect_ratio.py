@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from samewise.runner.data.order import Shuffled
-from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.errors import ConfigError, Problem, require_at_least
 
 
 class GroupedByAspectRatio(Shuffled):
@@ -43,8 +43,7 @@ class GroupedByAspectRatio(Shuffled):
         replicas: int = 1,
         accumulate: int = 1,
     ) -> None:
-        if factor < 0:
-            raise ConfigError(Problem("loader.order.factor", "must not be negative", factor))
+        require_at_least({"loader.order.factor": factor}, least=0)
         described: Any = dataset
         if not hasattr(described, "aspect_ratios"):
             hint = "give it a method aspect_ratios(), or set loader.order=null"

@@ -16,7 +16,7 @@ from samewise.runner.errors import (
     ConfigError,
     Problem,
     raised_at,
-    require_positive,
+    require_at_least,
     summarise_error,
 )
 
@@ -135,7 +135,7 @@ class First(InOrder):
 
     def __init__(self, dataset: Sized, *, seed: int, samples: int) -> None:
         super().__init__(dataset, seed=seed)
-        require_positive({"loader.order.samples": samples})
+        require_at_least({"loader.order.samples": samples})
         self._length = min(samples, len(dataset))
 
 
@@ -156,7 +156,7 @@ class RepeatedAugmentation(Order):
     def __init__(
         self, dataset: Sized, *, seed: int, repeats: int, batch_size: int, replicas: int
     ) -> None:
-        require_positive({"loader.order.repeats": repeats})
+        require_at_least({"loader.order.repeats": repeats})
         self._shuffled = Shuffled(dataset, seed=seed)
         self.repeats = repeats
         self._batch_size = batch_size

@@ -46,7 +46,7 @@ def test_losses_are_the_published_formulas(loss):
 
 
 @pytest.mark.parametrize(
-    ("setting", "words"), [({"noise": 0}, "not a valid length"), ({"loss": "hinges"}, "did you mean 'hinge'"), ({"compared": 1}, "too small")]
+    ("setting", "words"), [({"noise": 0}, r"recipe\.noise: must be at least 1"), ({"compared": 1}, r"recipe\.compared: must be at least 2")]
 )
 def test_impossible_settings_are_refused(setting, words):
     with pytest.raises(ConfigError, match=words):

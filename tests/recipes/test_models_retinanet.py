@@ -61,7 +61,6 @@ def test_any_resnet_can_be_the_backbone_of_both_versions(depth: str):
         ({"backbone": "resnet19"}, "resnet18"),
         ({"backbone": "resnet18", "weights_backbone": "IMAGENET1K_V9"}, r"does not have these weights for resnet18(.|\n)*IMAGENET1K_V1"),
         ({"backbone": "resnet18", "weights": "COCO_V1"}, "does not have these weights for retinanet_resnet18_fpn"),
-        ({"backbone": "resnet18", "norm": "layer"}, "frozen_batch, batch or group"),
         ({"backbone": "resnet18", "norm": "group", "trainable_layers": 3}, "from scratch"),
         ({"backbone": "resnet18", "trainable_layers": 6}, "0 to 5"),
         ({"backbone": "resnet18", "stages": [4, 3]}, "ascending"),
