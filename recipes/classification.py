@@ -5,10 +5,10 @@ and the confusion matrix.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,15 +21,25 @@ from samewise.datasets.parts.folders import IMAGES, VIDEOS
 from samewise.datasets.parts.upright import read_upright
 from samewise.datasets.parts.video_files import centre, clip_frames, read_frames
 from samewise.recipes.parts import pictures
+from samewise.recipes.parts.class_labels import (
+    check_range,
+    hits,
+    labels_of,
+    likeliest_label,
+    rank,
+    require_shares,
+    worth_seeing,
+)
 from samewise.recipes.parts.classification_scores import (
     ClassificationScores,
     MeasuredClassification,
 )
+from samewise.recipes.parts.classified import Classified
 from samewise.recipes.parts.labelled_images import as_record, collate_images, stack_images
 from samewise.recipes.parts.losses import CrossEntropy, is_sigmoid, shares
 from samewise.recipes.parts.named_metrics import NamedMetrics
 from samewise.recipes.parts.test_time import check_kind, views
-from samewise.runner.errors import ConfigError, DataError, Problem, none_hint
+from samewise.runner.errors import ConfigError, Problem, none_hint
 from samewise.runner.interfaces import Batch, Loss, Phase, Prediction, Recipe, class_names
 
 
@@ -157,9 +167,20 @@ class Classification(Recipe):
 
     def require(self, batch: Batch) -> None:
         if self.num_classes is not None and batch["label"].dim() == 1:
-            _check_range(batch["label"], self.num_classes, f"there are {self.num_classes} classes")
-        if "label" in batch:
-            self._require_shares(batch["label"])
+            check_range(batch["label"], self.num_classes, f"there are {self.num_classes} classes")
+        if "label" in batch and self._of_shares and batch["label"].dim() == 2:
+            require_shares(batch["label"])
+
+    def labels(self, labels: Sequence[Any]) -> Tensor:
+        """int64[B] or float32[B, K] of the samples' labels.
+
+        Raises:
+            DataError: one is out of range, is no label, or is one that the loss cannot take.
+        """
+        made = labels_of(labels, self.num_classes)
+        if self._of_shares and made.dim() == 2:
+            require_shares(made)
+        return made
 
     def loss(self, model: nn.Module, batch: Batch, phase: Phase) -> Loss:
         """The loss summed over the B images, in float32 for any precision of the model.
@@ -179,7 +200,7 @@ class Classification(Recipe):
                 ) + self.label_smoothing / logits.shape[1]
             total = self._each(self.criterion, logits, label).sum()
         return Loss(
-            total, count=len(logits), parts={"accuracy": _hits(logits.detach(), batch["label"])}
+            total, count=len(logits), parts={"accuracy": hits(logits.detach(), batch["label"])}
         )
 
     def measure(self, model: nn.Module, batch: Batch) -> MeasuredClassification:
@@ -191,18 +212,18 @@ class Classification(Recipe):
             if several
             else prediction
         )
-        label = given if given.dim() == 1 else _likeliest_label(given, first)
+        label = given if given.dim() == 1 else likeliest_label(given, first)
         loss = (
             F.cross_entropy(logits, batch["label"], reduction="none")
             if self.criterion is None
             else self._each(self.criterion, logits, batch["label"])
         )
-        shown = _worth_seeing(loss)
+        shown = worth_seeing(loss)
         return MeasuredClassification(
             loss=loss.cpu(),
             label=label.cpu(),
             prediction=prediction.cpu(),
-            rank=_rank(logits, label).cpu(),
+            rank=rank(logits, label).cpu(),
             confidence=probabilities.max(1).values.cpu(),
             num_classes=logits.shape[1],
             shown=shown.cpu(),
@@ -310,9 +331,7 @@ class Classification(Recipe):
             )
             raise ConfigError(Problem("model, dataset, transforms", words, hint=hint))
         if not self._range_is_known and batch["label"].dim() == 1:
-            _check_range(
-                batch["label"], output.shape[1], f"the model has {output.shape[1]} outputs"
-            )
+            check_range(batch["label"], output.shape[1], f"the model has {output.shape[1]} outputs")
             self._range_is_known = True
         return output.to(torch.promote_types(output.dtype, torch.float32))
 
@@ -359,221 +378,3 @@ class Classification(Recipe):
                 )
             )
         return each
-
-    def labels(self, labels: Sequence[Any]) -> Tensor:
-        """int64[B] or float32[B, K] of the samples' labels.
-
-        Raises:
-            DataError: one is out of range, is no label, or is one that the loss cannot take.
-        """
-        try:
-            kinds = set(map(type, labels))  # one is the usual case, and the fast one
-            made = (
-                torch.tensor(labels)
-                if kinds == {int}
-                else torch.stack(
-                    list(labels) if kinds == {Tensor} else list(map(torch.as_tensor, labels))
-                )
-            )
-        except (TypeError, ValueError, RuntimeError):
-            raise DataError(
-                Problem(
-                    "dataset",
-                    "labels are not numbers of one type",
-                    labels[0],
-                    "an integer, or one float for each class",
-                )
-            ) from None
-        if made.dim() == 1 and not made.is_floating_point():
-            made = made.long()
-            if self.num_classes is not None:
-                _check_range(made, self.num_classes, f"there are {self.num_classes} classes")
-        elif made.dim() != 2 or not made.is_floating_point():
-            raise DataError(
-                Problem(
-                    "dataset",
-                    "labels are not valid classes",
-                    labels[0],
-                    "an integer, or one float for each class",
-                )
-            )
-        self._require_shares(made)
-        return made
-
-    def _require_shares(self, labels: Tensor) -> None:
-        """Raise a DataError if a cross-entropy is given rows that do not add up to 1: it would
-        count an image as often as it has labels.
-        """
-        if not self._of_shares or labels.dim() != 2:
-            return
-        sums = labels.double().sum(1)
-        if len(wrong := (~((sums - 1.0).abs() <= _ROUNDING)).nonzero()):
-            words = (
-                f"a label's numbers add up to {float(sums[wrong[0]]):g}, and a cross-entropy "
-                "takes shares that add up to 1"
-            )
-            hint = "loss=bce takes any number of labels for each image, as zeros and ones"
-            raise DataError(
-                Problem(
-                    "dataset",
-                    words,
-                    labels[wrong[0, 0]].tolist(),
-                    "one class, or its share for each class",
-                    hint,
-                )
-            )
-
-
-_ROUNDING = 0.05
-"""What the sum of an image's shares of classes may be off by."""
-
-
-@final
-class Classified(Prediction):
-    """The predicted class of an image.
-
-    Args:
-        probabilities: float[K].
-        classes: Their K names, or none.
-        picture: Reads the image to draw it in, uint8[3, H, W]; None: there is none.
-        least: Classes that are less probable are left out; None: none.
-        separate: The image may have several classes: all that are not less probable than `least`
-            are found.
-    """
-
-    def __init__(
-        self,
-        probabilities: Tensor,
-        classes: Sequence[str] = (),
-        picture: Callable[[], Tensor] | None = None,
-        *,
-        least: float | None = None,
-        separate: bool = False,
-    ) -> None:
-        self.probabilities = probabilities
-        self.classes = list(classes) if len(classes) == len(probabilities) else []
-        self._picture = picture
-        self._least = least or 0.0
-        self._separate = separate
-        self._every = separate and least is not None
-
-    def values(self) -> dict[str, Any]:
-        """The likeliest class, by number and, if known, name, and the probabilities of those found.
-
-        None if all are below the threshold.
-        """
-        found = self._found()
-        return {
-            **self._named(found[0] if found else None),
-            "probabilities": {
-                self._name(label): float(self.probabilities[label]) for label in found
-            },
-        }
-
-    def save(self, folder: Path, name: str) -> list[Path]:
-        """Write `NAME_class.png`, the image with its class and probability; nothing for videos."""
-        if self._picture is None:
-            return []
-        words = (
-            ", ".join(f"{self._name(one)} {self.probabilities[one]:.2f}" for one in self._shown())
-            or f"none of at least {self._least:g}"
-        )
-        return [pictures.save_classified(folder / f"{name}_class.png", self._picture(), words)]
-
-    def rows(self) -> list[dict[str, Any]]:
-        """One row, with the `probability` of the class.
-
-        Of an image that may have several, one for each that reaches the threshold.
-        """
-        return [
-            {
-                **self._named(one),
-                "probability": None if one is None else float(self.probabilities[one]),
-            }
-            for one in self._shown() or [None]
-        ]
-
-    def at_least(self, score: float) -> Classified:
-        return Classified(
-            self.probabilities, self.classes, self._picture, least=score, separate=self._separate
-        )
-
-    def _found(self) -> list[int]:
-        """The five likeliest classes that reach the threshold, or all that do."""
-        ranked = self.probabilities.argsort(descending=True, stable=True).tolist()
-        return [
-            one
-            for one in (ranked if self._every else ranked[:5])
-            if self.probabilities[one] >= self._least
-        ]
-
-    def _shown(self) -> list[int]:
-        return self._found()[: None if self._every else 1]
-
-    def _named(self, label: int | None) -> dict[str, Any]:
-        return {
-            "label": label,
-            **({"class": None if label is None else self.classes[label]} if self.classes else {}),
-        }
-
-    def _name(self, label: int) -> str:
-        """Distinct for each class: some data sets use a name twice."""
-        if not self.classes:
-            return str(label)
-        name = self.classes[label]
-        return name if self.classes.count(name) == 1 else f"{name} ({label})"
-
-
-def _check_range(labels: Tensor, classes: int, reason: str) -> None:
-    """One pass over B integers; a wrong one is located only if there is one."""
-    low, high = (int(end) for end in torch.aminmax(labels))
-    if low < 0 or high >= classes:
-        reason, value, expected = (
-            f"the label is out of range: {reason}",
-            int(labels[(labels < 0) | (labels >= classes)][0]),
-            f"0 to {classes - 1}",
-        )
-        hint = "set dataset.num_classes to the number of classes, counted from 0"
-        raise DataError(Problem("dataset", reason, value, expected, hint))
-
-
-def _hits(logits: Tensor, label: Tensor) -> Tensor:
-    """int64[]: for how many images the largest logit belongs to the label, or to the likeliest
-    label.
-    """
-    prediction = logits.argmax(1)
-    return (
-        prediction == (label if label.dim() == 1 else _likeliest_label(label, prediction))
-    ).sum()
-
-
-def _likeliest_label(labels: Tensor, prediction: Tensor) -> Tensor:
-    """int64[B]: the largest of labels float[B, K].
-
-    Of several, the predicted one, since the image shows it.
-    """
-    best, first = labels.max(1)
-    return torch.where(
-        (labels.gather(1, prediction[:, None])[:, 0] == best) & (best > 0), prediction, first
-    )
-
-
-def _rank(logits: Tensor, label: Tensor) -> Tensor:
-    """int64[B]: the number of classes ranked before the true one, by larger logit, then by lower
-    number.
-
-    Unlike `topk`, whose choice among equal logits is not specified, this is one answer on every
-    device; it is 0 exactly where `argmax` is right. A logit that is not a number counts as larger,
-    so a model that gives nothing else is never right.
-    """
-    true = logits.gather(1, label[:, None])
-    earlier = torch.arange(logits.shape[1], device=logits.device) < label[:, None]
-    return (~(logits <= true) | ((logits == true) & earlier)).sum(1)
-
-
-def _worth_seeing(loss: Tensor, *, worst: int = 4, first: int = 4) -> Tensor:
-    """int64[S]: the batch's positions with the largest loss, and its first few."""
-    chosen = torch.zeros_like(loss, dtype=torch.bool)
-    chosen[loss.argsort(descending=True, stable=True)[:worst]] = True
-    chosen[:first] = True
-    return chosen.nonzero().flatten()

@@ -11,8 +11,8 @@ from PIL import Image
 
 from samewise import load
 from samewise.datasets.coco import COCO
-from samewise.recipes.detection import Detected
 from samewise.recipes.parts.average_precision import Image as Found
+from samewise.recipes.parts.detected import Detected
 
 CATEGORIES = {3: "cat", 7: "dog", 90: "bird"}
 
