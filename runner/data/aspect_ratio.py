@@ -1,5 +1,6 @@
-"""An order that groups images of similar shape, so that micro-batches padded to their largest image
-have little padding.
+"""Order that groups images of similar shape.
+
+Micro-batches, which are padded to their largest image, then have little padding.
 """
 
 from __future__ import annotations
@@ -15,22 +16,25 @@ from samewise.runner.errors import ConfigError, Problem, require_at_least
 
 
 class GroupedByAspectRatio(Shuffled):
-    """A permutation keyed by (seed, epoch) in which, as far as possible, each micro-batch has
-    images of one group of aspect ratios.
+    """Permutation keyed by (seed, epoch) whose micro-batches hold images of similar aspect ratio.
 
-    As torchvision's references/detection (`GroupedBatchSampler`, `--aspect-ratio-group-factor`):
-    the groups are bounded by 2 `factor` + 1 ratios from 1/2 to 2, evenly spaced in the logarithm; a
-    micro-batch comes when its group has enough images. What is left at the end of an epoch, fewer
-    than a micro-batch of each group, is mixed in the order of the groups; there the reference
-    repeats images and leaves others out.
+    As in torchvision's references/detection (`GroupedBatchSampler`, `--aspect-ratio-group-factor`),
+    the groups are bounded by 2 `factor` + 1 ratios from 1/2 to 2, evenly spaced in the logarithm,
+    and a micro-batch is complete as soon as its group has enough images. At the end of an epoch
+    each group leaves fewer images than a micro-batch; they are mixed in the order of the groups.
+    (The reference repeats some images and drops others there.)
 
     Args:
-        dataset: With `aspect_ratios()`, float64[N]: width / height of each image.
+        dataset: Data set with a method `aspect_ratios()` that returns float64[N]: width / height of
+            each image.
         seed: The experiment's `seed`.
-        factor: Into how many groups each octave is divided.
+        factor: Number of groups per octave of aspect ratios.
         batch_size: Samples of a step; a micro-batch has batch_size / (replicas * accumulate).
         replicas: The experiment's `replicas`.
         accumulate: The experiment's `accumulate`.
+
+    Raises:
+        ConfigError: `factor` is negative, or the data set has no `aspect_ratios()`.
     """
 
     def __init__(
@@ -61,27 +65,27 @@ class GroupedByAspectRatio(Shuffled):
     def indices(self, epoch: int) -> Tensor:
         shuffled = super().indices(epoch)
         group = self._groups[shuffled]
-        # An image's rank in its group determines its micro-batch, which is complete once its last
-        # image has come.
+        # An image's rank in its group determines its micro-batch. Micro-batches are sorted by the
+        # position of their last image, at which the reference's sampler would emit them.
         order = group.argsort(stable=True)
         counts = group.bincount()
-        first = counts.cumsum(0) - counts
+        starts = counts.cumsum(0) - counts
         rank = torch.empty_like(group)
-        rank[order] = torch.arange(len(group)) - first[group[order]]
-        whole = rank < counts[group] // self._size * self._size
+        rank[order] = torch.arange(len(group)) - starts[group[order]]
+        is_complete = rank < counts[group] // self._size * self._size
         position = torch.arange(len(group))
         last = position.new_zeros(len(group))
-        # The position in `order` of the micro-batch's last image
-        place = first[group] + rank // self._size * self._size + self._size - 1
-        last[whole] = order[place[whole]]
-        last[~whole] = len(group) + group[~whole]
+        # Position in `order` of the micro-batch's last image
+        end = starts[group] + rank // self._size * self._size + self._size - 1
+        last[is_complete] = order[end[is_complete]]
+        last[~is_complete] = len(group) + group[~is_complete]
         return shuffled[last.argsort(stable=True)]
 
 
 def groups_of(ratios: Tensor, factor: int) -> Tensor:
-    """int64[N]: the group of each of float64[N] aspect ratios.
+    """Return int64[N], the group of each of float64[N] aspect ratios.
 
-    With `factor` 0, landscape or portrait.
+    `factor` 0 makes two groups, portrait and landscape.
     """
     bounds = (
         torch.linspace(-1.0, 1.0, 2 * factor + 1, dtype=torch.float64).exp2()

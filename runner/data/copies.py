@@ -1,6 +1,4 @@
-"""Copies of a batch that share nothing with it, and what to say of a batch that cannot be copied,
-or sent by a loader's worker.
-"""
+"""Copies of a batch, and the message for a batch that cannot be copied or sent by a worker."""
 
 from __future__ import annotations
 
@@ -15,9 +13,10 @@ from samewise.runner.records.digest import entries, tensor_kind
 
 
 def deep_copy(batch: Any) -> Any:
-    """The same values in objects of their own.
+    """Copy a batch into objects of its own.
 
-    ConfigError, with the entry, where one cannot be copied.
+    Raises:
+        ConfigError: An entry cannot be copied; the message names it.
     """
     try:
         return deepcopy(batch)
@@ -28,33 +27,39 @@ def deep_copy(batch: Any) -> Any:
 def unfit_entry(
     batch: Any, attempt: Callable[[Any], object], done: str, error: Exception
 ) -> Problem:
-    """The problem for an error of `attempt` with a batch, with the innermost entry of which it
-    fails too: it cannot be `done`.
+    """Describe the innermost entry of a batch with which `attempt` fails.
+
+    Args:
+        batch: The batch.
+        attempt: Function that failed with the batch.
+        done: What it does with a batch, as a participle ("copied").
+        error: Its error.
     """
     name, value = "", batch
-    while (found := _failing_part(value, attempt)) is not None:
-        key, value, error = found
+    while (failure := _failing_part(value, attempt)) is not None:
+        key, value, error = failure
         name = key or name
     kind = isinstance(value, Tensor) and tensor_kind(value)
-    what = f"a {kind} tensor" if kind else f"of type {type(value).__qualname__}"
-    words = (
-        f"{f'{name!r} in a batch' if name else 'an entry of a batch'} is {what}, which cannot "
+    description = f"a {kind} tensor" if kind else f"of type {type(value).__qualname__}"
+    message = (
+        f"{f'{name!r} in a batch' if name else 'an entry of a batch'} is {description}, "
+        "which cannot "
         f"be {done}"
     )
-    known = (
+    expected = (
         "dense tensors, arrays, numbers and texts; mappings, lists, tuples and dataclasses of these"
     )
     return Problem(
-        "dataset, recipe", f"{words}: {type(error).__name__}: {first_line(error)}", expected=known
+        "dataset, recipe",
+        f"{message}: {type(error).__name__}: {first_line(error)}",
+        expected=expected,
     )
 
 
 def _failing_part(
     value: Any, attempt: Callable[[Any], object]
 ) -> tuple[str, Any, Exception] | None:
-    """The first part of a value that `attempt` fails with: its name if it has one, the part, the
-    error.
-    """
+    """Return name, part and error of the first part with which `attempt` fails, or None."""
     parts = (
         [("", part) for part in value]
         if isinstance(value, list | tuple)

@@ -1,4 +1,4 @@
-"""Adds sample transforms and a fingerprint of the data to a user's map-style data set."""
+"""Sample transforms and a fingerprint for a user's map-style data set."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ from samewise.runner.errors import (
 from samewise.runner.records.digest import combine, entries, value_digest
 
 _GEOMETRIC = ("torchvision.transforms.v2._geometry", "torchvision.transforms.v2._auto_augment")
-"""The modules of torchvision's transforms that move pixels."""
+"""Modules of torchvision's transforms that move pixels."""
 
 
 class WithTransform(Dataset[Any]):
-    """Applies transforms to a data set's samples, in the process that loads them: to `image` (or
-    the first element), or to the whole sample if it has boxes.
+    """Data set with transforms, applied in the process that loads a sample.
+
+    They get the sample's `image` (or its first element), or the whole sample if it has boxes.
     """
 
     def __init__(
@@ -37,16 +38,21 @@ class WithTransform(Dataset[Any]):
         self.transforms = tuple(transforms)
         self.path = path
         self._moving = next(
-            (type(one).__name__ for one in transforms if type(one).__module__ in _GEOMETRIC), ""
+            (
+                type(transform).__name__
+                for transform in transforms
+                if type(transform).__module__ in _GEOMETRIC
+            ),
+            "",
         )
 
     @staticmethod
     def of(
         dataset: Any, transforms: Sequence[Callable[[Any], Any]], path: str = "transforms"
     ) -> Any:
-        """The data set with the transforms at a config's path.
+        """Add transforms, which stand at a path of the config.
 
-        The data set itself if there are none, so that its fast paths remain.
+        Without any, return the data set itself, so that its fast paths remain.
         """
         return WithTransform(dataset, transforms, path) if transforms else dataset
 
@@ -64,24 +70,25 @@ class WithTransform(Dataset[Any]):
         return (self._transform(sample[0]), *sample[1:])
 
     def _require_alone(self, sample: Mapping[Any, Any]) -> None:
-        """Raise a ConfigError if something else in a sample, such as a mask, is as high and wide as
-        its image: it would stay where it is.
+        """Raise a ConfigError if another entry, such as a mask, has the image's height and width.
+
+        The transforms would move the image, and not the entry.
         """
-        others = [
+        same_size = [
             str(name)
             for name, value in sample.items()
             if name != "image" and _size(value) == _size(sample["image"]) is not None
         ]
-        if others:
-            words, hint = (
-                f"{self._moving} would move the image but not {', '.join(others)}, of the "
+        if same_size:
+            message, hint = (
+                f"{self._moving} would move the image but not {', '.join(same_size)}, of the "
                 "same size",
                 "wrap both: tv_tensors.Image, tv_tensors.Mask",
             )
             raise ConfigError(
                 Problem(
                     "transforms",
-                    words,
+                    message,
                     expected="masks that torchvision recognises and moves with the image",
                     hint=hint,
                 )
@@ -92,27 +99,31 @@ class WithTransform(Dataset[Any]):
 
 
 def apply(transforms: Sequence[Callable[[Any], Any]], value: Any, path: str) -> Any:
-    """What the transforms at a config's path, in their order, make of a sample or a batch.
-
-    `failed_transform` finds the one that fails.
-    """
+    """Apply the transforms at a path of the config, in their order, to a sample or a batch."""
+    # `failed_transform` reads this frame's variables to find the transform that raised an error.
     for transform in transforms:
         value = transform(value)
     return value
 
 
 def failed_transform(error: BaseException) -> tuple[str, str] | None:
-    """The path and the name of the transform that raised the error; None if none did."""
+    """Return path and name of the transform that raised the error; None if none did."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         if frame.f_code is apply.__code__:
-            at, failed = frame.f_locals, frame.f_locals["transform"]
-            number = next(number for number, one in enumerate(at["transforms"]) if one is failed)
-            return f"{at['path']}.{number}", getattr(failed, "__name__", type(failed).__name__)
+            variables, failed = frame.f_locals, frame.f_locals["transform"]
+            number = next(
+                number
+                for number, transform in enumerate(variables["transforms"])
+                if transform is failed
+            )
+            return f"{variables['path']}.{number}", getattr(
+                failed, "__name__", type(failed).__name__
+            )
     return None
 
 
 def _size(value: Any) -> tuple[int, ...] | None:
-    """(height, width) of a tensor, an array or a Pillow image; None of anything else."""
+    """Return (height, width) of a tensor, an array or a Pillow image; None for anything else."""
     if isinstance(shape := getattr(value, "shape", None), tuple):
         return (
             tuple(cast("tuple[int, ...]", shape)[-2:])
@@ -124,45 +135,48 @@ def _size(value: Any) -> tuple[int, ...] | None:
 
 
 def without_transforms(dataset: Any) -> Any:
-    """The user's data set itself."""
+    """Return the user's data set itself."""
     return dataset.inner if isinstance(dataset, WithTransform) else dataset
 
 
 def sample_name(dataset: Any, index: int) -> str:
-    """How messages refer to a sample: `sample 17`, with its file if the data set has a method
-    `path(index)` or torchvision's `samples`.
+    """Name a sample in messages: `sample 17 (FILE)`.
+
+    The file comes from the data set's method `path(index)`, or torchvision's `samples`.
     """
     inner = without_transforms(dataset)
     try:
         file = (
             inner.path(index) if callable(getattr(inner, "path", None)) else inner.samples[index][0]
         )
-    except Exception:  # it has neither, or they mean something else
+    # A data set has neither, or means something else by them.
+    except Exception:
         file = None
     return f"sample {index} ({file})" if isinstance(file, str | os.PathLike) else f"sample {index}"
 
 
-def differing_entry(one: Any, two: Any) -> str | None:
-    """The entry in which two samples, or batches, differ: `, image`, empty if there are no names,
-    None if nothing differs.
+def differing_entry(sample: Any, repeated: Any) -> str | None:
+    """Name the entry in which two samples, or batches, differ.
+
+    Return `, image`, an empty string where entries have no names, or None if nothing differs.
     """
-    if value_digest(one) == value_digest(two):
+    if value_digest(sample) == value_digest(repeated):
         return None
-    first, second = entries(one), entries(two)
+    entries_, repeated_entries = entries(sample), entries(repeated)
     return next(
         (
             f", {name}"
-            for name in first
-            if name in second and value_digest(first[name]) != value_digest(second[name])
+            for name in entries_
+            if name in repeated_entries
+            and value_digest(entries_[name]) != value_digest(repeated_entries[name])
         ),
         "",
     )
 
 
 def _must_move_together(sample: Mapping[Any, Any]) -> bool:
-    """Whether the sample has torchvision tv_tensors that must be transformed with the image: boxes,
-    masks or points. Does not import torchvision.
-    """
+    """Return whether a sample has boxes, masks or points, which must move with its image."""
+    # By name, so that samewise need not import torchvision
     kinds = (type(value) for value in sample.values())
     return any(
         kind.__module__.startswith("torchvision.tv_tensors")
@@ -171,41 +185,47 @@ def _must_move_together(sample: Mapping[Any, Any]) -> bool:
     )
 
 
-def failure(dataset: Any, name: str, at: str, error: Exception | SystemExit) -> Problem:
-    """The problem for an error in the code of a data set, which has a `name` in the config, or of a
-    transform: at which sample, and the user's line.
+def failure(dataset: Any, name: str, place: str, error: Exception | SystemExit) -> Problem:
+    """Describe an error in the code of a data set or of a transform.
+
+    Args:
+        dataset: The data set, with its transforms.
+        name: Its path in the config.
+        place: Sample or method in which it fails, for the message.
+        error: Its error; the hint names the line of the user's code.
     """
-    name, who = failed_transform(error) or (name, type(without_transforms(dataset)).__name__)
+    name, owner = failed_transform(error) or (name, type(without_transforms(dataset)).__name__)
     if isinstance(error, SystemExit):
-        message, where = describe_exit(who, error)
-        return Problem(name, message, hint=where)
+        message, place_of_exit = describe_exit(owner, error)
+        return Problem(name, message, hint=place_of_exit)
     return Problem(
         name,
-        f"{who} fails {at}: {type(error).__name__}: {summarise_error(error)}",
+        f"{owner} fails {place}: {type(error).__name__}: {summarise_error(error)}",
         hint=raised_at(error),
     )
 
 
 def fingerprint(dataset: Any, name: str = "dataset") -> str:
-    """The data set's own `fingerprint()`.
+    """Return the data set's own `fingerprint()`, or a digest of its length and nine samples.
 
-    Otherwise a digest of its length and of nine evenly spaced samples; DataError if it or a sample
-    cannot be made.
+    Raises:
+        DataError: The method, or making a sample, failed.
     """
-    at = "in fingerprint()"
+    place = "in fingerprint()"
     try:
         if hasattr(dataset, "fingerprint"):
             return str(dataset.fingerprint())
         length = len(dataset)
+        # Nine evenly spaced samples, each with seeds of its own
         with streams.preserve_generators():
-            numbers = [length]
+            digests = [length]
             for part in range(9):
                 index = part * (length - 1) // 8
                 streams.enter(0, "fingerprint", part)
-                at = f"at {sample_name(dataset, index)}"
-                numbers.append(value_digest(dataset[index]))
+                place = f"at {sample_name(dataset, index)}"
+                digests.append(value_digest(dataset[index]))
     except SamewiseError:
         raise
     except (Exception, SystemExit) as error:
-        raise DataError(failure(dataset, name, at, error)) from error
-    return f"{combine(numbers):016x}"
+        raise DataError(failure(dataset, name, place, error)) from error
+    return f"{combine(digests):016x}"

@@ -1,4 +1,4 @@
-"""Sends batches to the device; on CUDA, the next one while the current one is being computed."""
+"""Moves batches to the device; on CUDA the next one while the current one is computed."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ Item = TypeVar("Item")
 
 
 def mover(device: torch.device, *, channels_last: bool) -> Callable[[Batch], Batch]:
-    """Make a function that moves a batch's tensors, in lists too, to the device.
+    """Make a function that moves a batch's tensors, also those in containers, to the device.
 
-    4-d ones to channels_last if requested.
+    Args:
+        device: The device.
+        channels_last: Whether 4-d tensors get the memory format channels_last.
     """
     if device.type == "cpu" and not channels_last:
         return lambda batch: batch
@@ -39,28 +41,30 @@ def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
     if isinstance(value, list | tuple):
         items = (map_tensors(change, item) for item in value)
         kind: Any = type(value)
-        # `_make` does not call a named tuple's own __new__
+        # `_make` bypasses a named tuple's own __new__, which may change its arguments.
         return kind._make(items) if hasattr(value, "_fields") else kind(items)
     if isinstance(value, dict):
-        changed = copy(value)  # of its type, as torch's default_collate
-        for name, item in value.items():  # not `update`, which adds up in a Counter
+        # A copy keeps the type, as torch's default_collate does. `update` would add in a Counter.
+        changed = copy(value)
+        for name, item in value.items():
             changed[name] = map_tensors(change, item)
         return changed
     return value
 
 
 def copied(value: Any) -> Any:
-    """The same, with tensors that share no memory with those of `value`: who gets it may change
-    them in place.
-    """
+    """Clone the tensors of a value, so that who receives it may change them in place."""
     return map_tensors(Tensor.clone, value)
 
 
 @final
 class Prefetcher:
-    """Copies batches to a CUDA device by `move` without waiting.
+    """Copies batches to a CUDA device without waiting.
 
-    `pin` copies from page-locked memory, since copies from other memory block.
+    Args:
+        device: The device.
+        move: Moves a batch there.
+        pin: Whether to copy from page-locked memory; copies from other memory block.
     """
 
     def __init__(self, device: torch.device, move: Callable[[Batch], Batch], *, pin: bool) -> None:
@@ -68,20 +72,21 @@ class Prefetcher:
         self._stream = torch.cuda.Stream(device)
 
     def send(self, batch: Batch) -> Callable[[], Batch]:
-        """Start the copy.
+        """Start the copy, and return a function that returns the batch on the device.
 
-        Return a function that returns the batch on the device. Later work on the device waits for
-        the copy, the host does not.
+        Later work on the device waits for the copy; the host does not.
         """
         with torch.cuda.stream(self._stream):
-            moved = self._move(map_tensors(Tensor.pin_memory, batch) if self._pin else batch)
-            arrived = torch.cuda.Event()
-            arrived.record(self._stream)
+            batch_on_device = self._move(
+                map_tensors(Tensor.pin_memory, batch) if self._pin else batch
+            )
+            copy_done = torch.cuda.Event()
+            copy_done.record(self._stream)
 
         def take() -> Batch:
-            at_work = torch.cuda.current_stream(self._device)
-            at_work.wait_event(arrived)
-            return map_tensors(lambda tensor: _keep_for_stream(tensor, at_work), moved)
+            stream = torch.cuda.current_stream(self._device)
+            stream.wait_event(copy_done)
+            return map_tensors(lambda tensor: _keep_for_stream(tensor, stream), batch_on_device)
 
         return take
 
@@ -94,23 +99,23 @@ def _keep_for_stream(tensor: Tensor, stream: Any) -> Tensor:
 
 @final
 class Ahead(Iterator[Item]):
-    """Yields items, each made when it is asked for, or before by `make`."""
+    """Yields items, each made on request, or earlier by `make`."""
 
     def __init__(self, items: Iterable[Item]) -> None:
         self._items = iter(items)
-        self._made = list[tuple[Item] | BaseException]()
+        self._outcomes = list[tuple[Item] | BaseException]()
 
     def make(self) -> None:
         """Make the next item now. An exception is raised when its turn comes."""
-        if not self._made:
-            self._made.append(_next_or_error(self._items))
+        if not self._outcomes:
+            self._outcomes.append(_next_or_error(self._items))
 
     def __next__(self) -> Item:
         self.make()
-        made = self._made.pop()
-        if isinstance(made, BaseException):
-            raise made
-        return made[0]
+        outcome = self._outcomes.pop()
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome[0]
 
 
 def prefetch_one(items: Iterable[Item]) -> Iterator[Item]:

@@ -1,7 +1,7 @@
-"""Keyed loading: each sample's CPU-side randomness depends only on (seed, epoch, position, index).
+"""Keyed loading: a sample's randomness depends only on (seed, epoch, position, index).
 
-So neither the number of workers, nor prefetching, nor the process that makes a sample can change
-it. `loading` hands keys to workers.
+Neither the number of workers, nor prefetching, nor the process that makes a sample can change it.
+`loading` hands keys to workers.
 """
 
 from __future__ import annotations
@@ -28,14 +28,13 @@ from samewise.runner.interfaces import Batch
 
 Collate = Callable[[Sequence[Any]], Batch]
 
+# The check that samples repeat: most samples, and seconds after which no further one is made
 _REPEATED, _REPEATING_S = 8, 0.5
-"""How many samples are made again at first, and how long they may take to be made once; one always
-is."""
 
 
 @dataclass(frozen=True)
 class Key:
-    """A request to a worker: the samples at these positions of an epoch's order."""
+    """Request to a worker: the samples at consecutive positions of an epoch's order."""
 
     epoch: int
     start: int
@@ -44,21 +43,29 @@ class Key:
 
 @dataclass(frozen=True)
 class Failure:
-    """An error sent from a worker to the main process, which raises it without the worker's
-    traceback.
-    """
+    """An error in a worker, sent to the main process, which raises it without a traceback."""
 
     problems: tuple[Problem | str, ...]
 
 
 class KeyedDataset(Dataset[Any]):
-    """Returns a collated batch for a `Key`, which shares no memory with the data set.
+    """Data set that returns a collated batch for a `Key`, sharing no memory with the user's data.
 
-    A data set with a method `batch(indices)` is called once per batch.
+    A user's data set with a method `batch(indices)` is called once per batch.
 
-    With `says_places` a batch has an entry more, `place`, int64[B, 2]: each sample's epoch and its
-    index in the data set. With `must_repeat` the first batch is a Failure if one of its first
-    samples differs when it is made again from the same seeds.
+    Args:
+        dataset: The user's data set, with its transforms.
+        collate: Makes a batch of samples.
+        seed: The experiment's `seed`.
+        stream: Name of the samples' stream of random numbers.
+        name: The data set's path in the config.
+        require: Checks a batch that the data set makes itself.
+
+    Attributes:
+        says_places: Whether a batch has an entry `place`, int64[B, 2]: each sample's epoch and its
+            index in the data set.
+        must_repeat: Whether the first samples are made twice, from the same seeds; if they differ,
+            the first batch is a Failure.
     """
 
     def __init__(
@@ -77,7 +84,7 @@ class KeyedDataset(Dataset[Any]):
         self._seed = seed
         self._stream = stream
         self._whole = _whole_batches(dataset, name)
-        # Samewise's own make new tensors
+        # Samewise's own functions make new tensors, which need no copy.
         self._may_share = not str(getattr(self._whole or collate, "__module__", "")).startswith(
             "samewise."
         )
@@ -88,19 +95,20 @@ class KeyedDataset(Dataset[Any]):
     def __getitem__(self, key: Key) -> Batch | Failure:
         try:
             return self._checked(key)
-        except SamewiseError as error:  # the batch holds something that cannot be compared
+        # The batch holds something that cannot be compared.
+        except SamewiseError as error:
             return Failure(error.problems)
 
     def _checked(self, key: Key) -> Batch | Failure:
         if is_first := self.must_repeat:
             self.must_repeat = False
-            if unlike := self.find_unlike(
+            if difference := self.find_unlike(
                 replace(key, indices=key.indices[:_REPEATED]), within_s=_REPEATING_S
             ):
                 return (
-                    unlike
-                    if isinstance(unlike, Failure)
-                    else Failure((_does_not_repeat(self._name, unlike),))
+                    difference
+                    if isinstance(difference, Failure)
+                    else Failure((_does_not_repeat(self._name, difference),))
                 )
         batch = self._make(key)
         if is_first and self._may_share and (problem := _copy_differs(batch)):
@@ -110,9 +118,9 @@ class KeyedDataset(Dataset[Any]):
         return {**batch, "place": torch.tensor([(key.epoch, index) for index in key.indices])}
 
     def _make(self, key: Key) -> Batch | Failure:
-        """Collate the samples.
+        """Collate the samples, each made from seeds of its own.
 
-        Each enters its stream, a batch that the data set makes itself that of its first sample.
+        A batch that the data set makes itself gets the seeds of its first sample.
         """
         samples = list[Any]()
         try:
@@ -137,94 +145,93 @@ class KeyedDataset(Dataset[Any]):
             )
         except SystemExit as error:
             return Failure((failure(self.dataset, self._name, "", error),))
-        except (
-            Exception
-        ) as error:  # a worker's traceback is not passed on, so say where the error was raised
+        # A worker's traceback is not passed on, so the problem says where the error was raised.
+        except Exception as error:
+            fault, numbers = error, ", ".join(map(str, key.indices))
             if self._whole is not None:
-                at, fault = (
-                    f"in batch(indices), for samples {', '.join(map(str, key.indices))}",
-                    error,
-                )
+                place = f"in batch(indices), for samples {numbers}"
             elif len(samples) < len(key.indices):
-                at, fault = f"at {sample_name(self.dataset, key.indices[len(samples)])}", error
+                place = f"at {sample_name(self.dataset, key.indices[len(samples)])}"
+            elif faulty := self._find_faulty_sample(key.indices, samples, Exception):
+                place, fault = f"at {faulty[0]}", faulty[1]
             else:
-                odd = self._find_odd_sample(key.indices, samples, Exception)
-                at, fault = (
-                    (f"at {odd[0]}", odd[1])
-                    if odd
-                    else (f"over samples {', '.join(map(str, key.indices))}", error)
-                )
-            return Failure((failure(self.dataset, self._name, at, fault),))
+                place = f"over samples {numbers}"
+            return Failure((failure(self.dataset, self._name, place, fault),))
 
     def find_unlike(self, key: Key, *, within_s: float = math.inf) -> str | Failure | None:
-        """The first of the samples that differs when it is made again from the same seeds, after
-        others, with the entry that differs; None if there is none.
+        """Name the first sample that differs when it is made again from the same seeds.
 
-        Of samples that take longer than `within_s` together, only the first are made. Where one can
-        be made only once, the failure.
+        Args:
+            key: The samples.
+            within_s: Seconds after which no further sample is made.
+
+        Returns:
+            The sample with the entry that differs, the failure of a sample that can be made only
+            once, or None.
         """
-        made, end = list[tuple[Key, Any, tuple[float, float, int]]](), time.monotonic() + within_s
+        samples = list[tuple[Key, Any, tuple[float, float, int]]]()
+        end = time.monotonic() + within_s
         for offset, index in enumerate(key.indices):
-            alone = Key(key.epoch, key.start + offset, (index,))
-            made.append((alone, self._make(alone), streams.next_draws()))
+            sample_key = Key(key.epoch, key.start + offset, (index,))
+            samples.append((sample_key, self._make(sample_key), streams.next_draws()))
             if time.monotonic() > end:
                 break
-        found = None
-        for number, (alone, one, draws) in reversed([*enumerate(made)]):
-            two = self._make(alone)
-            failures = [made_once for made_once in (one, two) if isinstance(made_once, Failure)]
+        difference = None
+        # Backwards, so that other samples come between the two versions of a sample.
+        for number, (sample_key, sample, draws) in reversed([*enumerate(samples)]):
+            repeated = self._make(sample_key)
+            failures = [x for x in (sample, repeated) if isinstance(x, Failure)]
             if len(failures) == 1:
                 return failures[0]
-            named = differing_entry(one, two)
-            # As it keeps a first, random version; with the first sample a process may prepare
-            # something
-            if named is None and number and streams.next_draws() != draws:
-                named = ", in the random numbers that it draws,"
-            found = (
-                found if named is None else f"{sample_name(self.dataset, alone.indices[0])}{named}"
-            )
-        return found
+            entry = differing_entry(sample, repeated)
+            # A data set that caches a random version draws nothing the second time. With the first
+            # sample, a process may draw to prepare something.
+            if entry is None and number and streams.next_draws() != draws:
+                entry = ", in the random numbers that it draws,"
+            if entry is not None:
+                difference = f"{sample_name(self.dataset, sample_key.indices[0])}{entry}"
+        return difference
 
     def _locate_fault(
         self, error: SamewiseError, indices: Sequence[int], samples: Sequence[Any]
     ) -> tuple[Problem | str, ...]:
-        """Explain an error of a batch, with the sample."""
-        where, fault = self._find_odd_sample(indices, samples, SamewiseError) or ("", None)
+        """Name the sample in an error of a batch."""
+        place, fault = self._find_faulty_sample(indices, samples, SamewiseError) or ("", None)
         if not isinstance(fault, SamewiseError):
             return error.problems
-        of_data = {"dataset": self._name}
+        paths = {"dataset": self._name}
         return tuple(
-            replace(one, path=of_data.get(one.path, one.path), message=f"{where}: {one.message}")
-            for one in fault.problems
+            replace(
+                problem,
+                path=paths.get(problem.path, problem.path),
+                message=f"{place}: {problem.message}",
+            )
+            for problem in fault.problems
         )
 
-    def _find_odd_sample(
+    def _find_faulty_sample(
         self, indices: Sequence[int], samples: Sequence[Any], kind: type[Exception]
     ) -> tuple[str, Exception] | None:
-        """The first sample that cannot be collated alone, or else with the batch's first.
-
-        And that error.
-
-        One of samewise's own explains itself. With any other, some samples must pass: it may be
-        that one is too few.
-        """
+        """Find the first sample that cannot be collated, alone or beside the batch's first one."""
         names = [sample_name(self.dataset, index) for index in indices]
         alone = [(name, [sample]) for name, sample in zip(names, samples, strict=True)]
-        beside = [
+        pairs = [
             (f"{name} beside {names[0]}", [samples[0], sample])
             for name, sample in zip(names[1:], samples[1:], strict=True)
         ]
-        for tried in (alone, beside):
-            faults = [(where, self._fault_of(some)) for where, some in tried]
-            found = next(
-                ((where, fault) for where, fault in faults if isinstance(fault, kind)), None
+        for groups in (alone, pairs):
+            faults = [(place, self._fault_of(group)) for place, group in groups]
+            faulty = next(
+                ((place, fault) for place, fault in faults if isinstance(fault, kind)), None
             )
-            if found and (kind is SamewiseError or any(fault is None for _, fault in faults)):
-                return found
+            # Errors of samewise explain themselves. With another kind some group must pass, since
+            # the collate function may refuse any single sample.
+            if faulty and (kind is SamewiseError or any(fault is None for _, fault in faults)):
+                return faulty
         return None
 
     def _fault_of(self, samples: Sequence[Any]) -> Exception | None:
-        """The error of collating some samples; None if there is none."""
+        """Return the error of collating some samples, or None."""
         try:
             self._collate(samples)
         except Exception as error:
@@ -233,17 +240,18 @@ class KeyedDataset(Dataset[Any]):
 
 
 def _whole_batches(dataset: Any, name: str) -> Callable[[Sequence[int]], Batch] | None:
-    """The data set's method `batch(indices)`.
+    """Return the data set's method `batch(indices)`, or None.
 
-    None if it has none. ConfigError if its `batch` takes something else.
+    Raises:
+        ConfigError: Its `batch` takes something else.
     """
-    whole: Any = getattr(dataset, "batch", None)
-    if not callable(whole):
+    method: Any = getattr(dataset, "batch", None)
+    if not callable(method):
         return None
     try:
-        inspect.signature(whole).bind(())
+        inspect.signature(method).bind(())
     except TypeError as error:
-        who, expected = (
+        owner, expected = (
             type(dataset).__name__,
             "batch(indices), which returns the collated samples at these indices",
         )
@@ -254,16 +262,16 @@ def _whole_batches(dataset: Any, name: str) -> Callable[[Sequence[int]], Batch] 
         raise ConfigError(
             Problem(
                 name,
-                f"{who}.batch cannot be called with indices alone: {error}",
+                f"{owner}.batch cannot be called with indices alone: {error}",
                 expected=expected,
                 hint=hint,
             )
         ) from error
-    return cast(Callable[[Sequence[int]], Batch], whole)
+    return cast(Callable[[Sequence[int]], Batch], method)
 
 
-def _does_not_repeat(path: str, what: str) -> Problem:
-    """The problem for a sample that differs when it is made again."""
+def _does_not_repeat(path: str, sample: str) -> Problem:
+    """Describe a sample that differs when it is made again."""
     expected = "the same sample for the same index and random numbers"
     hint = (
         "draw random numbers from random, numpy.random or torch, which samewise seeds, and "
@@ -271,19 +279,16 @@ def _does_not_repeat(path: str, what: str) -> Problem:
     )
     return Problem(
         path,
-        f"{what} differs when the sample is made again from the same seeds",
+        f"{sample} differs when the sample is made again from the same seeds",
         expected=expected,
         hint=hint,
     )
 
 
 def _copy_differs(batch: Any) -> Problem | None:
-    """The problem for a batch that becomes another as it is copied, or sent by a worker.
-
-    None if it does not, or cannot be copied or compared.
-    """
+    """Describe a batch whose copy differs from it; None if it does not, or cannot be copied."""
     with contextlib.suppress(Exception):
-        if (named := differing_entry(batch, deepcopy(batch))) is not None:
+        if (entry := differing_entry(batch, deepcopy(batch))) is not None:
             expected, hint = (
                 "a batch that a worker can send as it is",
                 "a copy calls the `__new__` of a namedtuple again, which must not change "
@@ -291,7 +296,7 @@ def _copy_differs(batch: Any) -> Problem | None:
             )
             return Problem(
                 "dataset, recipe",
-                f"a copy of a batch{named} differs from it",
+                f"a copy of a batch{entry} differs from it",
                 expected=expected,
                 hint=hint,
             )
@@ -301,18 +306,24 @@ def _copy_differs(batch: Any) -> Problem | None:
 def training_keys(
     order: Order, plan: Plan, *, first_step: int, steps: int, micro_batches: Sequence[int]
 ) -> Iterator[Key]:
-    """The keys of the micro-batches numbered in `micro_batches` that have samples, step by step,
-    from `first_step` (from 0).
+    """Yield the keys of these micro-batches, step by step, leaving out those without samples.
+
+    Args:
+        order: Order of each epoch's samples.
+        plan: Division of epochs into micro-batches.
+        first_step: Step to start with, counted from 0.
+        steps: Step to stop before.
+        micro_batches: Numbers of a step's micro-batches.
     """
-    at, indices = -1, torch.empty(0).numpy()
+    current_epoch, indices = -1, torch.empty(0).numpy()
     for step in range(first_step, steps):
         for number in micro_batches:
             epoch, start, stop = plan.bounds(step, number)
             if start == stop:
                 continue
-            if epoch != at:
+            if epoch != current_epoch:
                 # A slice of an array takes a fifth of the time of a tensor's
-                at, indices = (
+                current_epoch, indices = (
                     epoch,
                     order.indices(epoch).numpy(),
                 )
@@ -320,6 +331,6 @@ def training_keys(
 
 
 def evaluation_keys(length: int, batch_size: int) -> Iterator[Key]:
-    """The keys of one pass over a split, in its order."""
+    """Yield the keys of one pass over a split, in its order."""
     for start in range(0, length, batch_size):
         yield Key(0, start, tuple(range(start, min(start + batch_size, length))))

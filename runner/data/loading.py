@@ -1,7 +1,4 @@
-"""Loads the batches of keys, in this process or in workers.
-
-Starts and ends the workers, and notices one that was killed.
-"""
+"""Loads the batches of keys, in this process or in workers, which it starts and ends."""
 
 from __future__ import annotations
 
@@ -30,33 +27,34 @@ from samewise.runner.processes.this_process import end_with_parent, reopen_files
 from samewise.runner.torch_private import remove_worker_pids
 
 _NOTICE_S = 60
-"""How long a worker keeps running after SIGTERM."""
+"""Seconds that a worker keeps running after SIGTERM."""
 _DEATH_S = 5
-"""How long the end of a worker whose connection is closed may take."""
+"""Seconds that a worker whose connection is closed may take to end."""
 _STARTED: weakref.WeakSet[Any] = weakref.WeakSet()
 """The workers of this process."""
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """The samples of one forward pass. `number` counts over all replicas."""
+    """Samples of one forward pass. `number` counts over all replicas."""
 
     number: int
     batch: Batch
     sent: Callable[[], Batch] | None = None
-    """Returns it on the device, where it is sent before its turn or several phases get a copy each;
-    None: the step moves `batch` itself."""
+    """Returns the batch on the device, where it was sent ahead or several phases get a copy each.
+
+    None: the step moves `batch` itself.
+    """
 
     def copied(self) -> MicroBatch:
-        """The same values in objects of their own, for a loss besides the step's: a recipe may
-        change its batch in place, or take entries out of it.
-        """
+        """Copy the values for a loss besides the step's: a recipe may change its batch in place."""
         return MicroBatch(self.number, deep_copy(self.sent() if self.sent else self.batch))
 
 
 class _Keys:
-    """A DataLoader's sampler that yields keys instead of indices, in a single pass however often it
-    is iterated.
+    """A DataLoader's sampler that yields keys instead of indices.
+
+    All its iterations share one pass over the keys.
     """
 
     def __init__(self, keys: Callable[[], Iterator[Key]]) -> None:
@@ -67,16 +65,15 @@ class _Keys:
 
 
 class Loader:
-    """Batches in the order of their keys, made here or by a DataLoader's workers, which changes
-    only the speed.
+    """Batches in the order of their keys, made in this process or by workers, with the same bits.
 
     Args:
         keyed: The data.
-        keys: Makes an iterator over the keys wanted.
-        settings: Those of workers; None: there are none.
-        is_cuda: Whether the batches go to a CUDA device: workers' may lie in page-locked memory;
-            others are pinned as they are sent (`data/device.py`).
-        persistent: Keep the workers from one iteration to the next.
+        keys: Makes an iterator over the requested keys.
+        settings: The config's `loader`; None for no workers.
+        is_cuda: Whether the batches go to a CUDA device. Workers' batches may then lie in
+            page-locked memory; others are pinned as they are sent (`data/device.py`).
+        persistent: Whether to keep the workers from one iteration to the next.
     """
 
     def __init__(
@@ -91,11 +88,12 @@ class Loader:
         self._keyed = keyed
         self._keys = keys
         self._workers: DataLoader[Any] | None = None
-        self._begun = weakref.WeakSet[Any]()  # the DataLoader's iterators, each with its workers
+        # The DataLoader's iterators, each of which has workers of its own
+        self._iterators = weakref.WeakSet[Any]()
         if settings and settings.num_workers:
             # The user decides how many workers are too many; torch warns for each loader.
             warnings.filterwarnings("ignore", message="This DataLoader will create")
-            # A separate generator: otherwise each iteration draws from the global one
+            # Without a generator of its own, each iteration would draw from the global one.
             self._workers = DataLoader(
                 keyed,
                 sampler=_Keys(keys),  # pyright: ignore[reportArgumentType] (any iterable will do)
@@ -113,7 +111,7 @@ class Loader:
         batches = (
             map(self._make_here, self._keys())
             if self._workers is None
-            else _track_workers(self._workers, self._begun)
+            else _track_workers(self._workers, self._iterators)
         )
         try:
             for batch in batches:
@@ -121,19 +119,18 @@ class Loader:
                     raise DataError(*batch.problems)
                 yield batch
         finally:
-            # Ends workers now; where an error keeps this frame, it would be the garbage collector,
-            # in which torch waits five seconds for each
+            # Ends the workers now. An error's traceback may keep this frame; then the garbage
+            # collector would end them, and torch waits five seconds there for each.
             del batches
 
     def close(self) -> None:
-        """End the workers now, whoever still holds what iterates: the traceback of an error does."""
-        for batches in [*self._begun]:
+        """End the workers now, even where an error's traceback still holds their iterator."""
+        for batches in [*self._iterators]:
             batches._shutdown_workers()
 
     def _make_here(self, key: Key) -> Batch | Failure:
-        """Make a batch in this process as a worker would: with one thread, since the number of
-        threads changes bits.
-        """
+        """Make a batch in this process with one thread, as a worker does."""
+        # The number of threads changes bits.
         threads = torch.get_num_threads()
         if threads == 1:
             return self._keyed[key]
@@ -144,28 +141,29 @@ class Loader:
             torch.set_num_threads(threads)
 
 
-def _track_workers(loader: DataLoader[Any], begun: weakref.WeakSet[Any]) -> Iterator[Any]:
-    """Iterate, and keep track of the workers that this starts, and in `begun` of what has them.
+def _track_workers(loader: DataLoader[Any], iterators: weakref.WeakSet[Any]) -> Iterator[Any]:
+    """Iterate over the loader, and record its iterator and the workers that it starts.
 
-    A worker that died is torch's RuntimeError, also if it was sending a batch, of which torch
-    itself says only that a connection was closed.
+    Raises:
+        RuntimeError: A worker died. Torch raises it, unless the worker was sending a batch.
     """
     if not _STARTED:
-        # By atexit, and at the end of processes forked by multiprocessing, which do not run atexit
+        # Runs at exit, also in processes forked by multiprocessing, which do not run atexit.
         Finalize(None, _end_workers, exitpriority=10)
     before = set(multiprocessing.active_children())
     batches = iter(loader)
-    begun.add(batches)
+    iterators.add(batches)
     children = multiprocessing.active_children()
     _STARTED.update(worker for worker in children if worker not in before)
     workers = [worker for worker in children if worker in _STARTED]
     try:
         yield from batches
+    # A worker died while it was sending a batch: torch reports only a closed connection.
     except (ConnectionError, EOFError) as error:
         ended = wait([worker.sentinel for worker in workers], _DEATH_S)
         dead = [worker for worker in workers if worker.sentinel in ended]
         for worker in dead:
-            # Torch's handler of SIGCHLD raises its error here, unless it has done so before
+            # Torch's handler of SIGCHLD raises its error here, unless it has done so before.
             worker.join()
         if dead:
             raise RuntimeError(
@@ -175,8 +173,7 @@ def _track_workers(loader: DataLoader[Any], begun: weakref.WeakSet[Any]) -> Iter
         raise
     finally:
         if any(worker.exitcode for worker in workers):
-            # torch's own shutdown would wait for ever for a lock that the worker held when it was
-            # killed.
+            # Torch's own shutdown would wait for ever for a lock that a killed worker held.
             remove_worker_pids(id(batches))
             vars(batches)["_shutdown"] = True
             for worker in workers:
@@ -184,13 +181,11 @@ def _track_workers(loader: DataLoader[Any], begun: weakref.WeakSet[Any]) -> Iter
 
 
 def _end_workers() -> None:
-    """End the workers, whose batches nobody needs.
-
-    Python would send them SIGTERM, which they take for a notice, and then wait.
-    """
+    """End the workers, whose batches nobody needs."""
     if _STARTED:
-        # Torch's handler raises an error when a worker dies
+        # Torch's handler raises an error when a worker dies.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    # Python would send them SIGTERM, which they take for a notice, and then wait for them.
     for worker in _STARTED:
         worker.kill()
 
@@ -199,19 +194,19 @@ def _identity(batch: Any) -> Any:
     return batch
 
 
-def _send_failure(queue: Any, error: Exception, sent: Any) -> None:
-    """Send the problem of a batch that cannot be pickled, for which the main process would wait.
+def _send_failure(queue: Any, error: Exception, item: Any) -> None:
+    """Send the problem of a batch that cannot be pickled, as the main process waits for a batch.
 
-    Called in the thread that sends what is put into a queue.
+    Called in the thread that sends a queue's items.
     """
-    if isinstance(sent, tuple) and len(sent) == 2 and isinstance(sent[0], int):  # pyright: ignore[reportUnknownArgumentType]
+    if isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], int):  # pyright: ignore[reportUnknownArgumentType]
         queue.put(
             (
-                sent[0],
+                item[0],
                 Failure(
                     (
                         unfit_entry(
-                            sent[1], ForkingPickler.dumps, "sent by a loader's worker", error
+                            item[1], ForkingPickler.dumps, "sent by a loader's worker", error
                         ),
                     )
                 ),
@@ -222,21 +217,19 @@ def _send_failure(queue: Any, error: Exception, sent: Any) -> None:
 
 
 def _start_worker(worker: int) -> None:
-    """Ignore signals that a scheduler sends to all processes of a run: the main process finishes
-    its step, saves, and ends the workers.
+    """Ignore the signals that a scheduler sends to all processes of a run.
 
-    Where it is killed, Linux ends them: torch's own watch over it leaves a worker that has a batch
-    to hand over waiting for ever.
+    The main process finishes its step, saves, and ends the workers.
     """
-    # Else another process is its parent
-    main, is_forked = (
-        multiprocessing.parent_process(),
-        multiprocessing.get_start_method() == "fork",
-    )
+    main = multiprocessing.parent_process()
+    # Without fork, the parent is a server process and not the main one.
+    is_forked = multiprocessing.get_start_method() == "fork"
+    # If the main process is killed, Linux ends the worker. Torch's own watch leaves a worker that
+    # has a batch to hand over waiting for ever.
     end_with_parent(signal.SIGKILL, main.pid if main and is_forked else None)
     reopen_files()
     Queue._on_queue_feeder_error = _send_failure  # pyright: ignore
     for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    # It may be the main process's, which waits for a worker that hangs
+    # SIGTERM may come from the main process, which then waits for a worker that hangs.
     signal.signal(signal.SIGTERM, lambda number, frame: signal.alarm(_NOTICE_S))

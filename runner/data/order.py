@@ -1,6 +1,4 @@
-"""The order of an epoch's samples as a function of (seed, epoch), so that resuming does not replay
-earlier samples.
-"""
+"""Orders of an epoch's samples: functions of (seed, epoch), so resuming replays nothing."""
 
 from __future__ import annotations
 
@@ -22,35 +20,42 @@ from samewise.runner.errors import (
 
 
 class Order(abc.ABC):
-    """Gives the indices of each epoch. Every epoch has the same number of them."""
+    """Order of the samples of each epoch. Every epoch has the same number of indices."""
 
     @abc.abstractmethod
     def __len__(self) -> int:
-        """The number of indices in an epoch."""
+        """Return the number of indices of an epoch."""
 
     @abc.abstractmethod
     def indices(self, epoch: int) -> Tensor:
-        """int64[len(self)]: the data set's indices in this epoch's order."""
+        """Return int64[len(self)], the data set's indices in this epoch's order."""
 
 
 class Checked(Order):
-    """A user's order, whose indices are looked at: int64[len(order)] within the data set, the same
-    whenever an epoch's are asked for.
+    """A user's order, each of whose results is checked.
 
-    Raises: ConfigError: the first epoch's indices depend on something else than the epoch, or an
-        epoch's are wrong.
+    Args:
+        order: The user's order. It must return int64[len(order)], indices of the data set, and the
+            same ones whenever it is asked for an epoch.
+        samples: Length of the data set.
+
+    Raises:
+        ConfigError: The first epoch's indices depend on anything but the epoch, or an epoch's
+            indices have another dtype or length, or lie outside the data set.
     """
 
     def __init__(self, order: Order, *, samples: int) -> None:
         self._order, self._samples, self._length = order, samples, len(order)
         with streams.preserve_generators():
-            found = list[Tensor]()
+            samples_of_indices = list[Tensor]()
+            # Equal for seeds 0 and 0 only: the order draws from a global generator. Never equal: it
+            # has a state.
             for seed in (0, 1, 0):
                 streams.enter(seed, "order")
-                found.append(self.indices(0))
-        if torch.equal(found[0], found[1]):
+                samples_of_indices.append(self.indices(0))
+        if torch.equal(samples_of_indices[0], samples_of_indices[1]):
             return
-        repeats = torch.equal(found[0], found[2])
+        repeats = torch.equal(samples_of_indices[0], samples_of_indices[2])
         why = "draws from a global generator" if repeats else "depends on how often it is called"
         hint = 'draw with samewise.runner.data.streams.generator(seed, "NAME", epoch)'
         raise self._error(
@@ -65,40 +70,44 @@ class Checked(Order):
 
     def indices(self, epoch: int) -> Tensor:
         try:
-            found: Any = self._order.indices(epoch)
+            indices: Any = self._order.indices(epoch)
         except Exception as error:
             raise self._error(
                 epoch,
                 f"fails: {type(error).__name__}: {summarise_error(error)}",
                 hint=raised_at(error),
             ) from error
-        if fault := self._fault(found):
+        if fault := self._fault(indices):
             raise self._error(
                 epoch,
                 f"returns {fault}",
                 expected=f"a tensor int64[{self._length}] of indices from 0 to {self._samples - 1}",
             )
-        return found
+        return indices
 
-    def _fault(self, found: Any) -> str:
-        """What is wrong with indices; empty if nothing is."""
-        if not isinstance(found, Tensor):
-            return f"a {type(found).__name__}"
+    def _fault(self, indices: Any) -> str:
+        """Describe what is wrong with the indices; empty if nothing is."""
+        if not isinstance(indices, Tensor):
+            return f"a {type(indices).__name__}"
+        dtype = indices.dtype
         if (
-            found.shape != (self._length,)
-            or found.dtype.is_floating_point
-            or found.dtype is torch.bool
-            or not found.is_cpu
+            indices.shape != (self._length,)
+            or dtype.is_floating_point
+            or dtype is torch.bool
+            or not indices.is_cpu
         ):
-            return f"{str(found.dtype).removeprefix('torch.')}{list(found.shape)} on {found.device}"
-        odd = found[(found < 0) | (found >= self._samples)]
-        return f"the index {odd[0]}" if len(odd) else ""
+            shape = list(indices.shape)
+            return f"{str(dtype).removeprefix('torch.')}{shape} on {indices.device}"
+        outside = indices[(indices < 0) | (indices >= self._samples)]
+        return f"the index {outside[0]}" if len(outside) else ""
 
-    def _error(self, epoch: int, words: str, *, expected: str = "", hint: str = "") -> ConfigError:
+    def _error(
+        self, epoch: int, message: str, *, expected: str = "", hint: str = ""
+    ) -> ConfigError:
         return ConfigError(
             Problem(
                 "loader.order",
-                f"{type(self._order).__name__}.indices({epoch}) {words}",
+                f"{type(self._order).__name__}.indices({epoch}) {message}",
                 expected=expected,
                 hint=hint,
             )
@@ -119,18 +128,21 @@ class InOrder(Order):
 
 
 class Shuffled(InOrder):
-    """A permutation of the data set, keyed by (seed, epoch)."""
+    """Permutation of the data set, keyed by (seed, epoch)."""
 
     def indices(self, epoch: int) -> Tensor:
         return torch.randperm(self._length, generator=streams.generator(self._seed, "order", epoch))
 
 
 class First(InOrder):
-    """Only the data set's first samples, in every epoch: a working model can fit them perfectly
-    (debug=overfit).
+    """The data set's first samples, every epoch (debug=overfit).
+
+    A working model can fit them perfectly.
 
     Args:
-        samples: How many.
+        dataset: The data set.
+        seed: The experiment's `seed`; unused.
+        samples: Number of samples.
     """
 
     def __init__(self, dataset: Sized, *, seed: int, samples: int) -> None:
@@ -140,15 +152,17 @@ class First(InOrder):
 
 
 class RepeatedAugmentation(Order):
-    """Each sample several times per batch, in different random versions (Hoffer et al. 2020, arXiv
-    1901.09335).
+    """Each sample several times per batch, differently transformed (Hoffer et al. 2020).
 
-    As the reference's sampler (pytorch/vision, references/classification, `RASampler`), an epoch is
-    as long as the data set, cut to whole blocks of 256, so it sees a quarter of the samples when
-    `repeats` is 4; and in whole batches the copies of a sample go to different replicas.
+    arXiv 1901.09335. As in the reference's sampler (pytorch/vision, references/classification,
+    `RASampler`), an epoch is as long as the data set, cut to whole blocks of 256. It therefore sees
+    a quarter of the samples when `repeats` is 4. In whole batches the copies of a sample go to
+    different replicas.
 
     Args:
-        repeats: How often each sample comes.
+        dataset: The data set.
+        seed: The experiment's `seed`.
+        repeats: Number of copies of each sample.
         batch_size: Samples of a step.
         replicas: Replicas among which a step's samples are split.
     """
@@ -168,13 +182,13 @@ class RepeatedAugmentation(Order):
 
     def indices(self, epoch: int) -> Tensor:
         repeated = self._shuffled.indices(epoch).repeat_interleave(self.repeats)[: self._length]
-        whole = len(repeated) // self._batch_size * self._batch_size
+        stop = len(repeated) // self._batch_size * self._batch_size
         # Neighbours go to different replicas: within a batch, replica r takes the samples r, r +
         # replicas, r + 2 replicas, ...
         spread = (
-            repeated[:whole]
+            repeated[:stop]
             .view(-1, self._batch_size // self._replicas, self._replicas)
             .transpose(1, 2)
             .reshape(-1)
         )
-        return torch.cat([spread, repeated[whole:]])
+        return torch.cat([spread, repeated[stop:]])

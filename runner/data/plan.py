@@ -1,4 +1,4 @@
-"""Splits an epoch into steps and a step into micro-batches: arithmetic on the step's number."""
+"""Divides epochs into steps and steps into micro-batches, as arithmetic on the step's number."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from samewise.runner.errors import ConfigError, Problem
 
 @dataclass(frozen=True)
 class Plan:
-    """Splits epochs of `samples` into steps of `batch_size`, and each step evenly into
-    `micro_batches`; `drop_last` drops an epoch's last, smaller batch.
-    """
+    """Division of epochs into steps, and of each step evenly into micro-batches."""
 
     samples: int
+    """Samples of an epoch."""
     batch_size: int
+    """Samples of a step."""
     micro_batches: int
     drop_last: bool
+    """Whether an epoch's last, smaller batch is dropped."""
 
     def __post_init__(self) -> None:
         if self.steps_per_epoch == 0:
@@ -38,28 +39,26 @@ class Plan:
         return whole + (rest > 0 and not self.drop_last)
 
     def size(self, step: int) -> int:
-        """The number of a step's samples; `step` counts from 0."""
+        """Return the number of a step's samples; `step` counts from 0."""
         return min(self.batch_size, self.samples - step % self.steps_per_epoch * self.batch_size)
 
     def bounds(self, step: int, micro_batch: int) -> tuple[int, int, int]:
-        """(epoch, start, stop): the micro-batch's positions in the epoch's order.
+        """Return (epoch, start, stop), the micro-batch's positions in the epoch's order.
 
         `step` counts from 0.
         """
-        epoch, place = divmod(step, self.steps_per_epoch)
-        first = place * self.batch_size
+        epoch, step_of_epoch = divmod(step, self.steps_per_epoch)
+        start = step_of_epoch * self.batch_size
         size = self.size(step)
         return (
             epoch,
-            first + micro_batch * size // self.micro_batches,
-            first + (micro_batch + 1) * size // self.micro_batches,
+            start + micro_batch * size // self.micro_batches,
+            start + (micro_batch + 1) * size // self.micro_batches,
         )
 
     @cached_property
     def fills_all(self) -> bool:
-        """Whether every micro-batch of every step has samples: an epoch's last batch may be too
-        small.
-        """
+        """Whether every micro-batch of every step has samples, even of a smaller last batch."""
         return (
             self.drop_last
             or self.samples % self.batch_size == 0
@@ -67,15 +66,15 @@ class Plan:
         )
 
     def with_samples(self, step: int) -> Sequence[int]:
-        """The numbers of a step's micro-batches that have samples."""
-        every = range(self.micro_batches)
+        """Return the numbers of a step's micro-batches that have samples."""
+        numbers = range(self.micro_batches)
         return (
-            every
+            numbers
             if self.fills_all
-            else [number for number in every if not self.is_empty(step, number)]
+            else [number for number in numbers if not self.is_empty(step, number)]
         )
 
     def is_empty(self, step: int, micro_batch: int) -> bool:
-        """Whether the micro-batch has no samples, in an epoch's last batch."""
+        """Return whether the micro-batch has no samples, as in an epoch's last batch."""
         _, start, stop = self.bounds(step, micro_batch)
         return start == stop

@@ -1,5 +1,4 @@
-"""Randomness as a function: a stream has a name for its purpose and is keyed by numbers, so no
-random state is ever saved.
+"""Randomness as a function: a stream has a name and is keyed by numbers, so it has no state.
 
 Seeds come from hashing, never from adding: `seed + rank` makes neighbours share streams.
 """
@@ -18,17 +17,17 @@ import torch
 
 
 def key(seed: int, name: str, *numbers: int) -> int:
-    """A 64-bit seed for the stream `name` at `numbers` (an epoch, a step, a sample, ...)."""
-    text = blake2b(name.encode(), digest_size=8, key=pack("<q", seed))
-    text.update(pack(f"<{len(numbers)}q", *numbers))
-    return int.from_bytes(text.digest(), "little")
+    """Return a 64-bit seed for the stream `name` at `numbers` (an epoch, a step, a sample, ...)."""
+    digest = blake2b(name.encode(), digest_size=8, key=pack("<q", seed))
+    digest.update(pack(f"<{len(numbers)}q", *numbers))
+    return int.from_bytes(digest.digest(), "little")
 
 
 def generator(seed: int, name: str, *numbers: int) -> torch.Generator:
-    """A new CPU generator for the stream, for code that takes one."""
-    made = torch.Generator()
-    made.manual_seed(key(seed, name, *numbers))
-    return made
+    """Make a CPU generator for the stream, for code that takes one."""
+    result = torch.Generator()
+    result.manual_seed(key(seed, name, *numbers))
+    return result
 
 
 def enter(seed: int, name: str, *numbers: int) -> None:
@@ -48,7 +47,7 @@ def enter(seed: int, name: str, *numbers: int) -> None:
 def next_draws() -> tuple[float, float, int]:
     """Draw a value from each of Python's, NumPy's and torch's global generators of the CPU.
 
-    From the same seeds, equal values mean that as much was drawn before.
+    From the same seeds, equal values mean that the same amount was drawn before.
     """
     return random.random(), np.random.random_sample(), int(_DRAWN.random_())
 
@@ -57,7 +56,7 @@ _DRAWN = torch.empty((), dtype=torch.int64)
 
 
 def draws(make: Callable[[], Any]) -> bool:
-    """Return whether making something draws from a global generator of the CPU."""
+    """Return whether a call draws from a global generator of the CPU."""
     with preserve_generators():
         enter(0, "draws")
         make()
@@ -76,7 +75,7 @@ def scope(seed: int, name: str, *numbers: int) -> Generator[None]:
 
 @contextmanager
 def preserve_generators() -> Generator[None]:
-    """Restore Python's, NumPy's and torch's generators at the end, whatever happens inside."""
+    """Restore Python's, NumPy's and torch's generators at the end, also after an error."""
     states = (random.getstate(), np.random.get_state(), torch.get_rng_state())
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     try:

@@ -1,7 +1,6 @@
-"""How much memory is free.
+"""Free memory, and limits on this process's memory and on the number of processes.
 
-Limits on the memory of parts of this process, and on the number of processes. Imports neither torch
-nor mlflow.
+Imports neither torch nor mlflow.
 """
 
 from __future__ import annotations
@@ -17,8 +16,7 @@ from samewise.runner.errors import ConfigError, Problem
 
 _SHARE: Final = 0.9
 _LEAST: Final = 2 << 30
-"""Bytes that may be asked for however little is free: of what is asked for, much is never touched.
-"""
+"""Bytes that are always allowed: much allocated memory is never touched."""
 _GROUPS: Final = (
     ("memory.max", "memory.current", "memory.stat"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
@@ -26,10 +24,12 @@ _GROUPS: Final = (
 
 
 def free_memory(groups: Path = Path("/sys/fs/cgroup")) -> int:
-    """The bytes still available on the machine or in this process's control group, including those
-    used as file cache.
+    """Return the bytes still available on the machine or in this process's control group.
+
+    Memory used as file cache counts as available.
     """
-    import psutil  # here, since most commands ask for no memory
+    # Most commands do not ask for memory; they start faster without the import.
+    import psutil
 
     free = psutil.virtual_memory().available
     for names in _GROUPS:
@@ -47,39 +47,35 @@ def free_memory(groups: Path = Path("/sys/fs/cgroup")) -> int:
 
 @contextmanager
 def refuse_too_much_memory() -> Generator[None]:
-    """Raise a MemoryError (or an allocator's own error) instead of exhausting the memory.
+    """Make an allocation beyond the memory fail, so that the kernel does not kill a process.
 
-    The kernel would kill this process or another.
-
-    By Linux's RLIMIT_DATA, which counts what a process can write and shares with no other.
-    Elsewhere nothing is bound.
+    It raises MemoryError or the allocator's own error. Systems other than Linux have no limit.
     """
     import psutil
 
     try:
-        held = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+        used = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
     except OSError:
         yield
         return
-    before, most = resource.getrlimit(resource.RLIMIT_DATA)
-    bound = held + max(_LEAST, round(_SHARE * (free_memory() + psutil.swap_memory().free)))
+    soft_limit, hard_limit = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = used + max(_LEAST, round(_SHARE * (free_memory() + psutil.swap_memory().free)))
     resource.setrlimit(
+        # RLIMIT_DATA counts the pages that a process can write and shares with no other.
         resource.RLIMIT_DATA,
         (
-            min([bound, *(limit for limit in (before, most) if limit != resource.RLIM_INFINITY)]),
-            most,
+            min([limit, *(x for x in (soft_limit, hard_limit) if x != resource.RLIM_INFINITY)]),
+            hard_limit,
         ),
     )
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_DATA, (before, most))
+        resource.setrlimit(resource.RLIMIT_DATA, (soft_limit, hard_limit))
 
 
 def require_few(path: str, count: int) -> None:
-    """Raise a ConfigError for thousands of processes, which overload a machine before any of them
-    loads a sample.
-    """
+    """Raise a ConfigError for thousands of processes, which overload a machine as they start."""
     cores = os.cpu_count() or 1
     if count > max(64, 8 * cores):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""What this process was started as (a rank, a job of a sweep), and how it ends with its parent.
+"""Role of this process (a rank, a job of a sweep), and how it ends with its parent.
 
 Imports neither torch nor mlflow.
 """
@@ -20,15 +20,17 @@ from types import FrameType
 from typing import NoReturn
 
 REPORTER = "SAMEWISE_REPORTER"
-"""Set for a job by its sweeper: a `samewise.runner.interfaces.Callback`, as JSON with a
-`_target_`, made in the job's process. It tells the sweeper how the run goes and may ask it to
-stop; it is in no config, so it changes no experiment."""
+"""Set for a job by its sweeper: a `samewise.runner.interfaces.Callback` as JSON with a `_target_`.
+
+The job's process makes it. It reports the run's progress to the sweeper and may ask the run to
+stop. No config holds it, so it changes no experiment.
+"""
 
 PROJECT = "SAMEWISE_PROJECT"
-"""Set for a job by its launcher: a copy of the code, which the job takes for the user's project."""
+"""Set for a job by its launcher: a copy of the code, which the job uses as the user's project."""
 
 ENDS_WITH_LAUNCHER = "SAMEWISE_ENDS_WITH_LAUNCHER"
-"""Set for a job by its launcher: the job saves and stops when the process that started it dies."""
+"""Set for a job by its launcher: the job saves and stops when its parent process dies."""
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4  # malloc.h
@@ -39,17 +41,16 @@ _TOP_PAD = 64 << 20
 def on_signals(
     numbers: Iterable[signal.Signals], handler: Callable[[int, FrameType | None], None]
 ) -> Generator[None]:
-    """Within it, these signals call the handler.
-
-    Afterwards the previous handlers. Only the main thread can set handlers, so others set none.
+    """Handle these signals within the context, and restore the previous handlers afterwards.
 
     SIGHUP stays ignored where it is, as under nohup.
     """
+    # Python allows only the main thread to set handlers.
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-    before = {
+    previous = {
         number: signal.signal(number, handler)
         for number in numbers
         if not (nohup and number == signal.SIGHUP)
@@ -57,25 +58,20 @@ def on_signals(
     try:
         yield
     finally:
-        for number, earlier in before.items():
-            signal.signal(number, earlier)
+        for number, previous_handler in previous.items():
+            signal.signal(number, previous_handler)
 
 
 def is_rank() -> bool:
-    """Whether this process was started (by torchrun, or `samewise train` itself) as one of several
-    that train together.
-    """
+    """Return whether torchrun or `samewise train` started this process as one of several ranks."""
     return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 def end_rank(code: int) -> NoReturn:
-    """End this process as Python would, up to what is registered with `atexit`, but leave its
-    interpreter as it is.
-
-    Otherwise torch now and then aborts a rank of several that has finished ("terminate called
-    without an active exception"), after Python is gone.
-    """
-    threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]  (waits for other threads)
+    """End this process as Python would, including `atexit`, but leave its interpreter as it is."""
+    # Finalising now and then aborts a rank after Python has gone ("terminate called without an
+    # active exception" from torch's threads). `_shutdown` waits for other threads.
+    threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]
     atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
@@ -86,7 +82,7 @@ def end_rank(code: int) -> NoReturn:
 def end_with_parent(number: signal.Signals, parent: int | None = None) -> None:
     """Ask Linux to signal this process when its parent dies, even by SIGKILL.
 
-    At once if that is no longer `parent`, which has died before.
+    If the parent is no longer `parent`, which then died earlier, signal at once.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number))
@@ -95,12 +91,11 @@ def end_with_parent(number: signal.Signals, parent: int | None = None) -> None:
 
 
 def reopen_files() -> None:
-    """In a forked process, give each file that is open for reading, or for both, a position of its
-    own: until then it has one with its parent and siblings.
+    """Give each file that a forked process reads a position of its own.
 
-    Otherwise a data set that keeps a file open would read wherever another worker has just been. Of
-    regular files, and on Linux, where the same file can be opened again by its descriptor, even a
-    temporary one without a name. The parent keeps its locks.
+    A descriptor inherited from the parent shares its position, so a data set that keeps a file open
+    would read where another worker has just been. Regular files on Linux only, also temporary ones
+    without a name. The parent keeps its locks.
     """
     for name in os.listdir("/proc/self/fd") if sys.platform == "linux" else ():
         with suppress(OSError):
@@ -111,16 +106,17 @@ def reopen_files() -> None:
                 and stat.S_ISREG(os.fstat(number).st_mode)
                 and flags & os.O_ACCMODE != os.O_WRONLY
             ):
-                again = os.open(
+                # /proc opens the same file anew by its descriptor; `dup` would share the position.
+                reopened = os.open(
                     f"/proc/self/fd/{number}", flags & (os.O_ACCMODE | os.O_APPEND) | os.O_CLOEXEC
                 )
-                os.lseek(again, os.lseek(number, 0, os.SEEK_CUR), os.SEEK_SET)
-                os.dup2(again, number, inheritable=os.get_inheritable(number))
-                os.close(again)
+                os.lseek(reopened, os.lseek(number, 0, os.SEEK_CUR), os.SEEK_SET)
+                os.dup2(reopened, number, inheritable=os.get_inheritable(number))
+                os.close(reopened)
 
 
 def close_input(process: subprocess.Popen[bytes]) -> None:
-    """Close the standard input of a process that then ends, and wait some seconds for it."""
+    """Close the standard input of a process that then ends, and wait for it up to ten seconds."""
     assert process.stdin is not None
     with suppress(OSError):
         process.stdin.close()
@@ -129,13 +125,10 @@ def close_input(process: subprocess.Popen[bytes]) -> None:
 
 
 def keep_freed_memory() -> None:
-    """Make glibc keep freed memory for reuse, since training steps on the CPU allocate the same
-    sizes again and again.
+    """Make glibc keep freed memory for reuse, as each training step allocates the same sizes.
 
-    Otherwise each tensor of more than 32 MB comes from the kernel and goes back to it, and so does
-    what lies at the end of the heap: page by page, each filled with zeros. It changes no bits; the
-    process stays as large as it has been. Where the environment says how malloc is to work
-    (`MALLOC_...`, `GLIBC_TUNABLES`), or the C library is another, nothing is done.
+    Changes no bits; the process stays as large as it has been. Does nothing where the environment
+    sets malloc's options (`MALLOC_...`, `GLIBC_TUNABLES`), or with another C library.
     """
     if sys.platform != "linux" or any(
         name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ
@@ -143,12 +136,15 @@ def keep_freed_memory() -> None:
         return
     libc = ctypes.CDLL(None)
     if hasattr(libc, "gnu_get_libc_version"):
+        # Otherwise the kernel maps each tensor of more than 32 MB anew, page by page, each filled
+        # with zeros, as it does with the end of the heap.
         for option, value in ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, -1), (_M_TOP_PAD, _TOP_PAD)):
             libc.mallopt(option, value)
 
 
 def has_fixed_hash_seed() -> bool:
-    """Whether sets of strings have the same order in every process: the command sees to it, a
-    script or notebook may not.
+    """Return whether sets of strings have the same order in every process.
+
+    The command ensures it; a script or notebook may not.
     """
     return not sys.flags.hash_randomization

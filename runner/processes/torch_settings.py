@@ -1,6 +1,4 @@
-"""Torch's global settings: their values in a fresh process, and code within which they stay as they
-are.
-"""
+"""Torch's global settings: their values in a fresh process, and code that must not change them."""
 
 from __future__ import annotations
 
@@ -19,30 +17,28 @@ class Switch:
     write: Callable[[Any], Any]
     default: Any
     name: str
-    """In words, or as torch calls it."""
+    """Name in messages: torch's own or a description."""
 
 
 @contextmanager
 def unchanged_torch_settings() -> Generator[list[str]]:
-    """Within it, other code is imported.
+    """Import other code within this context; torch's settings are the same afterwards.
 
-    Afterwards torch's settings are as before, or those of a fresh process if torch was not
-    imported.
+    Those of a fresh process, if torch was not imported before. Otherwise they would depend on which
+    process imports the code, and whether it does so before samewise sets them.
 
-    Otherwise they would depend on which process imports the code, and when: before samewise sets
-    them, or after. Yields the names of those that were changed.
+    Yields:
+        Names of the settings that the code changed, complete at the end.
     """
     was_imported = "torch" in sys.modules
-    before, changed = (
-        [switch.read() for switch in _all_switches()] if was_imported else [],
-        list[str](),
-    )
+    values = [switch.read() for switch in _all_switches()] if was_imported else []
+    changed = list[str]()
     try:
         yield changed
     finally:
         if "torch" in sys.modules:
-            found = _all_switches()
-            changed += set_switches(found, before or [switch.default for switch in found])
+            all_switches = _all_switches()
+            changed += set_switches(all_switches, values or [x.default for x in all_switches])
 
 
 def _all_switches() -> list[Switch]:
@@ -56,16 +52,16 @@ def _all_switches() -> list[Switch]:
 
 
 def flushes_denormals() -> bool:
-    """Whether this thread computes with 0 in place of the smallest numbers."""
+    """Return whether this thread computes with 0 in place of the smallest numbers."""
     import torch
 
     return (torch.full((), 1e-310, dtype=torch.float64, device="cpu") * 1).item() == 0
 
 
-def set_switches(found: list[Switch], values: list[Any]) -> list[str]:
-    """Set those that have other values, and return their names."""
+def set_switches(switches_: list[Switch], values: list[Any]) -> list[str]:
+    """Set the switches that have other values, and return their names."""
     changed = list[str]()
-    for switch, value in zip(found, values, strict=True):
+    for switch, value in zip(switches_, values, strict=True):
         if switch.read() != value:
             switch.write(value)
             changed.append(switch.name)
@@ -73,7 +69,7 @@ def set_switches(found: list[Switch], values: list[Any]) -> list[str]:
 
 
 def switches() -> list[Switch]:
-    """General settings before those of operators, which inherit a general one when it is set."""
+    """List the settings, a general one before those of operators, which inherit it when set."""
     import torch
 
     from samewise.runner.torch_private import get_nnpack_enabled

@@ -1,5 +1,6 @@
-"""Environment variables that torch and its libraries read when they are loaded: set before torch is
-imported. Imports nothing heavy.
+"""Environment variables that torch and its libraries read when they are loaded.
+
+They are set before torch is imported. Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -50,47 +51,54 @@ VARIABLES = (
         "ONEDNN_MAX_CPU_ISA",
     ),
 )
-"""Variables that choose how numbers are computed. Any other could run a stranger's program (PATH,
-LD_PRELOAD, OMP_TOOL_LIBRARIES) or write a file (MKL_VERBOSE_OUTPUT_FILE).
+"""Variables that a config may set: those that choose how numbers are computed.
+
+Any other could run a stranger's program (PATH, LD_PRELOAD, OMP_TOOL_LIBRARIES) or write a file
+(MKL_VERBOSE_OUTPUT_FILE).
 """
 
-# The number of threads changes bits, so nothing but the config may choose it: not OpenMP or MKL by
-# the load (OMP_DYNAMIC=true hangs torch altogether), not a limit of the user's environment.
-# OpenBLAS, behind NumPy, never starts more threads than there are cores, so it gets one.
+# The number of threads changes bits, so only the config may choose it: neither OpenMP and MKL by
+# the load (OMP_DYNAMIC=true even hangs torch), nor a limit in the user's environment. OpenBLAS,
+# which NumPy uses, never starts more threads than there are cores, so it gets one.
 ALWAYS = {
     "OMP_DYNAMIC": "FALSE",
     "MKL_DYNAMIC": "FALSE",
     "OMP_THREAD_LIMIT": str(2**31 - 1),
     "OPENBLAS_NUM_THREADS": "1",
 }
-# Threads that wait leave the core to others, which may be the ones that they wait for; but first
-# they look a while (libgomp reckons with 100 turns a microsecond), where there are cores for all of
-# them. This changes no bits, so what the user's environment says stays.
+# Waiting threads leave the core to others, perhaps to those that they wait for. Where there are
+# cores for all threads they spin a while first (libgomp counts 100 turns a microsecond). Waiting
+# changes no bits, so the user's environment takes precedence.
 WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "2000", "KMP_BLOCKTIME": "0"}
 HASH_SEED = {"PYTHONHASHSEED": "0"}
-"""For ranks, jobs and other processes that this one starts; the command starts with it
-(.package/samewise/__main__.py)."""
+"""For ranks, jobs and other processes that this one starts.
+
+The command starts with it (.package/samewise/__main__.py).
+"""
 CACHE: Final = "TORCHINDUCTOR_CACHE_DIR"
-"""Where Inductor keeps what it has compiled, and runs it from."""
+"""Folder where Inductor keeps what it has compiled, and runs it from."""
 _REPLACED: Final[dict[str, str | None]] = {}
-"""The values, in this process, of the variables that experiments have changed since."""
+"""Previous values of the variables that experiments have changed in this process."""
 
 
 def prepare(settings: Any) -> None:
     """Set the environment variables that torch, MKL, oneDNN and cuBLAS read on start.
 
-    ConfigError if torch is already imported and a variable that it may have read would have to
-    change, perhaps back from what another experiment of this process has set. cuBLAS reads its own
-    when it is first used.
+    Args:
+        settings: The config's `reproducibility`.
+
+    Raises:
+        ConfigError: Torch is imported already, and a variable that it may have read would have to
+            change, perhaps back from the value of an earlier experiment of this process.
     """
     # Without determinism there is no promise that another experiment's variables could break.
     replaced = _REPLACED if settings.deterministic else {}
-    wanted = replaced | {name: str(value) for name, value in settings.variables.items()}
-    changed = [name for name, value in wanted.items() if os.environ.get(name) != value]
+    target = replaced | {name: str(value) for name, value in settings.variables.items()}
+    changed = [name for name, value in target.items() if os.environ.get(name) != value]
     if late := [name for name in changed if _is_read(name)]:
         raise ConfigError(
             *(
-                _too_late(name, wanted[name]) if name in settings.variables else _from_earlier(name)
+                _too_late(name, target[name]) if name in settings.variables else _from_earlier(name)
                 for name in late
             )
         )
@@ -99,45 +107,49 @@ def prepare(settings: Any) -> None:
     os.environ.update(
         HASH_SEED
         | thread_variables(settings.threads)
-        | {name: value for name, value in wanted.items() if value is not None}
+        | {name: value for name, value in target.items() if value is not None}
     )
     use_own_inductor_cache()
 
 
 def use_own_inductor_cache() -> None:
-    """Set Inductor's cache to a folder that belongs to this user, unless the user sets one.
-
-    Torch's own is /tmp/torchinductor_USER, whose name another user can take first, and fill with
-    code. Torch chooses it as it is imported, compiled or not.
-    """
-    given = os.environ.get(CACHE, "")
-    if given and not given.startswith(os.path.join(tempfile.gettempdir(), "torchinductor_")):
+    """Set Inductor's cache to a folder that belongs to this user, unless the user sets one."""
+    configured = os.environ.get(CACHE, "")
+    # Torch's default, set as torch is imported, is /tmp/torchinductor_USER: another user can create
+    # it first and fill it with code.
+    if configured and not configured.startswith(
+        os.path.join(tempfile.gettempdir(), "torchinductor_")
+    ):
         return
     try:
-        place = (
+        folder = (
             Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
             / "samewise"
             / "inductor"
         )
-        place.mkdir(parents=True, exist_ok=True, mode=0o700)
-        found = place.stat()
-        if found.st_uid != os.geteuid() or found.st_mode & 0o022 or not os.access(place, os.W_OK):
-            raise PermissionError(f"others can write to {place}")
-    except (OSError, RuntimeError):  # no home folder, or a read-only one
-        place = Path(tempfile.mkdtemp(prefix="samewise-inductor-"))
-        atexit.register(_remove, place, os.getpid())
-    os.environ[CACHE] = str(place)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        status = folder.stat()
+        if (
+            status.st_uid != os.geteuid()
+            or status.st_mode & 0o022
+            or not os.access(folder, os.W_OK)
+        ):
+            raise PermissionError(f"others can write to {folder}")
+    # There is no home folder, or a read-only one.
+    except (OSError, RuntimeError):
+        folder = Path(tempfile.mkdtemp(prefix="samewise-inductor-"))
+        atexit.register(_remove, folder, os.getpid())
+    os.environ[CACHE] = str(folder)
 
 
-def _remove(place: Path, made_by: int) -> None:
-    if os.getpid() == made_by:  # not in a process that was forked from it
+def _remove(place: Path, creator: int) -> None:
+    # A forked process runs the same exit functions.
+    if os.getpid() == creator:
         shutil.rmtree(place, ignore_errors=True)
 
 
 def thread_variables(threads: int) -> dict[str, str]:
-    """Variables that make the libraries compute with this number of threads on any number of cores,
-    and wait cheaply.
-    """
+    """Return the variables for this number of threads, with cheap waiting."""
     waiting = (
         {}
         if "OMP_WAIT_POLICY" in os.environ
@@ -147,8 +159,9 @@ def thread_variables(threads: int) -> dict[str, str]:
 
 
 def _is_read(variable: str) -> bool:
-    """Whether a library may have read the variable in this process already."""
+    """Return whether a library may have read the variable in this process already."""
     torch = sys.modules.get("torch")
+    # cuBLAS reads its variables when it is first used.
     return torch is not None and (not variable.startswith("CUBLAS") or torch.cuda.is_initialized())
 
 
