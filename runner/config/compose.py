@@ -175,7 +175,7 @@ def compose(given: Sequence[str], *, project: Project, strict: bool = True) -> C
     chosen = reader.choices(good)
     require_modest_references(cfg)
     cautions = other_choice.settle(
-        cfg, other_choice.changes(reader, good, chosen.get("experiment")), good, project
+        cfg, other_choice.changes(reader, good, chosen.get("experiment")), good
     )
     cautions += [*other_choice.weights_caution(reader, good, chosen, cfg), *repeated(well)]
     monitored, taken = settle(cfg, good, replaced_value("evaluate.monitor", reader, good))

@@ -1,36 +1,30 @@
 """What an experiment file sets for its choice of a group, if a different choice is made: on the
 command line, or by an experiment that builds on it.
 
-What the other choice does not take is left out of the config; the rest stays, as Hydra has it. Both
-are said.
+What the other choice's file does not set is left out of the config; the rest stays, as Hydra has
+it. Both are reported. Only files decide, so that composing imports no component.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from samewise.runner.config.annotations import argument_names
-from samewise.runner.config.fingerprint import is_outside, reached_code
-from samewise.runner.config.instantiate import SPECIAL, locate
+from samewise.runner.config.fingerprint import is_outside
+from samewise.runner.config.instantiate import SPECIAL
 from samewise.runner.config.loader import Loader
 from samewise.runner.config.origins import FileValue, values_in, values_of
-from samewise.runner.config.project import Project, override_of_experiment
-from samewise.runner.config.slots import within
-from samewise.runner.config.tree import at, plain
-from samewise.runner.errors import ConfigError, Problem
-from samewise.runner.processes import variables
-from samewise.runner.records import sources
+from samewise.runner.config.project import override_of_experiment
+from samewise.runner.config.tree import at
+from samewise.runner.errors import Problem
 
 _FILES = "experiment/"
 _REDUCED = ("experiment", "debug", "debug/sizes")
 LEFT_OUT = "left out: "
-_MOST_THREADS = 1024
 _MAKES_ONE = ("_target_", "match", "layer_decay")
 """Keys that every component, or rule for parameter groups, has."""
 
@@ -153,10 +147,8 @@ def weights_caution(
     ]
 
 
-def settle(
-    cfg: DictConfig, changed: Sequence[Change], given: Sequence[str], project: Project
-) -> list[Problem]:
-    """Remove from the config, in place, what the choices found by `changes` do not accept.
+def settle(cfg: DictConfig, changed: Sequence[Change], given: Sequence[str]) -> list[Problem]:
+    """Remove from the config, in place, what the files of the choices in `changes` do not set.
 
     Values set by overrides stay.
 
@@ -181,9 +173,7 @@ def settle(
             if at(whole, value.path, ...) is not ... and not _overlaps(value.path, by_user)
         ]
         gone = {
-            value.path: misfit
-            for value in sets
-            if (misfit := _misfit(whole, value.path, change, cfg, project))
+            value.path: misfit for value in sets if (misfit := _misfit(whole, value.path, change))
         }
         unfit = {
             misfit
@@ -214,7 +204,7 @@ def _left_out_caution(change: Change, dropped: Sequence[FileValue], unfit: set[s
     ]
     are, them = ("is", "it") if len(keys) == 1 else ("are", "them")
     why = (
-        f"{change.now} does not take {them}"
+        f"{change.now} does not set {them}"
         if change.now not in ("", "none")
         else "nothing is chosen now"
     )
@@ -251,7 +241,7 @@ def _is_news(value: FileValue, change: Change) -> bool:
     )
 
 
-def _misfit(whole: Any, path: str, change: Change, cfg: DictConfig, project: Project) -> str:
+def _misfit(whole: Any, path: str, change: Change) -> str:
     """The path, or that of a mapping above it, that has no place in the config.
 
     Empty if there is one.
@@ -270,48 +260,12 @@ def _misfit(whole: Any, path: str, change: Change, cfg: DictConfig, project: Pro
         if any(other == one or other.startswith(f"{one}.") for other in change.others):
             continue
         if end > first and "_target_" in owner:
-            return (
-                ""
-                if _takes(cast(Mapping[str, Any], owner), above, parts[end - 1], cfg, project)
-                else one
-            )
+            return "" if parts[end - 1] in SPECIAL else one
         if not (
             isinstance(value, Mapping) and any(two.startswith(f"{one}.") for two in change.made)
         ):
             return ""
     return ""
-
-
-def _takes(node: Mapping[str, Any], path: str, key: str, cfg: DictConfig, project: Project) -> bool:
-    """Whether a component has an argument of this name, or this cannot be determined.
-
-    Imports the component, and so torch.
-    """
-    if key in SPECIAL or not _may_import(cfg):
-        return True
-    try:
-        names = argument_names(locate(node["_target_"], path, project.packages))
-    except ConfigError:
-        return True
-    if within(str(node["_target_"]), project.packages):
-        sources.note_imported(reached_code(cast(dict[str, Any], plain(cfg)), project.packages))
-    return names is None or key in names
-
-
-def _may_import(cfg: DictConfig) -> bool:
-    """Whether torch is or may now be imported: the variables that it reads on import are set."""
-    if "torch" not in sys.modules:
-        settings: Any = plain(cfg.get("reproducibility"))
-        threads, given = at(settings, "threads"), at(settings, "variables")
-        if not (
-            isinstance(threads, int)
-            and 0 < threads <= _MOST_THREADS
-            and isinstance(given, dict)
-            and all(name in variables.VARIABLES for name in given)
-        ):
-            return False  # `check` reports what is wrong with them
-        variables.prepare(cfg.reproducibility)
-    return True
 
 
 class _Choices:

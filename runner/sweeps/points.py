@@ -72,7 +72,7 @@ class Composer:
             apply(rest, cfg)
         except faults.FAILURES:
             return compose(given, project=self._project, strict=False)  # finds what is wrong
-        cautions = other_choice.settle(cfg, changed, given, self._project)
+        cautions = other_choice.settle(cfg, changed, given)
         before: Any = OmegaConf.select(base, "evaluate.monitor", throw_on_resolution_failure=False)
         problems = [problem for some in settle(cfg, given, before) for problem in some]
         return Composed(
