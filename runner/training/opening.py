@@ -1,0 +1,239 @@
+"""Opens a run's folder: its lock, and the records of config, code and environment."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from itertools import zip_longest
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from samewise.runner.config import compose
+from samewise.runner.config.fingerprint import finds_data, fingerprint_of
+from samewise.runner.config.tree import differing_keys
+from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.records import checkpoint, environment, kept_sources, shapes, sources, trust
+from samewise.runner.records.files import read_json, read_mapping, write_atomically, write_json
+from samewise.runner.secrets import redact
+from samewise.runner.training.run import Run
+
+
+def open_folder(run: Run, held: ExitStack, alike: list[Mapping[str, Any]]) -> str:
+    """Lock a run's folder, and write what is known at the start.
+
+    Args:
+        run: The run, before its first step of this session.
+        held: What releases the lock.
+        alike: Each rank's `surroundings`.
+
+    Returns:
+        The level of reproducibility that the run can promise.
+
+    Raises:
+        ConfigError: Code or environment are not those of the run, or the ranks differ.
+    """
+    _require_its_code(run)
+    run.folder.create()
+    run.recorder.require_folder = held.enter_context(run.folder.hold_lock())
+    _write_down(run, alike)
+    return run.recorder.level
+
+
+def _write_down(run: Run, surroundings: list[Mapping[str, Any]]) -> None:
+    """Write config and environment to the folder.
+
+    Raise an error, or lower the level, if a process's environment gives other bits.
+
+    ConfigError if `reproducibility.other_environment` is refuse and something differs that decides
+    bits.
+    """
+    _require_alike(run, surroundings)
+    _warn_of_missing(run)
+    before = read_json(run.folder.environment, shapes.ENVIRONMENT)
+    differing = environment.differences(before, run.environment) if before else []
+    if (
+        before
+        and before.get("level") == "none"
+        and checkpoint.list_checkpoints(run.folder.checkpoints)
+    ):
+        run.recorder.level = "none"  # found in an earlier session, whose steps this one continues
+    if differing and checkpoint.list_checkpoints(run.folder.checkpoints):
+        if run.config.reproducibility.other_environment == "refuse":
+            if all(line.startswith("data.") for line in differing):
+                raise ConfigError(_other_data(run))
+            reason = (
+                "this run began in another environment, so it may not go on to the same bits: "
+                + "; ".join(differing)
+            )
+            hint = (
+                "resume it in that environment; or add `--fresh` to train it again from the "
+                "start; or, to go on here without the promise of the same bits"
+            )
+            hint += " (level none), add reproducibility.other_environment=record"
+            raise ConfigError(Problem(str(run.folder.path), reason, hint=hint))
+        run.recorder.level = "none"
+    elif (
+        before
+        and not all(hasattr(part.dataset, "fingerprint") for part in run.splits.values())
+        and (moved := _moved_data(run))
+    ):
+        words = (
+            "the data set is as long as before, and nine of its samples are the same; the "
+            "others were not compared"
+        )
+        print(
+            f"warning: {'; '.join(moved)}: {words}, since it has no method fingerprint()",
+            file=sys.stderr,
+        )
+    facts = {
+        "fingerprint": run.fingerprint,
+        "level": run.recorder.level,
+        "name": run.composed.name,
+        "reproducibility": run.config.reproducibility.level,
+        "total_steps": run.total_steps,
+    }
+    write_json(run.folder.environment, {**run.environment, **facts})
+    saved = compose.dump(run.composed)
+    if redact(saved) != saved:  # needed unchanged to resume
+        run.folder.path.chmod(0o700)
+    write_atomically(run.folder.config, saved)
+    trust.sign(run.folder.config)
+    _write_code(run)
+
+
+def _warn_of_missing(run: Run) -> None:
+    """Warn of records of the run's beginning that a run with checkpoints lacks, before they are
+    written anew.
+    """
+    records = [
+        run.folder.environment,
+        run.folder.config,
+        *([run.folder.sources] if run.composed.code.files else []),
+    ]
+    for path in records if checkpoint.list_checkpoints(run.folder.checkpoints) else ():
+        if not path.exists():
+            unknown = (
+                "; whether the run began in the same environment, and so has the same "
+                "bits, cannot be known" * (path == run.folder.environment)
+            )
+            print(
+                f"warning: {path}: is missing, and is written anew as it is now{unknown}",
+                file=sys.stderr,
+            )
+
+
+def _other_data(run: Run) -> Problem:
+    """The problem that the run in the folder was trained on other data."""
+    paths = _moved_data(run)
+    is_finished = read_mapping(run.folder.summary, shapes.SUMMARY).get("status") == "finished"
+    how = "is finished, and was trained" if is_finished else "is unfinished, and was started"
+    words = (
+        f"this run {how} on other data: "
+        f"{'; '.join(paths) or 'the files in its data folder have changed since'}"
+    )
+    hint = (
+        "name=NAME starts a separate run"
+        if is_finished
+        else "resume it with its own data; name=NAME starts a separate run"
+    )
+    return Problem(str(run.folder.path), words, hint=hint)
+
+
+def _moved_data(run: Run) -> list[str]:
+    """Which of the data's places differ from the folder's config, in words.
+
+    None without a config.
+    """
+    if not run.folder.config.exists():
+        return []
+    before, now = compose.load(run.folder.config).cfg, run.composed.cfg
+    keys = [key for key in differing_keys(before, now) if finds_data(key)]
+    return [
+        f"{key} was {OmegaConf.select(before, key)} and is {OmegaConf.select(now, key)}"
+        for key in keys
+    ]
+
+
+def _require_its_code(run: Run) -> None:
+    """Raise an error if the user's code was edited since training was requested: the imported code
+    may not match the run's name.
+    """
+    edited = sources.describe_changes(run.composed.code.files, replace(run.composed).code.files)
+    if edited:
+        raise ConfigError(
+            Problem(
+                str(run.folder.path),
+                f"the code was edited while the run was starting: {'; '.join(edited)}",
+                hint="run the command again",
+            )
+        )
+
+
+def _write_code(run: Run) -> None:
+    """Keep the user's code, and write its digests to the folder."""
+    code = run.composed.code
+    sources.note_imported(code)
+    for name in sources.hidden_imports(code, run.composed.project.packages) if code.files else ():
+        print(
+            f"warning: {name} was imported by a name that only appears when the code runs; "
+            "later runs will not notice changes in it",
+            file=sys.stderr,
+        )
+    if code.files:
+        kept_sources.write_record(
+            run.folder.sources, fingerprint_of(run.composed.whole), code.files
+        )
+
+
+def surroundings(run: Run) -> dict[str, Any]:
+    """What must be alike in all processes of the run: see `_require_alike`."""
+    return {
+        "environment": run.environment,
+        "tensors": [f"{name} {list(one.shape)}" for name, one in run.model.state_dict().items()],
+    }
+
+
+def _require_alike(run: Run, surroundings: list[Mapping[str, Any]]) -> None:
+    """Raise an error, or lower the level, if the run's processes compute differently.
+
+    An error if their models differ: they exchange tensors by number.
+    """
+    for rank, other in enumerate(surroundings):
+        for mine, theirs in zip_longest(
+            surroundings[0]["tensors"], other["tensors"], fillvalue="nothing"
+        ):
+            if mine != theirs:
+                hint = (
+                    "let the code that creates the model depend on its arguments alone: not on "
+                    "the order of a set or of a folder's files, nor on the rank"
+                )
+                raise ConfigError(
+                    Problem(
+                        "model",
+                        f"rank {rank} has {theirs} in the place of rank 0's {mine}",
+                        hint=hint,
+                    )
+                )
+        differing = environment.differences(run.environment, other["environment"])
+        differing = [
+            line.replace(" was ", " is ", 1).replace(" and is ", " for rank 0 and ", 1)
+            for line in differing
+        ]
+        if differing and run.config.reproducibility.other_environment == "refuse":
+            hint = (
+                "use machines of one kind, or accept different bits with "
+                "reproducibility.other_environment=record"
+            )
+            raise ConfigError(
+                Problem(
+                    f"rank {rank}",
+                    "runs in another environment than rank 0, so the run may not repeat: "
+                    + "; ".join(differing),
+                    hint=hint,
+                )
+            )
+        if differing:
+            run.recorder.level = "none"
