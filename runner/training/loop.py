@@ -1,4 +1,4 @@
-"""The whole loop. What it calls is a part of `Run`; a strategy's `carry` runs `forward` and backward.
+"""The whole loop. What it calls is a part of `Run`; a strategy's `carry` calls `forward`.
 
 One optimizer step: for each micro-batch that this process carries, enter its stream, transform on
 the device, forward, loss, backward; then add up over replicas in a fixed order, average, clip,
