@@ -82,6 +82,7 @@ class Differences:
         missing: What a trace lacks, as sentences.
         altered: What was altered in a trace, as sentences.
         parts: The first difference of the traces: `step`, `stage`, `layer`, `reason`, `since`.
+        said: What the traces show, as sentences.
     """
 
     same: bool
@@ -101,6 +102,7 @@ class Differences:
     missing: Sequence[str]
     altered: Sequence[str]
     parts: Mapping[str, Any] | None
+    said: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

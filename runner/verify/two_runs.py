@@ -1,0 +1,237 @@
+"""Compares two runs: config, environment, code, metrics, and the first step that differs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from samewise.runner.config import saved
+from samewise.runner.config.fingerprint import identity
+from samewise.runner.config.tree import differences
+from samewise.runner.records import environment, kept_sources, roots, shapes, sources, trace_reader
+from samewise.runner.records.files import read_json
+from samewise.runner.records.folder import RunFolder
+from samewise.runner.results import Differences
+from samewise.runner.tracking.journal import last_evaluation, logged_values
+from samewise.runner.verify.divergence import (
+    Divergence,
+    comparable_stages,
+    describe_tensors,
+    only_in,
+)
+from samewise.runner.verify.record_comparison import MEASURED
+from samewise.runner.verify.trace_comparison import trace_divergence
+
+_COMPARED = {
+    "batch": "batches",
+    "input": "inputs",
+    "loss": "losses",
+    "gradients": "gradients",
+    "weights": "weights",
+}
+
+
+def compare(first: RunFolder, second: RunFolder) -> Differences:
+    """Compare two runs by their records; nothing is trained."""
+    folders = first, second
+    (head, one), (other, two) = (trace_reader.read_trace_of(folder) for folder in folders)
+    both = sorted(one.keys() & two.keys())
+    tensors = [only_in(head, other), only_in(other, head)] if both else [[], []]
+    stages = comparable_stages(head, other)
+    if any(tensors) and (
+        set(head["weights"]).isdisjoint(other["weights"])
+        or not all("layers" in line for lines in (one, two) for line in lines.values())
+    ):
+        stages = tuple(stage for stage in stages if stage not in ("gradients", "weights"))
+    config = differences(*(identity(saved.config_in(folder.config).whole) for folder in folders))
+    divergence = trace_divergence(
+        folders, (head, other), (one, two), stages, [path for path, _, _ in config]
+    )
+    logged = {
+        name: values
+        for name, values in _logged_apart(first, second).items()
+        if not name.startswith(MEASURED) and (divergence is None or values[0] < divergence.step)
+    }
+    divergence = _earlier_metric(logged, divergence, since=0 if both else 1)
+    summaries = [read_json(folder.summary, shapes.SUMMARY) or {} for folder in folders]
+    (at, metrics_there), (at_other, metrics_here) = (
+        _last_evaluation(folder, summary)
+        for folder, summary in zip(folders, summaries, strict=True)
+    )
+    metrics = {
+        name: (metrics_there.get(name), metrics_here.get(name))
+        for name in sorted({*metrics_there, *metrics_here})
+    }
+    differ = [
+        name
+        for name, pair in metrics.items()
+        if None not in pair and repr(pair[0]) != repr(pair[1]) and not name.startswith(MEASURED)
+    ]
+    steps, weights = (
+        [summary.get(key) for summary in summaries] for key in ("steps", "weights_sha256")
+    )
+    ended = None not in weights and steps[0] == steps[1]
+    same_metrics = not logged and not (at == at_other and differ)
+    altered = [
+        f"{folder.path}: {words}"
+        for folder in folders
+        if folder.trace.exists() and (words := roots.alterations(folder).get("trace"))
+    ]
+    found = Differences(
+        same=bool(both or ended)
+        and not divergence
+        and same_metrics
+        and not altered
+        and not any(tensors)
+        and not (ended and weights[0] != weights[1]),
+        config=config,
+        environment=environment.differences(
+            *(read_json(folder.environment, shapes.ENVIRONMENT) or {} for folder in folders)
+        ),
+        code=sources.describe_changes(*(sources.files_in(folder.sources) for folder in folders)),
+        lines=kept_sources.line_differences(first.sources, second.sources),
+        metrics=metrics,
+        evaluated=(at, at_other),
+        logged={
+            f"{name} at step {step}": (there, here) for name, (step, there, here) in logged.items()
+        },
+        same_metrics=same_metrics,
+        steps=len(both),
+        digests=[
+            trace_reader.algorithm_of(folder.trace, start) + _of_shards(start)
+            for folder, start in zip(folders, (head, other), strict=True)
+        ],
+        compared=stages,
+        tensors=tensors,
+        weights={
+            "step": steps[0],
+            "same": weights[0] == weights[1],
+            "traced": "weights" in stages and steps[0] in both,
+        }
+        if ended
+        else None,
+        missing=[
+            f"{folder.path}: {words}"
+            for folder, lines in zip(folders, (one, two), strict=True)
+            if (words := trace_reader.missing_start(lines))
+        ],
+        altered=altered,
+        parts=divergence and asdict(divergence),
+    )
+    return replace(found, said=_describe_traces(found))
+
+
+def _earlier_metric(
+    logged: Mapping[str, tuple[int, float, float]], divergence: Divergence | None, *, since: int
+) -> Divergence | None:
+    """The divergence, or the first metric of a step that differs within the steps between traced
+    ones, in which it may have arisen; `since`: the first of them if there is no divergence.
+    """
+    since = divergence.since if divergence else since
+    between = [
+        (step, name != "train/loss", name)
+        for name, (step, _, _) in logged.items()
+        if name.startswith("train/")
+    ]
+    if not since or not between or (earliest := min(between))[0] < since:
+        return divergence
+    step, _, name = earliest
+    _, there, here = logged[name]
+    reason = f"{name} was logged as {there!r} and as {here!r}"
+    return Divergence(step, "metric", name, reason, since=since)
+
+
+def _logged_apart(first: RunFolder, second: RunFolder) -> dict[str, tuple[int, float, float]]:
+    """The metrics that two runs logged with different values, by name: the first step at which they
+    did, and the values.
+    """
+    one, two = (logged_values(folder.metrics) for folder in (first, second))
+    found = dict[str, tuple[int, float, float]]()
+    for step, name in sorted(one.keys() & two.keys()):
+        # NaN equals NaN
+        if repr(one[step, name]) != repr(two[step, name]):
+            found.setdefault(name, (step, one[step, name], two[step, name]))
+    return found
+
+
+def _last_evaluation(
+    folder: RunFolder, summary: Mapping[str, Any]
+) -> tuple[int, Mapping[str, float]]:
+    """The step and metrics of a run's last evaluation.
+
+    Of one that has not finished, those in its journal.
+    """
+    return (
+        (summary["steps"], summary["metrics"]["final"])
+        if summary.get("metrics")
+        else last_evaluation(folder.metrics)
+    )
+
+
+def _describe_traces(found: Differences) -> list[str]:
+    """Describe what the traces show, and, where they do not show whether the runs agree, the logged
+    metrics and the final weights, in lines.
+    """
+    parts = found.parts
+    lines = (
+        _common_steps(found)
+        if found.steps
+        else [
+            "no steps in common" + ("" if parts or found.same_metrics else ", but metrics differ")
+        ]
+    )
+    if parts and not found.steps:
+        lines.append(
+            f"diverges at {'or before ' if parts['step'] > 1 else ''}step {parts['step']}: "
+            f"{parts['reason']}"
+        )
+    if (
+        (end := found.weights)
+        and not any(found.tensors)
+        and (end["same"] is (parts is not None) or (parts is None and not end["traced"]))
+    ):
+        lines.append(
+            f"the weights after step {end['step']}, by weights_sha256: "
+            f"{'the same' if end['same'] else 'they differ'}"
+        )
+    return lines
+
+
+def _common_steps(found: Differences) -> list[str]:
+    """Describe what the traces' common steps show, in lines."""
+    parts, lines = found.parts, list[str]()
+    compared, left = (
+        [words for stage, words in _COMPARED.items() if (stage in found.compared) is there]
+        for there in (True, False)
+    )
+    one, two = found.digests
+    if words := describe_tensors(found.tensors, ("in the first run", "in the second run")):
+        lines.append(words + ("" if left else "; those of the same name are compared"))
+    if left:
+        reason = (
+            f"digests by {one} and by {two} cannot be compared"
+            if one != two
+            else "the traces do not have digests of the same names"
+        )
+        lines.append(
+            f"{reason}, so nothing is known about {_listed(left)}; only "
+            f"{_listed(compared)} are compared"
+        )
+    if parts is None:
+        what, but = (
+            _listed(compared) if left else "bits",
+            "" if found.same_metrics else ", but metrics differ",
+        )
+        lines.append(f"the same {what} in all {found.steps} common steps{but}")
+    else:
+        lines.append(f"diverges at {Divergence(**parts)}")
+    return lines
+
+
+def _of_shards(head: Mapping[str, Any]) -> str:
+    return f" of {head['shards']} shards" if "shards" in head else ""
+
+
+def _listed(words: Sequence[str]) -> str:
+    return f"{', '.join(words[:-1])} and {words[-1]}"
