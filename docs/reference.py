@@ -29,7 +29,25 @@ from samewise.runner.config.schema import Experiment
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ("runner", "recipes", "datasets")
-API = ("compose", "train", "load", "predict", "runs", "sweep", "LoadedRun", "Trained", "Transforms")
+API = (
+    "compose",
+    "train",
+    "load",
+    "predict",
+    "evaluate",
+    "verify",
+    "diff",
+    "export",
+    "runs",
+    "sweep",
+    "LoadedRun",
+    "Transforms",
+    "Trained",
+    "Evaluation",
+    "Verification",
+    "Differences",
+    "Exported",
+)
 OF_EVERY_FILE = ("defaults", "_target_", "_partial_", "_args_")
 WORDS = {"array": "list", "object": "mapping"}
 OTHER_VARIABLES = {

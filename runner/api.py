@@ -21,7 +21,7 @@ from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.processes.variables import prepare as set_variables
 from samewise.runner.records import shapes, sources
 from samewise.runner.records.files import read_json, read_mapping
-from samewise.runner.results import Trained
+from samewise.runner.results import Differences, Evaluation, Exported, Trained, Verification
 from samewise.runner.secrets import filter_output
 from samewise.runner.sweeps.results import current_results
 from samewise.runner.training.same_bits.determinism import fresh_torch_state
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from samewise.runner.config.compose import Composed
     from samewise.runner.interfaces import Batch, Prediction
+    from samewise.runner.records.folder import RunFolder
     from samewise.runner.training.predictor import Predictor
 
 _COLUMNS = (
@@ -195,20 +196,7 @@ def load(
         ConfigError: the run does not exist, or is not one of yours.
         CheckpointError: it has no such checkpoint.
     """
-    from samewise.runner.config import saved
-
-    wanted: Any = run.folder if isinstance(run, Trained) else run
-    if not isinstance(wanted, PATH):
-        raise ConfigError(
-            Problem("run", "is not a run", wanted, f"what samewise.train returned, or {saved.RUN}")
-        )
-    folder = saved.find(os.fspath(wanted), run_root=Path(run_root))
-    composed = replace(
-        saved.trusted_config_of(folder, overrides, trust=trust),
-        project=project.find(packages=several(packages)),
-    )
-    set_variables(composed.cfg.reproducibility)
-
+    folder, composed = _open(run, overrides, run_root, packages, trust=trust)
     # Imports torch, which must come after the variables
     from samewise.runner.records import (
         checkpoint as checkpoints,
@@ -284,6 +272,188 @@ def predict(
             predictor.files(asked), folder, threshold=threshold, batch=batch
         )
         return [prediction for _, prediction, _ in made]
+
+
+@for_python
+@_one_at_a_time
+def evaluate(
+    run: str | Path | Trained,
+    *overrides: str,
+    split: str = "valid",
+    checkpoint: str | int = "best",
+    weights: str | None = None,
+    pictures: str | Path | None = None,
+    run_root: str | Path = "runs",
+    packages: Sequence[str] = (),
+    trust: bool = False,
+) -> Evaluation:
+    """Evaluate a run's checkpoint on one of its splits, as `samewise eval` does.
+
+    Args:
+        run: As in `load`.
+        overrides: As in `load`.
+        split: train, valid or test.
+        checkpoint: As in `load`.
+        weights: Only those that a callback keeps under this name, as `ema`; None: all.
+        pictures: A folder for pictures; None: in the run's folder.
+        run_root: As in `load`.
+        packages: As in `compose`.
+        trust: As in `load`.
+
+    Raises:
+        ConfigError: the run does not exist, is not one of yours, or the data do not fit it.
+        CheckpointError: it has no such checkpoint.
+    """
+    folder, composed = _open(run, overrides, run_root, packages, trust=trust)
+    # Imports torch, which must come after the variables
+    from samewise.runner.training.restored import evaluate_checkpoint
+
+    with fresh_torch_state():
+        return evaluate_checkpoint(
+            folder,
+            composed,
+            composed.project,
+            split=split,
+            checkpoint=str(checkpoint),
+            weights=weights,
+            pictures=None if pictures is None else Path(pictures),
+        )
+
+
+@for_python
+@_one_at_a_time
+def export(
+    run: str | Path | Trained,
+    output: str | Path,
+    *overrides: str,
+    to: Sequence[str] = ("pt2",),
+    checkpoint: str | int = "best",
+    weights: str | None = None,
+    module: str | None = None,
+    bare: bool = False,
+    tolerance: float = 1e-4,
+    run_root: str | Path = "runs",
+    packages: Sequence[str] = (),
+    trust: bool = False,
+) -> Exported:
+    """Write a run's model for other runtimes, and compare each file with the model, as `samewise
+    export` does.
+
+    Args:
+        run: As in `load`.
+        output: A new or an empty folder.
+        overrides: As in `load`.
+        to: Formats: safetensors, pt2, aoti, onnx, executorch.
+        checkpoint: As in `load`.
+        weights: As in `load`.
+        module: Only this module of the model, as `backbone`; None: what the recipe calls.
+        bare: Leave out the batch transforms before the model.
+        tolerance: The largest error of a format, as a share of the largest number.
+        run_root: As in `load`.
+        packages: As in `compose`.
+        trust: As in `load`.
+
+    Raises:
+        ConfigError: the folder is not empty, a package is missing, or a format is further off.
+        CheckpointError: the run has no such checkpoint.
+    """
+    from samewise.runner.exports.kinds import require_sound
+
+    formats = require_sound(several(to), tolerance)
+    folder, composed = _open(run, [*overrides, "device=cpu"], run_root, packages, trust=trust)
+    # Imports torch, which must come after the variables
+    from samewise.runner.exports.of_run import calls_of_run, export_run
+
+    with fresh_torch_state():
+        calls, about = calls_of_run(
+            folder,
+            composed,
+            composed.project,
+            overrides=overrides,
+            checkpoint=str(checkpoint),
+            weights=weights,
+            module=module,
+            bare=bare,
+        )
+        return export_run(Path(output), calls, about, to=formats, tolerance=tolerance)
+
+
+@for_python
+@_one_at_a_time
+def verify(
+    run: str | Path | Trained,
+    *overrides: str,
+    steps: int | None = None,
+    audit: int | None = None,
+    audit_seed: int | None = None,
+    coarse: bool = False,
+    anyway: bool = False,
+    run_root: str | Path = "runs",
+    uri: str | None = None,
+    packages: Sequence[str] = (),
+    trust: bool = False,
+) -> Verification:
+    """Train a run again, and compare it with its record, as `samewise verify` does.
+
+    Args:
+        run: As in `load`; or a bundle's file.
+        overrides: As in `load`.
+        steps: How many steps to compare; None: all.
+        audit: Repeat only so many parts of the training, drawn at random, 0 for all; None: all of
+            it, from the start.
+        audit_seed: The seed with which they are drawn; None: a new one.
+        coarse: Do not repeat the first step that differs to name its first tensor.
+        anyway: Train even if the environments differ in what can change bits.
+        run_root: As in `load`.
+        uri: As in `runs`: the MLflow store that has the run.
+        packages: As in `compose`.
+        trust: As in `load`.
+
+    Raises:
+        ConfigError: the run does not exist, is not one of yours, or cannot be repeated here.
+    """
+    from samewise.runner.bundles.received import open_received
+    from samewise.runner.verify.request import Request
+
+    request = Request(
+        run=_name_of(run),
+        run_root=Path(run_root),
+        overrides=overrides,
+        steps=steps,
+        audit=audit,
+        audit_seed=audit_seed,
+        coarse=coarse,
+        anyway=anyway,
+    )
+    opened = open_received(request.run, run_root=request.run_root, uri=uri, trust=trust)
+    with filter_output(), opened as folder:
+        composed = request.config_of(folder, trust=trust)
+        set_variables(composed.cfg.reproducibility)
+        with fresh_torch_state():
+            from samewise.runner.verify.verdict import verify_run
+
+            mine = project.find(packages=several(packages))
+            return verify_run(folder, composed, mine, request)
+
+
+@for_python
+def diff(
+    first: str | Path | Trained, second: str | Path | Trained, *, run_root: str | Path = "runs"
+) -> Differences:
+    """Compare two runs by their records, as `samewise diff` does: nothing is trained.
+
+    Args:
+        first: As `run` in `load`.
+        second: Likewise.
+        run_root: As in `load`.
+
+    Raises:
+        ConfigError: a run does not exist.
+    """
+    from samewise.runner.config import saved
+    from samewise.runner.verify.two_runs import compare
+
+    return compare(*(saved.find(_name_of(run), run_root=Path(run_root)) for run in (first, second)))
 
 
 @for_python
@@ -422,6 +592,35 @@ def _number(text: Any) -> Any:
         except (TypeError, ValueError):
             continue
     return text
+
+
+def _name_of(run: object) -> str:
+    """The run that an argument names: its folder, if `train` has returned it."""
+    named = run.folder if isinstance(run, Trained) else run
+    if isinstance(named, PATH):
+        return os.fspath(named)
+    from samewise.runner.config import saved
+
+    raise ConfigError(
+        Problem("run", "is not a run", named, f"what samewise.train returned, or {saved.RUN}")
+    )
+
+
+def _open(
+    run: object,
+    overrides: Sequence[str],
+    run_root: str | Path,
+    packages: Sequence[str],
+    *,
+    trust: bool,
+) -> tuple[RunFolder, Composed]:
+    """Find a run, read its config with the overrides, and set its environment variables."""
+    from samewise.runner.config import saved
+
+    folder = saved.find(_name_of(run), run_root=Path(run_root))
+    composed = saved.trusted_config_of(folder, overrides, trust=trust)
+    set_variables(composed.cfg.reproducibility)
+    return folder, replace(composed, project=project.find(packages=several(packages)))
 
 
 def _compose_given(

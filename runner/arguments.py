@@ -25,32 +25,42 @@ _VALUED = {
     "config-dir": 'config_dirs=["%s"]',
     "where": 'where=["%s"]',
     **{name: f'{name}="%s"' for name in ("checkpoint", "weights", "sort", "output")},
-    **{name: f"{name}=%s" for name in ("threshold", "batch")},
+    **{name: f"{name}=%s" for name in ("threshold", "batch", "steps", "audit", "tolerance")},
+    "audit-seed": "audit_seed=%s",
+    "out": 'output="%s"',
 }
 _SWITCHES = {
     "trust": "trust=True",
     "fresh": "fresh=True",
     "diff": "diff=True",
+    "anyway": "anyway=True",
     "retry-failed": "retry_failed=True",
 }
 """Options of the commands, as arguments here: those that take a value, and the others."""
-_NAMED = {"RUN": "run", "FILE": "files"}
+_NAMED = {"RUN": "run", "FILE": "files", "--out": "output"}
 PATH = (str, os.PathLike)
 _TAKES: Mapping[str, tuple[str, str, tuple[type, ...]]] = {
-    **dict.fromkeys(("run_root", "output"), ("is not a folder", "a string or a path", PATH)),
+    **dict.fromkeys(
+        ("run_root", "output", "pictures"), ("is not a folder", "a string or a path", PATH)
+    ),
     "weights": ("is not a callback's name", "a string: 'ema'", (str,)),
     "sort": ("is not a column or a metric", "a string: 'valid/accuracy'", (str,)),
     "uri": ("is not an address", "a string: 'sqlite:///mlflow.db'", (str,)),
     **dict.fromkeys(
-        ("fresh", "diff", "wait", "retry_failed", "trust"),
+        ("fresh", "diff", "wait", "retry_failed", "trust", "bare", "coarse", "anyway"),
         ("is not a switch", "True or False", (bool,)),
     ),
     "checkpoint": ("is not a checkpoint", "'best', 'last' or a step", (str, Integral)),
     "threshold": ("is not a valid score", "a number from 0 to 1", (Real,)),
     "batch": ("is not a valid number of files", "a whole number from 1", (Integral,)),
+    "steps": ("is not a number of steps", "a whole number from 1", (Integral,)),
+    "audit": ("is not a number of parts", "a whole number, 0 for all", (Integral,)),
+    "audit_seed": ("is not a seed", "a whole number", (Integral,)),
+    "tolerance": ("is not a share", "a number from 0 to 1", (Real,)),
 }
 _SEVERAL: Mapping[str, tuple[str, str, tuple[type, ...]]] = {
     "where": ("is not a condition", "a string, or a list of strings: 'state=finished'", (str,)),
+    "to": ("is not a format", "a name, or a list of names: 'onnx'", (str,)),
     "packages": ("is not a package", "a name, or a list of names: 'mylab'", (str,)),
     "config_dirs": ("is not a folder", "a string or a path, or a list of them", PATH),
 }
@@ -79,9 +89,10 @@ def for_python(function: Callable[_P, _R]) -> Callable[_P, _R]:
             error.problems = tuple(
                 replace(
                     one,
-                    path=one.path[2:].replace("-", "_")
-                    if one.path.startswith("--")
-                    else _NAMED.get(one.path, one.path),
+                    path=_NAMED.get(
+                        one.path,
+                        one.path[2:].replace("-", "_") if one.path.startswith("--") else one.path,
+                    ),
                     **{
                         name: _in_python_terms(getattr(one, name))
                         for name in ("message", "expected", "hint")

@@ -130,3 +130,82 @@ class Evaluation:
     pictures: Path
     changed: Sequence[tuple[str, Any, Any]] = ()
     classes: Sequence[str] = field(default=(), repr=False)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The largest difference over all outputs.
+
+    Args:
+        output: The name of the output that is furthest off.
+        relative: The largest absolute error of its numbers over the largest of them.
+        ulps: The largest number of representable values between two results; 0 for integers.
+    """
+
+    output: str
+    relative: float
+    ulps: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.output} differs by {self.relative:.2g} of its largest number "
+            f"({self.ulps:,} ulps)"
+        )
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """A runtime's results compared with the model's own.
+
+    Args:
+        format: pt2, aoti, onnx or safetensors; or vectors, if they were altered.
+        words: For the user.
+        same: Whether they are the same bits.
+        sound: Whether they are within what was stated; None: it was not run, as something is not
+            installed.
+        apart: The largest difference; None if there is none, or nothing to compare.
+        seconds: To load the file and call it once.
+    """
+
+    format: str
+    words: str
+    same: bool = False
+    sound: bool | None = False
+    apart: Difference | None = None
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class ExportedPart:
+    """A model as it was exported, or the part of it that one function of tensors computes.
+
+    Args:
+        folder: With the weights, the files of the formats, and export.json.
+        module: The name of the part; empty for the model as its recipe calls it.
+        formats: How the results of each format compare with the model's.
+    """
+
+    folder: Path
+    module: str
+    formats: Sequence[Runtime]
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A run's model, written for other runtimes.
+
+    Args:
+        folder: The folder of the export.
+        experiment: The run's experiment.
+        run: The name of its folder.
+        step: The checkpoint's.
+        average: The callback whose weights were exported; None for the trained ones.
+        parts: One part in the folder itself, or several, each in a folder below it.
+    """
+
+    folder: Path
+    experiment: str
+    run: str
+    step: int
+    average: str | None
+    parts: Sequence[ExportedPart]

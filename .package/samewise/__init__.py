@@ -10,15 +10,23 @@ from samewise.runner import torchaudio_import as _  # before anything imports to
 
 if TYPE_CHECKING:
     from samewise.runner.api import (
+        Differences,
+        Evaluation,
+        Exported,
         LoadedRun,
         Trained,
         Transforms,
+        Verification,
         compose,
+        diff,
+        evaluate,
+        export,
         load,
         predict,
         runs,
         sweep,
         train,
+        verify,
     )
 
 # Without this, MKL may add the threads' parts of a sum as they are ready: on 4 threads, a vector of
@@ -31,15 +39,23 @@ del os
 
 __version__ = "0.2.0"
 __all__ = [
+    "Differences",
+    "Evaluation",
+    "Exported",
     "LoadedRun",
     "Trained",
     "Transforms",
+    "Verification",
     "compose",
+    "diff",
+    "evaluate",
+    "export",
     "load",
     "predict",
     "runs",
     "sweep",
     "train",
+    "verify",
 ]
 
 

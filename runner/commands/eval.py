@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from samewise.runner.commands import add_checkpoint, add_packages, add_trust
 from samewise.runner.config import project
-from samewise.runner.errors import ConfigError, Problem, first_few, number_of
+from samewise.runner.errors import first_few, number_of
 from samewise.runner.processes.variables import prepare
 from samewise.runner.records.found import RUN
 from samewise.runner.records.json_text import to_json
-
-if TYPE_CHECKING:
-    from samewise.runner.config.compose import Composed
 
 EXAMPLES = """examples:
   samewise eval 3f2a                                   the best checkpoint on the validation split
@@ -66,100 +62,33 @@ def run(args: argparse.Namespace) -> int:
     folder = saved.find(args.run, run_root=args.run_root)
     composed = saved.trusted_config_of(folder, args.overrides, trust=args.trust)
     prepare(composed.cfg.reproducibility)
-    if args.split != "valid" and any(
-        one.lstrip("+").startswith("evaluate.limit=") for one in args.overrides
-    ):
-        raise ConfigError(
-            Problem(
-                "evaluate.limit",
-                f"limits the validation split, not {args.split}",
-                composed.cfg.evaluate.limit,
-                hint="leave it out",
-            )
-        )
-    changed = _changed(saved.config_in(folder.config), composed) if args.overrides else []
-    facts, classes = _evaluate(args, folder, composed, changed)
+    # Imports torch, which must come after the variables
+    from samewise.runner.training.restored import evaluate_checkpoint
+
+    found = evaluate_checkpoint(
+        folder,
+        composed,
+        project.find(packages=args.package),
+        split=args.split,
+        checkpoint=args.checkpoint,
+        weights=args.weights,
+        pictures=args.pictures,
+    )
     if args.json:
-        print(to_json(facts))
+        print(to_json(asdict(found)))
         return 0
-    measured = facts["evaluated"] or f"{args.split} split ({number_of(facts['samples'], 'sample')})"
-    print(f"{folder.path}, step {facts['step']}, {measured}")
-    for path, was, now in changed:
+    measured = found.evaluated or f"{args.split} split ({number_of(found.samples, 'sample')})"
+    print(f"{folder.path}, step {found.step}, {measured}")
+    for path, was, now in found.changed:
         print(
             "  {}: {} in the run, {} here".format(
                 path, *("null" if one is None else one for one in (was, now))
             )
         )
-    if classes and any(path.startswith("dataset.") for path, _, _ in changed):
-        print(f"  classes numbered as in the run: {first_few(classes, 10)}")
-    for name, value in facts["metrics"].items():
+    if found.classes and any(path.startswith("dataset.") for path, _, _ in found.changed):
+        print(f"  classes numbered as in the run: {first_few(found.classes, 10)}")
+    for name, value in found.metrics.items():
         print(f"  {name:<24} {value:.6f}")
-    pictures = Path(facts["pictures"])
-    if pictures.is_dir() and any(pictures.iterdir()):
-        print(f"  pictures in {pictures}")
+    if found.pictures.is_dir() and any(found.pictures.iterdir()):
+        print(f"  pictures in {found.pictures}")
     return 0
-
-
-def _changed(recorded: Composed, composed: Composed) -> list[tuple[str, Any, Any]]:
-    """What overrides change of what decides the result, the data's places included: path, value in
-    the run, value here.
-    """
-    from samewise.runner.config.fingerprint import finds_data, is_outside
-    from samewise.runner.config.tree import at, same
-
-    keys = sorted({override.partition("=")[0].lstrip("+") for override in composed.overrides})
-    found = [
-        (key, at(recorded.whole, key), at(composed.whole, key))
-        for key in keys
-        if finds_data(key) or not is_outside(key)
-    ]
-    return [one for one in found if not same(one[1], one[2])]
-
-
-def _evaluate(
-    args: argparse.Namespace, folder: Any, composed: Composed, changed: list[tuple[str, Any, Any]]
-) -> tuple[dict[str, Any], list[str]]:
-    """The results as `--json` prints them, and the names of the classes."""
-    from samewise.runner.interfaces import class_names
-    from samewise.runner.training.evaluation import (
-        draw,
-        left_out,
-        measure_split,
-        metrics_of,
-        models_to_evaluate,
-        samples_taken,
-        tell_doubts,
-    )
-    from samewise.runner.training.restored import at_checkpoint
-
-    run, step = at_checkpoint(
-        composed, project.find(packages=args.package), folder, args.checkpoint, args.split
-    )
-    models = models_to_evaluate(run, args.weights)
-    differs = (
-        hashlib.sha256(to_json([[path, now] for path, _, now in changed]).encode()).hexdigest()[:8]
-        if changed
-        else ""
-    )
-    name = "-".join(filter(None, (args.split, f"{step:08d}", args.weights, differs)))
-    pictures = args.pictures or folder.path / "eval" / name
-    metrics: dict[str, float] = {}
-    for prefix, model in models.items():
-        scores = measure_split(run, args.split, model)
-        metrics |= metrics_of(scores, f"{prefix}{args.split}/")
-        tell_doubts(run, scores)
-        if prefix == next(iter(models)):
-            draw(scores, pictures, inside=None if args.pictures else folder.path)
-    part = run.splits[args.split]
-    facts = {
-        "run": str(folder.path),
-        "step": step,
-        "split": args.split,
-        "samples": samples_taken(run, part),
-        "metrics": metrics,
-    }
-    return {
-        **facts,
-        "evaluated": left_out(run, args.split),
-        "pictures": str(pictures),
-    }, class_names(part.dataset)

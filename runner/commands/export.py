@@ -4,27 +4,18 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from samewise.runner.commands import add_checkpoint, add_packages, add_trust, note_weights
 from samewise.runner.config import project
-from samewise.runner.errors import ConfigError, Problem, nearest
+from samewise.runner.exports.kinds import KINDS, require_sound
 from samewise.runner.processes.variables import prepare
-from samewise.runner.records import shapes, sources
-from samewise.runner.records.files import read_json, require_writable
+from samewise.runner.records.files import require_writable
 from samewise.runner.records.found import RUN
 from samewise.runner.records.json_text import to_json
-
-if TYPE_CHECKING:
-    from samewise.runner.config.compose import Composed
-    from samewise.runner.exports.call import Call
-    from samewise.runner.exports.runtimes import Runtime
-    from samewise.runner.records.folder import RunFolder
-
-KINDS = ("safetensors", "pt2", "aoti", "onnx", "executorch")
+from samewise.runner.results import Exported
 
 EXAMPLES = """examples:
   samewise export 3f2a --out digits                         weights.safetensors and model.pt2
@@ -92,171 +83,51 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from samewise.runner.config import saved
 
-    to = [name for name in _kinds(args.to) if name != "safetensors"]
-    if not 0 <= args.tolerance < 1:
-        raise ConfigError(
-            Problem(
-                "--tolerance", "is not a valid share", args.tolerance, "at least 0 and less than 1"
-            )
-        )
+    to = require_sound(args.to.split(","), args.tolerance)
     require_writable("--out", args.out)
     folder = saved.find(args.run, run_root=args.run_root)
     composed = saved.trusted_config_of(folder, [*args.overrides, "device=cpu"], trust=args.trust)
     prepare(composed.cfg.reproducibility)
-    calls, about = _model(args, folder, composed)
-    from samewise.runner.exports import folder as exports
+    note_weights(composed, args)
+    # Imports torch, which must come after the variables
+    from samewise.runner.exports.formats import FORMATS
+    from samewise.runner.exports.of_run import calls_of_run, export_run
 
-    places = {call.part if len(calls) > 1 else "": call for call in calls}
-    options: dict[str, Any] = {"to": to, "tolerance": args.tolerance, "about": about}
-    found: dict[str, list[Runtime]] = {}
-    try:
-        for place, call in places.items():
-            found[place] = exports.write(args.out / place, call, **options)
-    except BaseException:  # a part alone is of no use, and would be in the way of the next attempt
-        for place in found:
-            exports.discard(args.out / place)
-        raise
+    calls, about = calls_of_run(
+        folder,
+        composed,
+        project.find(packages=args.package),
+        **{
+            name: getattr(args, name)
+            for name in ("overrides", "checkpoint", "weights", "module", "bare")
+        },
+    )
+    found = export_run(args.out, calls, about, to=to, tolerance=args.tolerance)
     if args.json:
-        said = {place: [asdict(one) for one in formats] for place, formats in found.items()}
-        formats = {"formats": said[""]} if "" in said else {"parts": said}
-        print(
-            to_json(
-                {
-                    "folder": str(args.out),
-                    **{name: about[name] for name in ("run", "step", "average")},
-                    **formats,
-                }
-            )
-        )
+        print(to_json(_as_json(found)))
         return 0
-    for place, call in places.items():
-        out, held = (
-            args.out / place,
-            {exports.formats.FORMATS[one.format].file: one.words for one in found[place]},
-        )
-        named = "".join(f", its {one}" for one in (about["average"], call.part) if one)
-        print(f"{out}: {about['experiment']}, step {about['step']:,}{named}")
-        for name, words in {"weights.safetensors": "by the model's own names", **held}.items():
-            print(f"  {name:<22} {out.joinpath(name).stat().st_size / 1e6:8.2f} MB  {words}")
+    for part in found.parts:
+        files = {FORMATS[held.format].file: held.words for held in part.formats}
+        named = "".join(f", its {name}" for name in (found.average, part.module) if name)
+        print(f"{part.folder}: {found.experiment}, step {found.step:,}{named}")
+        for name, words in {"weights.safetensors": "by the model's own names", **files}.items():
+            size = (part.folder / name).stat().st_size / 1e6
+            print(f"  {name:<22} {size:8.2f} MB  {words}")
     print(
         "next:",
-        *(f"  samewise verify {shlex.quote(str(args.out / place))}" for place in places),
+        *(f"  samewise verify {shlex.quote(str(part.folder))}" for part in found.parts),
         sep="\n",
     )
     return 0
 
 
-def _kinds(given: str) -> list[str]:
-    asked = [one.strip() for one in given.split(",") if one.strip()]
-    for one in asked:
-        if one not in KINDS:
-            hint = (
-                "TorchScript is deprecated: pt2 is for Python and C++, onnx for other runtimes"
-                if "script" in one
-                else nearest(one, KINDS)
-            )
-            raise ConfigError(
-                Problem(
-                    "--to",
-                    "is not a format that models are exported to",
-                    one,
-                    ", ".join(KINDS),
-                    hint,
-                )
-            )
-    return list(dict.fromkeys(asked))
-
-
-def _model(
-    args: argparse.Namespace, folder: RunFolder, composed: Composed
-) -> tuple[list[Call], dict[str, Any]]:
-    """The model, or its forms, called on the first samples of the validation split.
-
-    And facts about it.
-    """
-    import torch
-    from omegaconf import OmegaConf
-
-    from samewise.runner.data import streams
-    from samewise.runner.data.dataset import without_transforms
-    from samewise.runner.exports.call import call_in_form, observe
-    from samewise.runner.optim.parametrise import merge
-    from samewise.runner.records import kept_checkpoints
-    from samewise.runner.torch_private import pytree
-    from samewise.runner.training.evaluation import first_batch, models_to_evaluate
-    from samewise.runner.training.restored import at_checkpoint
-
-    note_weights(composed, args)
-    run, step = at_checkpoint(
-        composed, project.find(packages=args.package), folder, args.checkpoint
-    )
-    model, transform = (
-        next(iter(models_to_evaluate(run, args.weights).values())).eval(),
-        run.transforms["eval"],
-    )
-    merge(model)
-    # AOTInductor's code assumes the example's strides without a check; other programs, and tensors
-    # from files, have contiguous ones
-    loaded = pytree.tree_map_only(
-        torch.Tensor, torch.Tensor.contiguous, first_batch(run, "valid", run.recipe.export_samples)
-    )
-    streams.enter(run.seed, "eval", 0)
-    with torch.no_grad():
-        forms = run.recipe.forms(model, transform(loaded))
-    streams.enter(run.seed, "eval", 0)
-    wanted = {
-        name: form for name, form in forms.items() if args.module is None or name == args.module
+def _as_json(found: Exported) -> dict[str, Any]:
+    """The result as `--json` prints it: one part's formats, or those of each part by name."""
+    formats = {part.module: [asdict(held) for held in part.formats] for part in found.parts}
+    return {
+        "folder": found.folder,
+        "run": found.run,
+        "step": found.step,
+        "average": found.average,
+        **({"parts": formats} if len(formats) > 1 else {"formats": next(iter(formats.values()))}),
     }
-    calls = [
-        call_in_form(form, name, model, loaded, transform, whole=not args.bare)
-        for name, form in wanted.items()
-    ]
-    if not calls:
-        call = observe(
-            run.recipe, model, loaded, transform, module=args.module, whole=not args.bare
-        )
-        if not (
-            call.whole or args.bare or args.module
-        ):  # perhaps because the recipe calls the model for one sample after the other
-            one = pytree.tree_map_only(
-                torch.Tensor, torch.Tensor.contiguous, first_batch(run, "valid", 1)
-            )
-            alone = observe(run.recipe, model, one, transform)
-            call = alone if alone.whole else call
-        calls = [call]
-    # of the trained weights (valid/loss) and of averages (ema/valid/loss)
-    measured = kept_checkpoints.choose_checkpoint(folder.checkpoints, str(step)).metrics or {}
-    metrics = {
-        name: value
-        for name, value in measured.items()
-        if name.startswith(f"{args.weights}/valid/" if args.weights else "valid/")
-    }
-    environment, preparation = (
-        read_json(folder.environment, shapes.ENVIRONMENT) or {},
-        getattr(without_transforms(run.splits["valid"].dataset), "preparation", None),
-    )
-    data: dict[str, Any] = environment.get("data", {})
-    cfg: Any = OmegaConf.to_container(composed.cfg, resolve=True, enum_to_str=True)
-    about = {
-        "experiment": composed.name,
-        "run": folder.path.name,
-        "step": step,
-        "average": args.weights,
-        "metrics": {**metrics, "step": step} if metrics else {},
-        "changed": [*sources.list_changes(folder.sources), *args.overrides],
-        "data": {
-            split: {name: value for name, value in one.items() if name != "classes"}
-            for split, one in data.items()
-        },
-        "environment": {
-            name: environment[name] for name in ("python", "versions", "cpu") if name in environment
-        },
-        "classes": data.get("train", {}).get("classes", []),
-        "gives": run.recipe.gives,
-        "model": cfg["model"],
-        "preparation": dict(preparation) if isinstance(preparation, Mapping) else {},
-        "transforms": cfg["transforms"]["eval"],
-        "recipe": cfg["recipe"],
-        "precision": cfg["precision"],
-    }
-    return calls, about

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from samewise.runner.results import Difference
 
 _WHOLE = {
     torch.float64: torch.int64,
@@ -14,27 +15,6 @@ _WHOLE = {
     torch.float16: torch.int16,
     torch.bfloat16: torch.int16,
 }
-
-
-@dataclass(frozen=True)
-class Difference:
-    """The largest difference over all outputs.
-
-    Args:
-        output: The name of the output that is furthest off.
-        relative: The largest absolute error of its numbers over the largest of them.
-        ulps: The largest number of representable values between two results; 0 for integers.
-    """
-
-    output: str
-    relative: float
-    ulps: int
-
-    def __str__(self) -> str:
-        return (
-            f"{self.output} differs by {self.relative:.2g} of its largest number "
-            f"({self.ulps:,} ulps)"
-        )
 
 
 def difference(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> Difference | None:

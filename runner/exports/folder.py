@@ -18,7 +18,7 @@ from samewise.runner.errors import ConfigError, Problem, first_few, first_line
 from samewise.runner.exports import formats
 from samewise.runner.exports.call import Call
 from samewise.runner.exports.card import card
-from samewise.runner.exports.runtimes import Runtime, Truth, try_runtime
+from samewise.runner.exports.runtimes import Truth, try_runtime
 from samewise.runner.exports.unfinished import DESCRIPTION, UNFINISHED, WEIGHTS, is_unfinished
 from samewise.runner.processes.memory import free_memory
 from samewise.runner.records import trust
@@ -26,6 +26,7 @@ from samewise.runner.records.digest import tensor_bytes
 from samewise.runner.records.files import open_to_read, read_json, write_json
 from samewise.runner.records.shapes import SHA256
 from samewise.runner.records.tensor_file import read_tensors, write_tensors
+from samewise.runner.results import Runtime
 from samewise.runner.secrets import redact_values
 
 VECTORS: Final = "vectors.safetensors"

@@ -11,29 +11,8 @@ from torch import Tensor
 
 from samewise.runner.errors import first_few, first_line
 from samewise.runner.exports import formats
-from samewise.runner.exports.difference import Difference, difference
-
-
-@dataclass(frozen=True)
-class Runtime:
-    """A runtime's results compared with the model's own.
-
-    Args:
-        format: pt2, aoti, onnx or safetensors; or vectors, if they were altered.
-        words: For the user.
-        same: Whether they are the same bits.
-        sound: Whether they are within what was stated; None: it was not run, as something is not
-            installed.
-        apart: The largest difference; None if there is none, or nothing to compare.
-        seconds: To load the file and call it once.
-    """
-
-    format: str
-    words: str
-    same: bool = False
-    sound: bool | None = False
-    apart: Difference | None = None
-    seconds: float | None = None
+from samewise.runner.exports.difference import difference
+from samewise.runner.results import Runtime
 
 
 @dataclass(frozen=True)

@@ -1,26 +1,41 @@
-"""Restores a run at one of its checkpoints, for commands that evaluate or export it."""
+"""Restores a run at one of its checkpoints, for an export, and evaluates it there."""
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, open_dict
 
+from samewise.runner.config import saved
 from samewise.runner.config.compose import Composed
-from samewise.runner.config.fingerprint import OURS
+from samewise.runner.config.fingerprint import OURS, finds_data, is_outside
 from samewise.runner.config.instantiate import locate
 from samewise.runner.config.project import Project
 from samewise.runner.config.schema import SPLITS
+from samewise.runner.config.tree import at, same
 from samewise.runner.errors import ConfigError, DataError, Problem, first_few
 from samewise.runner.interfaces import class_names
 from samewise.runner.records import checkpoint, kept_checkpoints, shapes, sources
 from samewise.runner.records.files import read_json, read_mapping
 from samewise.runner.records.folder import RunFolder
+from samewise.runner.records.json_text import to_json
+from samewise.runner.results import Evaluation
 from samewise.runner.training.build import build
+from samewise.runner.training.evaluation import (
+    draw,
+    left_out,
+    measure_split,
+    metrics_of,
+    models_to_evaluate,
+    samples_taken,
+    tell_doubts,
+)
 from samewise.runner.training.run import Run
 from samewise.runner.training.state import restore
 
@@ -66,6 +81,86 @@ def at_checkpoint(
     )
     restore(run, state)
     return run, kept.step
+
+
+def evaluate_checkpoint(
+    folder: RunFolder,
+    composed: Composed,
+    project: Project,
+    *,
+    split: str,
+    checkpoint: str,
+    weights: str | None = None,
+    pictures: Path | None = None,
+) -> Evaluation:
+    """Evaluate a run's checkpoint on one of its splits, and draw its pictures.
+
+    Args:
+        folder: The run's.
+        composed: Its config, with overrides.
+        project: With the packages that the config may name.
+        split: train, valid or test.
+        checkpoint: best, last, a step, or a monitored metric.
+        weights: Only those that the callback of this name keeps; None: all, with pictures of the
+            trained ones.
+        pictures: Where to write pictures; None: into the run's folder.
+
+    Raises:
+        ConfigError: A part cannot be made, or the data have other classes.
+        CheckpointError: There is no such checkpoint.
+    """
+    if split not in SPLITS:
+        raise ConfigError(Problem("--split", "no such split", split, ", ".join(SPLITS)))
+    if split != "valid" and any(
+        override.lstrip("+").startswith("evaluate.limit=") for override in composed.overrides
+    ):
+        raise ConfigError(
+            Problem(
+                "evaluate.limit",
+                f"limits the validation split, not {split}",
+                composed.cfg.evaluate.limit,
+                hint="leave it out",
+            )
+        )
+    changed = _changed(saved.config_in(folder.config), composed)
+    run, step = at_checkpoint(composed, project, folder, checkpoint, split)
+    models = models_to_evaluate(run, weights)
+    differs = to_json([[path, now] for path, _, now in changed]) if changed else ""
+    digest = hashlib.sha256(differs.encode()).hexdigest()[:8] if changed else ""
+    name = "-".join(filter(None, (split, f"{step:08d}", weights, digest)))
+    place = pictures or folder.path / "eval" / name
+    metrics = dict[str, float]()
+    for prefix, model in models.items():
+        scores = measure_split(run, split, model)
+        metrics |= metrics_of(scores, f"{prefix}{split}/")
+        tell_doubts(run, scores)
+        if prefix == next(iter(models)):
+            draw(scores, place, inside=None if pictures else folder.path)
+    part = run.splits[split]
+    return Evaluation(
+        folder.path,
+        step,
+        split,
+        samples_taken(run, part),
+        metrics,
+        left_out(run, split),
+        place,
+        changed,
+        class_names(part.dataset),
+    )
+
+
+def _changed(recorded: Composed, composed: Composed) -> list[tuple[str, Any, Any]]:
+    """What overrides change of what decides the result, the data's places included: path, value in
+    the run, value here.
+    """
+    keys = sorted({override.partition("=")[0].lstrip("+") for override in composed.overrides})
+    found = [
+        (key, at(recorded.whole, key), at(composed.whole, key))
+        for key in keys
+        if finds_data(key) or not is_outside(key)
+    ]
+    return [one for one in found if not same(one[1], one[2])]
 
 
 def _set_classes(cfg: DictConfig, project: Project, classes: Sequence[str]) -> None:

@@ -53,7 +53,7 @@ class Request:
             raise ConfigError(
                 Problem(
                     "--steps",
-                    "applies to training from the beginning, but --audit repeats parts of a run",
+                    "applies to training from the beginning; parts of a run are repeated by --audit",
                     self.steps,
                     "one of the two",
                 )

@@ -47,6 +47,7 @@ def cell(run: Path, form: str, options: list[str], out: Path, sources: list[str]
     from samewise.runner.commands import export
     from samewise.runner.config import saved
     from samewise.runner.exports import folder, formats
+    from samewise.runner.exports.of_run import calls_of_run
     from samewise.runner.processes.variables import prepare
 
     parser = argparse.ArgumentParser()
@@ -55,7 +56,8 @@ def cell(run: Path, form: str, options: list[str], out: Path, sources: list[str]
     found = saved.find(str(run), run_root=Path("runs"))
     composed = saved.config_in(found.config, ["device=cpu"])
     prepare(composed.cfg.reproducibility)
-    (call,), about = export._model(args, found, composed)
+    chosen = {name: getattr(args, name) for name in ("weights", "module", "bare")}
+    (call,), about = calls_of_run(found, composed, composed.project, **chosen)
     folder.write(out, call, to=[form], tolerance=1e-4, about=about)
     held = [one for one in folder.run_test_vectors(out, trusted=True) if one.format == form and one.sound is not None]
     load = formats.FORMATS[form].load(out / formats.FORMATS[form].file)

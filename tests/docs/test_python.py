@@ -27,7 +27,8 @@ def test_the_code_on_the_page_runs_as_described(senders: str, tmp_path: Path) ->
     (code,) = [block.text for block in blocks(PAGE) if block.language == "python"]
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, SHARED: senders}, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert len(list(tmp_path.glob("runs/*/*/summary.json"))) == 2, "the sweep has found the run that was trained before"
+    assert len(list(tmp_path.glob("runs/*/*/summary.json"))) == 3, "the sweep has found the run that was trained before"
+    assert re.search(r"^True\n10\n.*^\[\('seed', 0, 1\)\]$", done.stdout, re.M | re.S), done.stdout
     assert re.search(r"0\.05 +finished.*\n.*0\.10 +finished", done.stdout), done.stdout
 
 

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 
 import samewise as sw
 from samewise.runner.errors import CheckpointError, ConfigError, DataError, TrainingError
@@ -136,6 +137,32 @@ def test_a_loaded_model_predicts_what_the_command_predicts(samewise, trained: sw
     files[0].write_bytes(files[0].read_bytes()[:300])
     with pytest.raises(ConfigError, match=r"is a damaged image.*; hint: the file cannot be decoded"):
         sw.predict(loaded, *files)
+
+
+def test_evaluating_exporting_and_comparing_give_what_the_commands_give(samewise: Any, trained: sw.Trained, command: dict[str, Any], tmp_path: Path) -> None:
+    before = state()
+    found = sw.evaluate(trained, checkpoint="last", pictures=tmp_path / "pictures")
+    exported = sw.export(trained, tmp_path / "python", checkpoint="last")
+    compared = sw.diff(trained, command["folder"])
+    assert state() == before
+    assert found.metrics == trained.metrics
+    assert (found.run, found.step, found.split, found.changed) == (trained.folder, 6, "valid", [])
+    (part,) = exported.parts
+    assert [held.format for held in part.formats if held.sound] == ["pt2"]
+    weights = sw.load(trained, checkpoint="last").model.state_dict()
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in load_file(part.folder / "weights.safetensors").items())
+    assert (compared.same, compared.steps, compared.parts) == (True, 6, None)
+
+
+def test_a_run_is_verified_in_the_process_that_has_changed_settings(trained: sw.Trained) -> None:
+    before = state()
+    found = sw.verify(trained)
+    assert (found.same, found.compared, found.parts, found.altered) == (True, 6, None, [])
+    other = sw.verify(trained, "seed=1", steps=2, coarse=True)
+    assert state() == before
+    assert other.parts is not None
+    assert (other.same, other.parts["stage"]) == (False, "initial")
+    assert "the config differs: seed: 0 there, 1 here" in other.said
 
 
 def test_runs_are_listed_as_a_table(trained: sw.Trained, tmp_path: Path) -> None:

@@ -1,0 +1,39 @@
+"""The formats to which models are exported, by name. Does not import torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from samewise.runner.errors import ConfigError, Problem, nearest
+
+KINDS = ("safetensors", "pt2", "aoti", "onnx", "executorch")
+
+
+def require_sound(names: Iterable[str], tolerance: float) -> list[str]:
+    """Return the formats to write besides the weights, each once.
+
+    Raises:
+        ConfigError: A name is not one of `KINDS`, or the tolerance is not a share.
+    """
+    if not 0 <= tolerance < 1:
+        raise ConfigError(
+            Problem("--tolerance", "is not a valid share", tolerance, "at least 0 and less than 1")
+        )
+    asked = [name.strip() for name in names if name.strip()]
+    for name in asked:
+        if name not in KINDS:
+            hint = (
+                "TorchScript is deprecated: pt2 is for Python and C++, onnx for other runtimes"
+                if "script" in name
+                else nearest(name, KINDS)
+            )
+            raise ConfigError(
+                Problem(
+                    "--to",
+                    "is not a format that models are exported to",
+                    name,
+                    ", ".join(KINDS),
+                    hint,
+                )
+            )
+    return [name for name in dict.fromkeys(asked) if name != "safetensors"]
