@@ -9,14 +9,40 @@ from typing import Literal, final
 import torch
 import torchvision.datasets
 
-from samewise.datasets.parts import torchvision_files
 from samewise.datasets.parts.in_memory import InMemoryImages, Transform
+from samewise.datasets.parts.torchvision_files import load_part, split_held_out
 
 Split = Literal["train", "valid", "test"]
 
 
+class _CIFAR(InMemoryImages):
+    kind: type[torchvision.datasets.CIFAR10]
+
+    def __init__(
+        self,
+        *,
+        root: str,
+        split: Split,
+        held_out: int = 5000,
+        download: bool = False,
+        transform: Transform | None = None,
+    ) -> None:
+        kind = self.kind
+        expected = (
+            f"a folder {kind.base_folder} with "
+            f"{', '.join(name for name, _ in kind.train_list + kind.test_list)} as published"
+        )
+        data = load_part(kind, split, root=root, expected=expected, download=download)
+        images, labels = torch.from_numpy(data.data).permute(0, 3, 1, 2), torch.tensor(data.targets)
+        super().__init__(
+            *split_held_out(images, labels, split=split, held_out=held_out),
+            classes=data.classes,
+            transform=transform,
+        )
+
+
 @final
-class CIFAR10(InMemoryImages):
+class CIFAR10(_CIFAR):
     """Samples `{"image": uint8[3, 32, 32], "label": int}` of ten classes.
 
     Args:
@@ -33,27 +59,11 @@ class CIFAR10(InMemoryImages):
         ConfigError: the split would be empty.
     """
 
-    def __init__(
-        self,
-        *,
-        root: str,
-        split: Split,
-        held_out: int = 5000,
-        download: bool = False,
-        transform: Transform | None = None,
-    ) -> None:
-        images, labels, classes = _read(
-            torchvision.datasets.CIFAR10,
-            root=root,
-            split=split,
-            held_out=held_out,
-            download=download,
-        )
-        super().__init__(images, labels, classes=classes, transform=transform)
+    kind = torchvision.datasets.CIFAR10
 
 
 @final
-class CIFAR100(InMemoryImages):
+class CIFAR100(_CIFAR):
     """Samples `{"image": uint8[3, 32, 32], "label": int}` of a hundred classes.
 
     Args:
@@ -61,39 +71,4 @@ class CIFAR100(InMemoryImages):
         split, held_out, download, transform: As in `CIFAR10`.
     """
 
-    def __init__(
-        self,
-        *,
-        root: str,
-        split: Split,
-        held_out: int = 5000,
-        download: bool = False,
-        transform: Transform | None = None,
-    ) -> None:
-        images, labels, classes = _read(
-            torchvision.datasets.CIFAR100,
-            root=root,
-            split=split,
-            held_out=held_out,
-            download=download,
-        )
-        super().__init__(images, labels, classes=classes, transform=transform)
-
-
-def _read(
-    kind: type[torchvision.datasets.CIFAR10],
-    *,
-    root: str,
-    split: Split,
-    held_out: int,
-    download: bool,
-) -> tuple[torch.Tensor, torch.Tensor, list[str]]:
-    expected = (
-        f"a folder {kind.base_folder} with "
-        f"{', '.join(name for name, _ in kind.train_list + kind.test_list)} as published"
-    )
-    data = torchvision_files.load_part(kind, split, root=root, expected=expected, download=download)
-    images, labels = torch.from_numpy(data.data).permute(0, 3, 1, 2), torch.tensor(data.targets)
-    return *torchvision_files.split_held_out(
-        images, labels, split=split, held_out=held_out
-    ), data.classes
+    kind = torchvision.datasets.CIFAR100

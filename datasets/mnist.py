@@ -4,19 +4,46 @@ pixels, loaded and verified by torchvision.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, final
 
-import torch
 import torchvision.datasets
 
-from samewise.datasets.parts import torchvision_files
 from samewise.datasets.parts.in_memory import InMemoryImages, Transform
+from samewise.datasets.parts.torchvision_files import load_part, split_held_out
 
 Split = Literal["train", "valid", "test"]
 
 
+class _MNIST(InMemoryImages):
+    kind: type[torchvision.datasets.MNIST]
+    names: Sequence[str] = tuple(map(str, range(10)))
+
+    def __init__(
+        self,
+        *,
+        root: str,
+        split: Split,
+        held_out: int = 5000,
+        download: bool = False,
+        transform: Transform | None = None,
+    ) -> None:
+        kind = self.kind
+        expected = (
+            f"a folder {kind.__name__}/raw with "
+            f"{', '.join(name.removesuffix('.gz') for name, _ in kind.resources)}"
+        )
+        data = load_part(kind, split, root=root, expected=expected, download=download)
+        images, labels = data.data[:, None], data.targets.long()
+        super().__init__(
+            *split_held_out(images, labels, split=split, held_out=held_out),
+            classes=self.names,
+            transform=transform,
+        )
+
+
 @final
-class MNIST(InMemoryImages):
+class MNIST(_MNIST):
     """Samples `{"image": uint8[1, 28, 28], "label": int}` of the ten digits.
 
     Args:
@@ -33,25 +60,11 @@ class MNIST(InMemoryImages):
         ConfigError: the split would be empty.
     """
 
-    def __init__(
-        self,
-        *,
-        root: str,
-        split: Split,
-        held_out: int = 5000,
-        download: bool = False,
-        transform: Transform | None = None,
-    ) -> None:
-        images, labels = _read(
-            torchvision.datasets.MNIST, root=root, split=split, held_out=held_out, download=download
-        )
-        super().__init__(
-            images, labels, classes=[str(digit) for digit in range(10)], transform=transform
-        )
+    kind = torchvision.datasets.MNIST
 
 
 @final
-class FashionMNIST(InMemoryImages):
+class FashionMNIST(_MNIST):
     """Samples `{"image": uint8[1, 28, 28], "label": int}` of ten kinds of clothes.
 
     Args:
@@ -59,40 +72,5 @@ class FashionMNIST(InMemoryImages):
         split, held_out, download, transform: As in `MNIST`.
     """
 
-    def __init__(
-        self,
-        *,
-        root: str,
-        split: Split,
-        held_out: int = 5000,
-        download: bool = False,
-        transform: Transform | None = None,
-    ) -> None:
-        images, labels = _read(
-            torchvision.datasets.FashionMNIST,
-            root=root,
-            split=split,
-            held_out=held_out,
-            download=download,
-        )
-        super().__init__(
-            images, labels, classes=torchvision.datasets.FashionMNIST.classes, transform=transform
-        )
-
-
-def _read(
-    kind: type[torchvision.datasets.MNIST],
-    *,
-    root: str,
-    split: Split,
-    held_out: int,
-    download: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    expected = (
-        f"a folder {kind.__name__}/raw with "
-        f"{', '.join(name.removesuffix('.gz') for name, _ in kind.resources)}"
-    )
-    data = torchvision_files.load_part(kind, split, root=root, expected=expected, download=download)
-    return torchvision_files.split_held_out(
-        data.data[:, None], data.targets.long(), split=split, held_out=held_out
-    )
+    kind = torchvision.datasets.FashionMNIST
+    names = torchvision.datasets.FashionMNIST.classes

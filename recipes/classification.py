@@ -35,6 +35,7 @@ from samewise.recipes.parts.classification_scores import (
     MeasuredClassification,
 )
 from samewise.recipes.parts.classified import Classified
+from samewise.recipes.parts.forms import form_of
 from samewise.recipes.parts.labelled_images import as_record, collate_images, stack_images
 from samewise.recipes.parts.losses import CrossEntropy, is_sigmoid, shares
 from samewise.recipes.parts.named_metrics import NamedMetrics
@@ -288,11 +289,6 @@ class Classification(Recipe):
         """
         output = model(self.inputs(batch))
         if not isinstance(output, Tensor) or output.dim() != 2:
-            form = (
-                f"a tensor {list(output.shape)}"
-                if isinstance(output, Tensor)
-                else type(output).__name__
-            )
             has_more = hasattr(output, "aux_logits") or hasattr(output, "aux_logits1")
             hint = (
                 "auxiliary outputs are not trained: model.aux_logits=false"
@@ -303,7 +299,7 @@ class Classification(Recipe):
                 Problem(
                     "model",
                     "does not return one row of logits for each image",
-                    form,
+                    form_of(output),
                     "a tensor [batch, classes]",
                     hint,
                 )
@@ -358,9 +354,6 @@ class Classification(Recipe):
         with torch.autocast(logits.device.type, enabled=False):
             each = criterion(logits, label)
         if not isinstance(each, Tensor) or each.shape != logits.shape[:1]:
-            form = (
-                f"a tensor {list(each.shape)}" if isinstance(each, Tensor) else type(each).__name__
-            )
             classes = isinstance(each, Tensor) and each.shape == logits.shape
             fitting = (
                 "the sum or mean over the classes, as loss=bce or mse gives"
@@ -372,7 +365,7 @@ class Classification(Recipe):
                 Problem(
                     "recipe.loss",
                     "does not give one loss for each image",
-                    form,
+                    form_of(each),
                     f"a tensor [{len(logits)}]",
                     hint,
                 )

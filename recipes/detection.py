@@ -27,6 +27,7 @@ from samewise.datasets.parts.folders import IMAGES
 from samewise.recipes.parts.average_precision import Image
 from samewise.recipes.parts.detected import Detected
 from samewise.recipes.parts.detection_scores import DetectionScores, MeasuredDetection
+from samewise.recipes.parts.forms import form_of
 from samewise.recipes.parts.pictures import thumbnails
 from samewise.runner.errors import ConfigError, DataError, Problem, none_hint
 from samewise.runner.interfaces import Batch, Form, Loss, Phase, Prediction, Recipe, class_names
@@ -187,16 +188,11 @@ class Detection(Recipe):
 
     def _record(self, sample: Any) -> dict[str, Any]:
         if not isinstance(sample, Mapping) or not {"image", "boxes", "labels"} <= sample.keys():
-            form = (
-                f"a dict with {sorted(map(str, sample))}"
-                if isinstance(sample, Mapping)
-                else f"a {type(sample).__name__}"
-            )
             raise DataError(
                 Problem(
                     "dataset",
                     "a sample is not an image with boxes",
-                    form,
+                    form_of(sample),
                     "a dict with `image`, `boxes` and `labels`",
                 )
             )

@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from samewise.datasets.parts.audio_files import read_audio
 from samewise.datasets.parts.folders import SOUNDS
+from samewise.recipes.parts.forms import form_of
 from samewise.recipes.parts.separation_scores import (
     FULL_SCALE,
     Example,
@@ -256,12 +257,11 @@ def _separate(model: nn.Module, mixture: Tensor, count: int | None) -> Tensor:
         or output.shape[0] != wanted[0]
         or output.shape[2] != wanted[2]
     ):
-        form = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
         raise ConfigError(
             Problem(
                 "model",
                 "does not return one signal per speaker, as long as the mixture",
-                form,
+                form_of(output),
                 f"a tensor {wanted}",
                 none_hint(output),
             )
@@ -291,16 +291,11 @@ def _check(samples: Sequence[Any]) -> None:
             or "mixture" not in sample
             or ("sources" in sample) != ("sources" in samples[0])
         ):
-            form = (
-                f"a dict with {sorted(map(str, sample))}"
-                if isinstance(sample, Mapping)
-                else f"a {type(sample).__name__}"
-            )
             raise DataError(
                 Problem(
                     "dataset",
                     "a sample is not a mixture with its sources",
-                    form,
+                    form_of(sample),
                     "a dict with `mixture` [T] and `sources` [S, T]",
                 )
             )

@@ -17,6 +17,7 @@ from samewise.datasets.parts.audio_files import read_audio
 from samewise.datasets.parts.folders import SOUNDS
 from samewise.recipes.models.wav2letter import length_after_all
 from samewise.recipes.parts import ctc, transcripts
+from samewise.recipes.parts.forms import form_of
 from samewise.recipes.parts.speech_scores import MeasuredSpeech, SpeechScores
 from samewise.runner.errors import ConfigError, DataError, Problem, none_hint
 from samewise.runner.interfaces import Batch, Loss, Phase, Prediction, Recipe
@@ -222,11 +223,6 @@ class SpeechRecognition(Recipe):
             or output.dim() != 3
             or output.shape[1] != len(self.letters) + 1
         ):
-            form = (
-                f"a tensor {list(output.shape)}"
-                if isinstance(output, Tensor)
-                else type(output).__name__
-            )
             expected = (
                 f"a tensor [batch, {len(self.letters) + 1}, frames], for the blank and "
                 f"{len(self.letters)} letters"
@@ -236,7 +232,7 @@ class SpeechRecognition(Recipe):
                 Problem(
                     "model",
                     "does not return a score for every letter at every frame",
-                    form,
+                    form_of(output),
                     expected,
                     hint,
                 )
@@ -366,16 +362,11 @@ class Understood(Prediction):
 def _waveform(sample: Any) -> Tensor:
     found = sample.get("waveform") if isinstance(sample, Mapping) else None
     if not isinstance(found, Tensor) or found.dim() != 1 or "transcript" not in sample:
-        form = (
-            f"a dict with {sorted(map(str, sample))}"
-            if isinstance(sample, Mapping)
-            else f"a {type(sample).__name__}"
-        )
         raise DataError(
             Problem(
                 "dataset",
                 "a sample is not an utterance",
-                form,
+                form_of(sample),
                 "a dict with `waveform`, a tensor [frames], and `transcript`",
             )
         )

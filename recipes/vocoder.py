@@ -20,6 +20,7 @@ from samewise.datasets.parts.folders import SOUNDS
 from samewise.datasets.transforms.vocoder_mel import VocoderMel
 from samewise.recipes.models.wavernn import WaveRNN, conditioning, speak, step
 from samewise.recipes.parts.amplitudes import Amplitudes, LogisticMixture, MuLaw, entropy
+from samewise.recipes.parts.forms import form_of
 from samewise.recipes.parts.sounds import save_spectrograms, save_wav
 from samewise.runner.errors import ConfigError, DataError, Problem, none_hint, require_at_least
 from samewise.runner.interfaces import Batch, Form, Loss, Phase, Prediction, Recipe, Scores
@@ -239,13 +240,12 @@ class Vocoder(Recipe):
         outputs = model(read[:, None], batch["mel"][:, None])
         wanted = [*target.shape, self.amplitudes.n_classes]
         if not isinstance(outputs, Tensor) or list(outputs.squeeze(1).shape) != wanted:
-            form = list(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
             hint = none_hint(outputs) or "set recipe.n_classes"
             raise ConfigError(
                 Problem(
                     "model",
                     "does not return the outputs that the recipe reads",
-                    form,
+                    form_of(outputs),
                     f"a tensor {wanted}",
                     hint,
                 )

@@ -148,7 +148,9 @@ def decode_file(raw: bytes, path: str | os.PathLike[str], *, mode: Mode = "rgb")
         expected = "an image: a JPEG, PNG, BMP, PPM, TIFF or WebP file"
         if other := another_kind(path, "image"):
             raise DataError(
-                Problem(os.fspath(path), f"is {other}, not an image", expected=expected)
+                Problem(
+                    os.fspath(path), f"is {other}, which is not read as an image", expected=expected
+                )
             ) from None
         # Pillow's message repeats the address of a buffer: nothing to a person
         reason = (

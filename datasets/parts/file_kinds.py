@@ -26,6 +26,10 @@ _BEGINNINGS: Final = (
     (0, b".snd", "recording", "an AU recording"),
     (8, b"AIFF", "recording", "an AIFF recording"),
     (4, b"ftypM4A", "recording", "an M4A recording"),
+    *(
+        (4, b"ftyp" + brand, "photograph", "a HEIC or AVIF photograph")
+        for brand in (b"hei", b"hev", b"mif1", b"msf1", b"avi")
+    ),
     (4, b"ftyp", "video", "an MP4 video"),
     (8, b"AVI ", "video", "an AVI video"),
     (0, b"\x1aE\xdf\xa3", "video", "a Matroska or WebM video"),

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from samewise.datasets.parts.encoded import EncodedImages
+from samewise.recipes.parts.forms import form_of
 from samewise.runner.errors import DataError, Problem, first_few
 
 
@@ -27,16 +28,11 @@ def as_record(sample: Any) -> Mapping[str, Any]:
         return sample
     if isinstance(sample, tuple | list) and len(sample) == 2:
         return {"image": sample[0], "label": sample[1]}
-    form = (
-        f"a dict with {sorted(map(str, sample))}"
-        if isinstance(sample, Mapping)
-        else f"a {type(sample).__name__}"
-    )
     raise DataError(
         Problem(
             "dataset",
             "a sample is not an image and its label",
-            form,
+            form_of(sample),
             "a dict with `image` and `label`, or a pair (image, label)",
         )
     )

@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from samewise.recipes.parts.forms import form_of
 from samewise.runner.errors import ConfigError, DataError, Problem
 
 
@@ -181,14 +182,11 @@ def _of_several_labels(name: str, metric: Any) -> Any:
 
 def _number(name: str, value: Any) -> float:
     if not isinstance(value, Tensor) or value.numel() != 1:
-        form = (
-            f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-        )
         raise ConfigError(
             Problem(
                 f"recipe.metrics.{name}",
                 "gives several numbers",
-                form,
+                form_of(value),
                 "one number",
                 f"recipe.metrics.{name}.average=macro",
             )

@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 
 from samewise.datasets.parts.audio_files import read_audio
+from samewise.datasets.parts.decode import read_image
 from samewise.datasets.parts.file_kinds import another_kind
 from samewise.runner.errors import DataError
 
@@ -51,3 +52,10 @@ def test_an_image_is_distinguished_from_a_recording(form: str, tmp_path: Path) -
 def test_an_archive_is_named_as_one(write: Callable[[Path], object], words: str, tmp_path: Path) -> None:
     write(tmp_path / "a")
     assert all(words in str(another_kind(tmp_path / "a", kind)) for kind in ("image", "recording", "video"))
+
+
+@pytest.mark.parametrize("brand", [b"heic", b"heix", b"hevc", b"mif1", b"avif", b"avis"])
+def test_a_photograph_of_a_telephone_is_no_video(tmp_path: Path, brand: bytes) -> None:
+    (tmp_path / "a.jpg").write_bytes(b"\0\0\0\x18ftyp" + brand + bytes(64))
+    with pytest.raises(DataError, match=r"a\.jpg: is a HEIC or AVIF photograph, which is not read as an image; expected: an image: a JPEG"):
+        read_image(tmp_path / "a.jpg")
