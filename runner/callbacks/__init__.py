@@ -1,1 +1,1 @@
-
+"""Callbacks that configs name."""

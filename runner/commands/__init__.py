@@ -2,6 +2,7 @@
 `configure(parser)` and `run(args) -> int`; `EXAMPLES` end its help.
 
 Here are the arguments that they share, and the list of commands, made without importing any.
+Private: it may change at any time.
 """
 
 from __future__ import annotations

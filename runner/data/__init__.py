@@ -1,1 +1,1 @@
-
+"""Orders, loads and seeds samples; configs name the orders."""

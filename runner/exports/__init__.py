@@ -1,1 +1,4 @@
-"""Exports a run's model to formats of other runtimes, and compares each with the model."""
+"""Exports a run's model to formats of other runtimes, and compares each with the model.
+
+Private: it may change at any time.
+"""

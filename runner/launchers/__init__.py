@@ -1,1 +1,1 @@
-
+"""Launchers that configs name: where the runs of a sweep start."""

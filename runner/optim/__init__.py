@@ -1,1 +1,1 @@
-
+"""Optimizers, schedules and initial weights; configs name the classes."""

@@ -1,1 +1,1 @@
-"""Lists, selects and deletes runs."""
+"""Lists, selects and deletes runs. Private: it may change at any time."""

@@ -1,1 +1,1 @@
-
+"""Strategies that configs name: how a run is spread over processes."""

@@ -1,1 +1,1 @@
-
+"""Sweepers that configs name: which settings a sweep tries."""

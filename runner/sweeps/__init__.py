@@ -1,1 +1,1 @@
-
+"""Runs a sweep. Private: it may change at any time."""

@@ -1,1 +1,1 @@
-"""Repeats and compares runs."""
+"""Repeats and compares runs. Private: it may change at any time."""

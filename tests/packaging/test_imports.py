@@ -39,6 +39,11 @@ def test_the_contracts_are_kept_even_with_bytecode_folders(checkout: Path) -> No
 PLANTED = {  # in a file, with the message about it
     "runner/records/trace.py": ("from samewise.runner.training.loop import fit", "samewise.runner.records.trace -> samewise.runner.training.loop"),
     "runner/data/order.py": ("from samewise.runner.data import loading", "No cycles are allowed in samewise.runner.data"),
+    "runner/training/same_bits/portable.py": (
+        "from samewise.runner.training.run import Run",
+        "samewise.runner.training.same_bits.portable -> samewise.runner.training.run",
+    ),
+    "runner/sweeps/results.py": ("from samewise.runner.sweeps.report import rows", "samewise.runner.sweeps.results -> samewise.runner.sweeps.report.rows"),
     "runner/optim/build.py": ("from samewise.recipes import classification", "samewise.runner.optim.build -> samewise.recipes.classification"),
     "recipes/vocoder.py": ("from samewise.runner.precision import Precision", "samewise.recipes.vocoder -> samewise.runner.precision"),
 }
