@@ -1,6 +1,4 @@
-"""Builds optimizers from the config's optimizer and parameter groups, and records which
-implementation does the arithmetic.
-"""
+"""Builds optimizers from the config, and records which implementation does the arithmetic."""
 
 from __future__ import annotations
 
@@ -20,12 +18,14 @@ from samewise.runner.optim.groups import parameter_groups
 from samewise.runner.optim.stepping import begin_late_momentum
 
 FUSED_ON: Final = ("cpu", "cuda")
-"""Devices whose fused kernels are used: on the CPU they round square roots correctly, where the
-others take them from a library that does not on every processor.
+"""Devices whose fused kernels are used.
+
+On the CPU they round square roots correctly. The other implementations call a library that does not
+do so on every processor.
 """
 
 Instantiate = Callable[[Any, str], Any]
-"""What turns a config node into an object, given the node's place in the config, for messages."""
+"""Makes an object from a config node; the second argument is the node's path, for messages."""
 
 
 def build_optimizers(
@@ -36,14 +36,19 @@ def build_optimizers(
     *,
     instantiate: Instantiate,
 ) -> dict[str, Optimizer]:
-    """One optimizer per phase, in order, from the config's `optimizer` (one for all, or one per
-    phase) and its `param_groups`.
+    """Build one optimizer per phase, in order.
 
-    The model is on its device already, and what the rules freeze is frozen. `instantiate` makes a
-    component, here always with `_partial_`. ConfigError if names, options or values are wrong, or
-    the optimizer cannot train this model.
+    Args:
+        optimizer: The config's `optimizer`: one for all phases, or one for each.
+        rules: The config's `param_groups`.
+        model: The model, on its device; what the rules freeze is frozen.
+        phases: The recipe's phases.
+        instantiate: Makes a component; called with `_partial_`.
+
+    Raises:
+        ConfigError: Names, options or values are wrong, or the optimizer cannot train this model.
     """
-    if sparse := next(
+    if sparse_layer := next(
         (
             name
             for name, module in model.named_modules()
@@ -54,24 +59,24 @@ def build_optimizers(
         raise ConfigError(
             Problem(
                 "model",
-                f"its layer {sparse} has sparse gradients, which are not supported",
+                f"its layer {sparse_layer} has sparse gradients, which are not supported",
                 hint="create it with sparse=False",
             )
         )
     nodes = _nodes(plain(optimizer), phases)
     options: dict[str, Any] = plain(rules) or {}
-    made: dict[str, Optimizer] = {}
+    optimizers: dict[str, Optimizer] = {}
     for phase in phases:
         node, path = nodes[phase.name]
         groups = parameter_groups(model, options, prefixes=phase.modules)
-        made[phase.name] = _build(instantiate({**node, "_partial_": True}, path), groups, path)
-    return made
+        optimizers[phase.name] = _build(
+            instantiate({**node, "_partial_": True}, path), groups, path
+        )
+    return optimizers
 
 
 def describe(optimizers: Mapping[str, Optimizer]) -> dict[str, Any]:
-    """Describe the optimizers for the record: class, implementation (`fused`, `foreach` or `loop`),
-    and each group's size and options.
-    """
+    """Describe the optimizers for the record: classes, implementations, and groups with options."""
     return {
         name: {
             "class": type(optimizer).__qualname__,
@@ -83,7 +88,7 @@ def describe(optimizers: Mapping[str, Optimizer]) -> dict[str, Any]:
 
 
 def implementation(optimizer: Optimizer) -> str:
-    """`fused`, `foreach` or `loop`: the kernels that do the arithmetic.
+    """Return which kernels do the arithmetic: `fused`, `foreach` or `loop`.
 
     Fused kernels round differently from the other two.
     """
@@ -95,25 +100,25 @@ def implementation(optimizer: Optimizer) -> str:
 def _nodes(
     optimizer: Mapping[str, Any], phases: Sequence[Phase]
 ) -> dict[str, tuple[Mapping[str, Any], str]]:
-    """Each phase's config node and its path."""
+    """Return each phase's config node and its path."""
     names = [phase.name for phase in phases]
     if "_target_" in optimizer:
         return dict.fromkeys(names, (optimizer, "optimizer"))
-    given = [str(name) for name in optimizer]
+    configured = [str(name) for name in optimizer]
     unknown = [
         Problem(f"optimizer.{name}", "is not a phase of the recipe", hint=nearest(name, names))
-        for name in given
+        for name in configured
         if name not in names
     ]
     missing = [
         Problem(
             "optimizer",
             f"has no optimizer for the recipe's phase '{name}'",
-            given,
+            configured,
             f"one for each of: {', '.join(names)}",
         )
         for name in names
-        if name not in given
+        if name not in configured
     ]
     if unknown or missing:
         raise ConfigError(*unknown, *missing)
@@ -132,7 +137,7 @@ def _build(partial: Any, groups: list[dict[str, Any]], path: str) -> Optimizer:
         )
     make = cast("Callable[..., Any]", partial.func)
     settings = {key: _plain(value) for key, value in partial.keywords.items()}
-    _refuse_what_cannot_train(make, settings, groups, path)
+    _refuse_unsuitable(make, settings, groups, path)
     parameters = inspect.signature(make).parameters
     accepted = set(parameters) - {"params"}
     _resolve(
@@ -180,9 +185,9 @@ def _resolve(groups: list[dict[str, Any]], lr: Any, accepted: set[str], path: st
         for key in group.keys() - {"name", "params"}:
             group[key] = _plain(group[key])
             if key not in accepted:
-                where = f"{_where(group)}.{key}"
-                problems[where] = Problem(
-                    where,
+                option_path = f"{_where(group)}.{key}"
+                problems[option_path] = Problem(
+                    option_path,
                     f"is not an option of {path}",
                     group[key],
                     hint=nearest(key, {*accepted, "lr_factor", "frozen"}),
@@ -194,7 +199,7 @@ def _resolve(groups: list[dict[str, Any]], lr: Any, accepted: set[str], path: st
 def _try_options(
     make: Callable[..., Any], settings: Mapping[str, Any], groups: list[dict[str, Any]]
 ) -> None:
-    """Check each group's options with torch's constructors, which accept them unchecked in a group."""
+    """Check each group's options with torch's constructors, which do not check groups."""
     if not make.__module__.startswith("torch.optim"):
         return
     problems: dict[str, Problem] = {}
@@ -210,7 +215,7 @@ def _try_options(
 
 
 def rule_of(group: Mapping[str, Any]) -> str:
-    """The rule of `param_groups` that a group comes from."""
+    """Return the rule of `param_groups` that a group comes from."""
     return str(group["name"]).partition(" x ")[0]
 
 
@@ -224,20 +229,20 @@ def _choice(
     groups: list[dict[str, Any]],
     accepted: set[str],
 ) -> dict[str, bool]:
-    """Fused kernels if these parameters have some, otherwise foreach on CUDA, otherwise the loop.
+    """Choose fused kernels where they exist, else foreach on CUDA and the loop elsewhere.
 
-    Nothing if the config decides.
+    Empty if the config decides.
     """
     if settings.get("fused") is not None or settings.get("foreach") is not None:
         return {}
     parameters = [parameter for group in groups for _, parameter in group["params"]]
     devices = {parameter.device.type for parameter in parameters}
-    # DTensors, whose module is slow to import
+    # DTensors have this attribute; their module is slow to import.
     in_shards = any(hasattr(parameter, "device_mesh") for parameter in parameters)
-    if in_shards and not (
-        isinstance(make, type) and issubclass(make, torch.optim.Adam)
-    ):  # torch's fused kernels for shards
+    # Only Adam's fused kernels take shards.
+    if in_shards and not (isinstance(make, type) and issubclass(make, torch.optim.Adam)):
         return {"foreach": devices == {"cuda"}} if "foreach" in accepted else {}
+    # Adagrad has fused kernels for the CPU only.
     only_cpu = isinstance(make, type) and issubclass(make, torch.optim.Adagrad)
     if (
         "fused" in accepted
@@ -248,14 +253,14 @@ def _choice(
     return {"foreach": devices == {"cuda"}} if "foreach" in accepted else {}
 
 
-def _refuse_what_cannot_train(
+def _refuse_unsuitable(
     make: Callable[..., Any], settings: Mapping[str, Any], groups: list[dict[str, Any]], path: str
 ) -> None:
-    for where, options in ((path, settings), *((_where(group), group) for group in groups)):
+    for place, options in ((path, settings), *((_where(group), group) for group in groups)):
         if options.get("differentiable"):
             raise ConfigError(
                 Problem(
-                    f"{where}.differentiable",
+                    f"{place}.differentiable",
                     "would let gradients flow through updates, which training does not",
                     True,
                     "false",
@@ -272,34 +277,34 @@ def _refuse_what_cannot_train(
                 hint=hint,
             )
         )
-    needed = [
-        one.name
-        for one in list(inspect.signature(make.step).parameters.values())[1:]
-        if one.default is one.empty and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
+    arguments = [
+        x.name
+        for x in list(inspect.signature(make.step).parameters.values())[1:]
+        if x.default is x.empty and x.kind in (x.POSITIONAL_ONLY, x.POSITIONAL_OR_KEYWORD)
     ]
-    if needed:
-        words = (
-            f"{make.__name__}.step needs {needed[0]}: samewise calls it with no argument, and "
+    if arguments:
+        message = (
+            f"{make.__name__}.step needs {arguments[0]}: samewise calls it with no argument, and "
             "supports no closure that evaluates the loss again"
         )
         raise ConfigError(
             Problem(
-                path, words, hint="choose another optimizer; `samewise list optimizer` shows them"
+                path, message, hint="choose another optimizer; `samewise list optimizer` shows them"
             )
         )
     if issubclass(make, torch.optim.Muon):
-        wrong = [
+        not_matrices = [
             f"{name} {list(parameter.shape)}"
             for group in groups
             for name, parameter in group["params"]
             if parameter.ndim != 2
         ]
-        if wrong:
+        if not_matrices:
             hint = "train those with another phase's optimizer, or freeze them with param_groups"
             raise ConfigError(
                 Problem(
                     path,
-                    f"Muon only trains matrices, not {first_few(wrong, 5)}",
+                    f"Muon only trains matrices, not {first_few(not_matrices, 5)}",
                     expected="parameters with two dimensions",
                     hint=hint,
                 )
@@ -307,31 +312,34 @@ def _refuse_what_cannot_train(
 
 
 def _explain(error: Exception, settings: Mapping[str, Any], path: str) -> Problem:
-    """A constructor's error, at the setting that it concerns if it names one."""
-    text = str(error)
-    about = (
-        text.replace("learning rate", "lr").replace("beta parameter", "betas").split(":")[0].split()
+    """Place a constructor's error at the setting that it names, if it names one."""
+    message = str(error)
+    setting_names = (
+        message.replace("learning rate", "lr")
+        .replace("beta parameter", "betas")
+        .split(":")[0]
+        .split()
     )
-    key = next((key for key in settings if key in about), None)
+    key = next((key for key in settings if key in setting_names), None)
     return (
-        Problem(f"{path}.{key}", text, settings[key])
+        Problem(f"{path}.{key}", message, settings[key])
         if key
-        else Problem(path, text, dict(settings))
+        else Problem(path, message, dict(settings))
     )
 
 
 def _describe_group(group: Mapping[str, Any]) -> dict[str, Any]:
-    held: list[torch.Tensor] = group["params"]
-    outside = ("params", "param_names", "name", "fused", "foreach")
+    tensors: list[torch.Tensor] = group["params"]
+    excluded = ("params", "param_names", "name", "fused", "foreach")
     options = {
         key: value
         for key, value in group.items()
-        if key not in outside and not key.startswith("initial_")
+        if key not in excluded and not key.startswith("initial_")
     }
     return {
         "name": group.get("name", ""),
-        "tensors": len(held),
-        "elements": sum(one.numel() for one in held),
+        "tensors": len(tensors),
+        "elements": sum(x.numel() for x in tensors),
         **options,
     }
 

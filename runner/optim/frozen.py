@@ -1,4 +1,4 @@
-"""Freezes parameters, which are then not trained, and the running statistics of their layers."""
+"""Freezes parameters and the running statistics of their layers."""
 
 from __future__ import annotations
 
@@ -12,40 +12,45 @@ from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.optim.matching import Named, holder
 
 STATISTICS: Final = ("running_mean", "running_var", "_u", "weight_u")
-"""Buffers that a layer changes as it computes in training mode: batch and instance norm's, and
-spectral norm's."""
+"""Buffers that batch, instance and spectral norm change as they compute in training mode."""
 
 
 def freeze(
     model: nn.Module, frozen: Sequence[Named], *, path: str, statistics: object = "freeze"
 ) -> None:
-    """Freeze parameters, and the statistics of layers of which all parameters are frozen: these are
-    used and not updated.
+    """Freeze parameters, and the statistics of layers that are frozen as a whole.
 
-    A layer is frozen as a whole where all of its own parameters are. One without any
-    (`affine=False`) is where its statistics are among `frozen`, or where all parameters of the
-    module around it are frozen. `frozen` is what a pattern means of the model's parameters and of
-    `bare_statistics`. With `statistics="train"`, whose path in the config is `path`, statistics go
-    on following the batches; a ConfigError for another word than these two.
+    A layer is frozen as a whole if all of its own parameters are. A layer without any
+    (`affine=False`) is frozen if its statistics are among `frozen`, or if all parameters of the
+    module around it are frozen. Frozen statistics are used and not updated.
+
+    Args:
+        model: The model; changed in place.
+        frozen: The parameters and `bare_statistics` that match a pattern.
+        path: Path of `statistics` in the config.
+        statistics: `freeze`, or `train` if statistics keep following the batches.
+
+    Raises:
+        ConfigError: `statistics` is another word.
     """
     if statistics not in ("freeze", "train"):
         raise ConfigError(Problem(path, "no such choice", statistics, "freeze or train"))
-    for one in frozen:
-        if isinstance(one.parameter, nn.Parameter):
-            one.parameter.requires_grad_(False)
+    for parameter in frozen:
+        if isinstance(parameter.tensor, nn.Parameter):
+            parameter.tensor.requires_grad_(False)
     if statistics == "freeze":
         for module in frozen_layers(model, frozen):
             keep_in_eval_mode(module)
 
 
 def frozen_layers(model: nn.Module, frozen: Sequence[Named]) -> list[nn.Module]:
-    """Layers with statistics, all of whose parameters are frozen if those of `frozen` are."""
-    meant = {id(one.parameter) for one in frozen}
+    """Return the layers with statistics that are frozen as a whole once `frozen` is."""
+    frozen_ids = {id(x.tensor) for x in frozen}
     modules = dict(model.named_modules())
     return [
         module
         for name, module in modules.items()
-        if _has_statistics(module) and _is_frozen(modules, name, meant)
+        if _has_statistics(module) and _is_frozen(modules, name, frozen_ids)
     ]
 
 
@@ -53,52 +58,56 @@ def frozen_layers(model: nn.Module, frozen: Sequence[Named]) -> list[nn.Module]:
 def temporarily_frozen(
     parameters: Iterable[Tensor], layers: Iterable[nn.Module] = ()
 ) -> Generator[None]:
-    """Within it, trained parameters collect no gradients, and layers in training mode do not update
-    their statistics.
+    """Keep parameters from collecting gradients and layers from updating their statistics.
+
+    Args:
+        parameters: Trained parameters.
+        layers: Layers with statistics; those in eval mode are left alone.
     """
-    given, held = list(parameters), [layer for layer in layers if layer.training]
-    for parameter in given:
+    tensors, training_layers = list(parameters), [layer for layer in layers if layer.training]
+    for parameter in tensors:
         parameter.requires_grad_(False)
-    for layer in held:
-        layer.training = False  # not eval(), which would reach the modules below it
+    for layer in training_layers:
+        # eval() would reach the modules below it.
+        layer.training = False
     try:
         yield
     finally:
-        for parameter in given:
+        for parameter in tensors:
             parameter.requires_grad_(True)
-        for layer in held:
+        for layer in training_layers:
             layer.training = True
 
 
 def bare_statistics(model: nn.Module) -> list[Named]:
-    """The statistics of layers without parameters, which a pattern could not name."""
+    """Return the statistics of layers without parameters, which no other pattern matches."""
     modules = dict(model.named_modules(remove_duplicate=False))
-    bare = [
+    buffers = [
         (f"{path}.{name}".lstrip("."), buffer)
         for path, module in model.named_modules()
         if _is_bare(module)
         for name, buffer in module.named_buffers()
     ]
-    return [Named(name, buffer, holder(modules, name)) for name, buffer in bare]
+    return [Named(name, buffer, holder(modules, name)) for name, buffer in buffers]
 
 
 def keep_in_eval_mode(module: nn.Module) -> None:
-    """Keep the module in eval mode from now on.
-
-    A hook does it, since `model.train()` changes the mode of every module.
-    """
+    """Keep the module in eval mode from now on."""
     module.training = False
+    # A hook sets the mode, since `model.train()` changes the mode of every module.
     if not is_kept_in_eval_mode(module):
         module.register_forward_pre_hook(_return_to_eval_mode)
 
 
 def is_kept_in_eval_mode(module: nn.Module) -> bool:
-    """Whether `keep_in_eval_mode` was called for it."""
-    return _return_to_eval_mode in module._forward_pre_hooks.values()  # pyright: ignore[reportPrivateUsage] (torch has no public way to ask)
+    """Return whether `keep_in_eval_mode` was called for the module."""
+    # Torch has no public way to list hooks.
+    return _return_to_eval_mode in module._forward_pre_hooks.values()  # pyright: ignore[reportPrivateUsage]
 
 
 def _return_to_eval_mode(module: nn.Module, inputs: Any) -> None:
-    module.training = False  # not eval(), which would reach the modules below it
+    # eval() would reach the modules below it.
+    module.training = False
 
 
 def _has_statistics(module: nn.Module) -> bool:
@@ -109,31 +118,31 @@ def _is_bare(module: nn.Module) -> bool:
     return _has_statistics(module) and next(module.parameters(), None) is None
 
 
-def _is_frozen(modules: Mapping[str, nn.Module], name: str, meant: set[int]) -> bool:
+def _is_frozen(modules: Mapping[str, nn.Module], name: str, frozen_ids: set[int]) -> bool:
     module = modules[name]
-    if _is_bare(module) and any(id(buffer) in meant for buffer in module.buffers()):
+    if _is_bare(module) and any(id(buffer) in frozen_ids for buffer in module.buffers()):
         return True
-    own = list(module.parameters(recurse=False))
-    while not own and name:
+    parameters = list(module.parameters(recurse=False))
+    while not parameters and name:
         name = name.rpartition(".")[0]
-        own = list(modules[name].parameters())
-    return not any(one.requires_grad for one in own) and any(id(one) in meant for one in own)
+        parameters = list(modules[name].parameters())
+    return not any(x.requires_grad for x in parameters) and any(
+        id(x) in frozen_ids for x in parameters
+    )
 
 
 def idle_options(rules: Mapping[str, Any]) -> list[Problem]:
-    """Warnings about options of the optimizer in rules of `param_groups` that freeze what they
-    match, so that it has no optimizer.
-    """
+    """Warn of optimizer options in rules of `param_groups` that freeze what they match."""
     frozen = [
         (name, rule)
         for name, rule in rules.items()
         if isinstance(rule, Mapping) and rule.get("frozen") is True
     ]
-    found = [
+    idle = [
         (f"param_groups.{name}.{key}", value)
         for name, rule in frozen
         for key, value in rule.items()
-        if key not in _OF_FREEZING
+        if key not in _FREEZING_OPTIONS
     ]
     return [
         Problem(
@@ -142,8 +151,8 @@ def idle_options(rules: Mapping[str, Any]) -> list[Problem]:
             value,
             hint=f"~{path} removes it",
         )
-        for path, value in found
+        for path, value in idle
     ]
 
 
-_OF_FREEZING = ("match", "frozen", "frozen_statistics", "frozen_until")
+_FREEZING_OPTIONS = ("match", "frozen", "frozen_statistics", "frozen_until")

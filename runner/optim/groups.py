@@ -1,6 +1,4 @@
-"""Parameter groups by pattern: options that differ from the optimizer's, layer-wise learning rates,
-frozen parts.
-"""
+"""Parameter groups by pattern: options of their own, layer-wise learning rates, frozen parts."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from samewise.runner.optim.frozen import bare_statistics, freeze
 from samewise.runner.optim.matching import KINDS, Named, matching, named_parameters
 
 REST = "rest"
-"""The name of the group of everything that no rule matches."""
+"""Name of the group of all parameters that no rule matches."""
 
 
 def parameter_groups(
@@ -22,45 +20,53 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Sort the model's parameters into groups.
 
-    If several rules match a parameter, the first one applies.
+    A rule is `{match: PATTERN or list, OPTION: VALUE, ...}`; of several rules that match a
+    parameter the first applies. Its options are those of the optimizer and
 
-    A rule is `{match: PATTERN or list, OPTION: VALUE, ...}`: any option of the optimizer,
-    `lr_factor`, `frozen_until: EPOCHS` (`unfreezing`) or `frozen: true`, which freezes the layers'
-    running statistics too, unless it says `frozen_statistics: train`. One that freezes must take
-    all that it matches, unless that is every parameter: then it freezes the rest. Or it is
-    `{layer_decay: NUMBER}`, which takes no parameters but multiplies each learning rate by the
-    number once for every block between it and the last one (J. Howard, S. Ruder: ULMFiT, arXiv
-    1801.06146). With `unfreeze_every: EPOCHS` beside it each block waits so long for the one behind
-    it (`unfreezing`). The blocks are the model's direct children that have parameters, and in the
-    place of a module that `blocks` names each of its children. A norm, or parameters that no such
-    child holds (a class token, a position embedding), belong to the block before them, or if there
-    is none to the one after: for ViTs with a class token, and ResNets, these are the levels of
-    timm's `param_groups_layer_decay`, which counts attention pooling, a norm after average pooling
-    and each of two heads as the head.
+        lr_factor: NUMBER          multiplies the optimizer's learning rate frozen_until: EPOCHS
+        trains the parameters from this epoch on (`unfreezing`) frozen: true               freezes
+        the parameters, and with them the layers' running statistics frozen_statistics: train
+        keeps the statistics of frozen layers following the batches
 
-    Returns one dict a group, in the order of each group's first parameter: `name`, `params` as
-    (name, parameter) pairs in the model's order, the rule's options, and `lr_factor` if the
-    learning rate is a multiple of the optimizer's. ConfigError if a rule is malformed or matches
-    nothing, or nothing is left to train.
+    A rule that freezes must take all that it matches, so that no earlier rule leaves a part of a
+    layer trained. One that matches every parameter may freeze the rest.
+
+    A rule `{layer_decay: NUMBER}` takes no parameters. It multiplies each learning rate by the
+    number once for every block between the parameter's block and the last one (J. Howard, S. Ruder:
+    ULMFiT, arXiv 1801.06146). With `unfreeze_every: EPOCHS`, each block is trained that much later
+    than the one behind it (`unfreezing`). The blocks are the model's direct children that have
+    parameters; a module that `blocks` names is replaced by its children. A norm, and parameters
+    outside of any child (a class token, a position embedding), belong to the block before them, or
+    to the first block. For ViTs with a class token and ResNets these are the levels of timm's
+    `param_groups_layer_decay`, which counts attention pooling, a norm after average pooling and
+    each of two heads as the head.
 
     Args:
-        model: Its parameters that a rule freezes get `requires_grad=False`; those that already are
-            frozen belong to no group.
-        rules: By name, in order; `runner.optim.matching` describes the patterns. A rule of null is
-            left out.
+        model: The model. Parameters that a rule freezes get `requires_grad=False`; parameters that
+            are frozen already belong to no group.
+        rules: Rules by name, in order; `runner.optim.matching` describes the patterns. A rule of
+            null is left out.
         prefixes: Only parameters below these go into groups (a phase's share); rules are looked up
             in the whole model.
+
+    Returns:
+        One dict a group, in the order of each group's first parameter: `name`, `params` as (name,
+        parameter) pairs in the model's order, the rule's options, and `lr_factor` if the learning
+        rate is a multiple of the optimizer's.
+
+    Raises:
+        ConfigError: A rule is malformed or matches nothing, or nothing is left to train.
     """
-    every = named_parameters(model)
-    share = {one.name for one in named_parameters(model, prefixes)}
+    parameters = named_parameters(model)
+    share_names = {parameter.name for parameter in named_parameters(model, prefixes)}
     _require_parts(model, prefixes)
-    taken, options, factors, _ = _rules(model, rules, every)
+    rule_of_parameter, options, factors, _ = _rules(model, rules, parameters)
     groups: dict[tuple[str, float | None], dict[str, Any]] = {}
-    for one in every:
-        if one.name not in share or not one.parameter.requires_grad:
+    for parameter in parameters:
+        if parameter.name not in share_names or not parameter.tensor.requires_grad:
             continue
-        rule = taken.get(one.name, REST)
-        factor = factors.get(one.name)
+        rule = rule_of_parameter.get(parameter.name, REST)
+        factor = factors.get(parameter.name)
         group = groups.get((rule, factor))
         if group is None:
             group = groups[rule, factor] = {
@@ -75,12 +81,12 @@ def parameter_groups(
             if factor is not None:
                 group["name"] = f"{rule} x {factor:.4g}"
                 _multiply(group, factor)
-        group["params"].append((one.name, one.parameter))
+        group["params"].append((parameter.name, parameter.tensor))
     if not groups:
-        where = f" below {', '.join(prefixes)}" if prefixes else ""
+        place = f" below {', '.join(prefixes)}" if prefixes else ""
         hint = "unfreeze some in param_groups or initialise.frozen"
         raise ConfigError(
-            Problem("param_groups", f"no parameter{where} is left to train", hint=hint)
+            Problem("param_groups", f"no parameter{place} is left to train", hint=hint)
         )
     return list(groups.values())
 
@@ -88,30 +94,37 @@ def parameter_groups(
 def freeze_groups(model: nn.Module, rules: Mapping[str, Any]) -> None:
     """Freeze what the rules freeze, before a strategy splits the model by what is trained.
 
-    Raises as `parameter_groups` does.
+    Raises:
+        ConfigError: As for `parameter_groups`.
     """
     _rules(model, rules, named_parameters(model))
 
 
 def epochs_frozen(model: nn.Module, rules: Mapping[str, Any]) -> list[tuple[Named, int]]:
-    """The parameters that are trained later, each with its epoch: its rule's `frozen_until`, or its
-    block's. Raises as `parameter_groups` does.
+    """Return the parameters that are trained later, each with its first epoch.
+
+    The epoch is the rule's `frozen_until`, or the block's.
+
+    Raises:
+        ConfigError: As for `parameter_groups`.
     """
-    every = named_parameters(model)
-    taken, options, _, waits = _rules(model, rules, every)
-    found = [
+    parameters = named_parameters(model)
+    rule_of_parameter, options, _, waits = _rules(model, rules, parameters)
+    first_epochs = [
         (
-            one,
-            options.get(taken.get(one.name, REST), {}).get("frozen_until", waits.get(one.name, 0)),
+            parameter,
+            options.get(rule_of_parameter.get(parameter.name, REST), {}).get(
+                "frozen_until", waits.get(parameter.name, 0)
+            ),
         )
-        for one in every
+        for parameter in parameters
     ]
-    return [(one, epochs) for one, epochs in found if epochs]
+    return [(parameter, epochs) for parameter, epochs in first_epochs if epochs]
 
 
 def _require_parts(model: nn.Module, prefixes: Sequence[str]) -> None:
     """Raise a ConfigError for each prefix without parameters in the model."""
-    parts = list(dict.fromkeys(one.name.partition(".")[0] for one in named_parameters(model)))
+    parts = list(dict.fromkeys(x.name.partition(".")[0] for x in named_parameters(model)))
     missing = [prefix for prefix in prefixes if not named_parameters(model, [prefix])]
     if missing:
         kind, expected = (
@@ -133,12 +146,15 @@ def _require_parts(model: nn.Module, prefixes: Sequence[str]) -> None:
 
 
 def _rules(
-    model: nn.Module, rules: Mapping[str, Any], every: Sequence[Named]
+    model: nn.Module, rules: Mapping[str, Any], parameters: Sequence[Named]
 ) -> tuple[dict[str, str], dict[str, dict[str, Any]], dict[str, float], dict[str, int]]:
-    """Which rule applies to each parameter, each rule's options, and by parameter the layer-wise
-    factors and epochs; freezes what the rules freeze.
+    """Apply the rules, and freeze what they freeze.
+
+    Returns:
+        The name of the rule of each parameter, each rule's options, and by parameter the layer-wise
+        factors and first epochs.
     """
-    taken: dict[str, str] = {}
+    rule_of_parameter: dict[str, str] = {}
     options: dict[str, dict[str, Any]] = {}
     factors: dict[str, float] = {}
     waits: dict[str, int] = {}
@@ -154,31 +170,31 @@ def _rules(
         settings = {str(key): value for key, value in cast("Mapping[str, Any]", rule).items()}
         try:
             if "layer_decay" in settings and factors:
-                first = next(
-                    other
-                    for other, rule in rules.items()
+                earlier = next(
+                    other_name
+                    for other_name, rule in rules.items()
                     if isinstance(rule, Mapping) and "layer_decay" in rule
                 )
                 problems.append(
                     Problem(
                         path,
-                        f"is a second layer-wise decay: '{first}' is one",
+                        f"is a second layer-wise decay: '{earlier}' is one",
                         rule,
                         "one",
-                        f"~param_groups.{first} removes the first",
+                        f"~param_groups.{earlier} removes the first",
                     )
                 )
                 continue
             if "layer_decay" in settings:
-                factors, waits = _block_settings(settings, every, path)
+                factors, waits = _block_settings(settings, parameters, path)
                 continue
             frozen, statistics = (
                 settings.pop("frozen", False),
                 settings.pop("frozen_statistics", None),
             )
-            found = matching(
+            matches = matching(
                 settings.pop("match"),
-                [*every, *bare_statistics(model)] if frozen is True else every,
+                [*parameters, *bare_statistics(model)] if frozen is True else parameters,
                 path=f"{path}.match",
             )
         except ConfigError as error:
@@ -211,7 +227,7 @@ def _rules(
                     "at least 1, in a rule without frozen: true",
                 )
             )
-        elif "lr_factor" in settings and not _possible(settings["lr_factor"]):
+        elif "lr_factor" in settings and not _is_factor(settings["lr_factor"]):
             problems.append(
                 Problem(
                     f"{path}.lr_factor",
@@ -223,34 +239,36 @@ def _rules(
         elif "lr" in settings and "lr_factor" in settings:
             problems.append(Problem(path, "gives both lr and lr_factor", expected="one of them"))
         options[name] = settings
-        mine = [one for one in found if taken.setdefault(one.name, name) == name]
+        own_matches = [x for x in matches if rule_of_parameter.setdefault(x.name, name) == name]
         if (
             (frozen is True or "frozen_until" in settings)
-            and len(mine) < len(found)
-            and not {one.name for one in every} <= {one.name for one in found}
+            and len(own_matches) < len(matches)
+            and not {x.name for x in parameters} <= {x.name for x in matches}
         ):
             problems.append(
                 _not_frozen_problem(
-                    [one.name for one in found if taken[one.name] != name], taken, path
+                    [x.name for x in matches if rule_of_parameter[x.name] != name],
+                    rule_of_parameter,
+                    path,
                 )
             )
         if frozen is True:
             freeze(
                 model,
-                mine,
+                own_matches,
                 path=f"{path}.frozen_statistics",
                 statistics="freeze" if statistics is None else statistics,
             )
     if problems:
         raise ConfigError(*problems)
-    return taken, options, factors, waits
+    return rule_of_parameter, options, factors, waits
 
 
-def _not_frozen_problem(names: Sequence[str], taken: Mapping[str, str], path: str) -> Problem:
-    """The problem of a layer that would be frozen except for its norms or biases, because an
-    earlier rule matches those.
-    """
-    earlier = ", ".join(dict.fromkeys(f"'{taken[name]}'" for name in names))
+def _not_frozen_problem(
+    names: Sequence[str], rule_of_parameter: Mapping[str, str], path: str
+) -> Problem:
+    """Describe a rule that cannot freeze all it matches, as an earlier rule matches a part."""
+    earlier = ", ".join(dict.fromkeys(f"'{rule_of_parameter[name]}'" for name in names))
     hint = (
         "put this rule first, or leave them out of its pattern; match: '*' matches all that no "
         "earlier rule matches"
@@ -264,15 +282,15 @@ def _not_frozen_problem(names: Sequence[str], taken: Mapping[str, str], path: st
 
 
 def _block_settings(
-    rule: Mapping[str, Any], every: Sequence[Named], path: str
+    rule: Mapping[str, Any], parameters: Sequence[Named], path: str
 ) -> tuple[dict[str, float], dict[str, int]]:
-    """The learning rate factor of each parameter, and the epoch from which it is trained."""
-    decay, pause, opened = (
+    """Return the learning rate factor of each parameter, and the epoch from which it is trained."""
+    decay, pause, opened_modules = (
         rule["layer_decay"],
         rule.get("unfreeze_every", 0),
         rule.get("blocks") or [],
     )
-    if set(rule) - {"layer_decay", "unfreeze_every", "blocks"} or not _possible(decay):
+    if set(rule) - {"layer_decay", "unfreeze_every", "blocks"} or not _is_factor(decay):
         expected = (
             "{layer_decay: NUMBER}, with a number of at least 0, usually below 1; optionally "
             "also unfreeze_every and blocks"
@@ -291,14 +309,14 @@ def _block_settings(
                 "a whole number of at least 1",
             )
         )
-    opened = [opened] if isinstance(opened, str) else list(opened)
+    opened_modules = [opened_modules] if isinstance(opened_modules, str) else list(opened_modules)
     modules = dict.fromkeys(
-        one.name[:place]
-        for one in every
-        for place in range(len(one.name))
-        if one.name[place] == "."
+        parameter.name[:place]
+        for parameter in parameters
+        for place in range(len(parameter.name))
+        if parameter.name[place] == "."
     )
-    if wrong := [name for name in opened if name not in modules]:
+    if unknown := [name for name in opened_modules if name not in modules]:
         raise ConfigError(
             *(
                 Problem(
@@ -307,70 +325,69 @@ def _block_settings(
                     name,
                     hint=nearest(str(name), modules),
                 )
-                for name in wrong
+                for name in unknown
             )
         )
-    behind, blocks = dict[str, int](), _blocks(every, opened)
+    blocks_behind, blocks = dict[str, int](), _blocks(parameters, opened_modules)
     for number, (_, names) in enumerate(blocks, start=1):
-        behind |= dict.fromkeys(names, len(blocks) - number)
-    return {name: decay**count for name, count in behind.items()}, {
-        name: pause * count for name, count in behind.items()
+        blocks_behind |= dict.fromkeys(names, len(blocks) - number)
+    return {name: decay**count for name, count in blocks_behind.items()}, {
+        name: pause * count for name, count in blocks_behind.items()
     }
 
 
-def _blocks(every: Sequence[Named], opened: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """The blocks in the order of the model's parameters, each with its name and its parameters'."""
+def _blocks(
+    parameters: Sequence[Named], opened_modules: Sequence[str]
+) -> list[tuple[str, list[str]]]:
+    """Return the blocks in the order of the model's parameters, each with its parameters' names."""
     parts = list[tuple[str, list[Named]]]()
-    for one in every:
+    for parameter in parameters:
         inside = max(
-            (f"{name}." for name in opened if one.name.startswith(f"{name}.")), key=len, default=""
+            (f"{name}." for name in opened_modules if parameter.name.startswith(f"{name}.")),
+            key=len,
+            default="",
         )
-        key = inside + one.name.removeprefix(inside).partition(".")[0]
+        key = inside + parameter.name.removeprefix(inside).partition(".")[0]
         if not parts or parts[-1][0] != key:
             parts.append((key, []))
-        parts[-1][1].append(one)
-    # Whether the last one found is more than norms and the like
-    found, whole = (
-        list[tuple[str, list[str]]](),
-        False,
-    )
-    for key, those in parts:
-        slight = all(
-            isinstance(one.module, KINDS["norm"]) or _is_bare(one.name, opened) for one in those
+        parts[-1][1].append(parameter)
+    blocks = list[tuple[str, list[str]]]()
+    # Whether the last block has more than norms and parameters outside of any child
+    is_complete = False
+    for key, members in parts:
+        is_slight = all(
+            isinstance(x.module, KINDS["norm"]) or _is_bare(x.name, opened_modules) for x in members
         )
-        if not found or (whole and not slight):
-            found.append((key, []))
-        elif not slight:
-            found[-1] = key, found[-1][1]
-        found[-1][1].extend(one.name for one in those)
-        whole = whole or not slight
-    return found
+        if not blocks or (is_complete and not is_slight):
+            blocks.append((key, []))
+        elif not is_slight:
+            blocks[-1] = key, blocks[-1][1]
+        blocks[-1][1].extend(x.name for x in members)
+        is_complete = is_complete or not is_slight
+    return blocks
 
 
-def _is_bare(name: str, opened: Sequence[str]) -> bool:
-    """Whether a parameter is the model's own, or that of a module around one in `opened`, rather
-    than a block's.
-    """
-    around = name.rpartition(".")[0]
-    return not around or any(one.startswith(f"{around}.") for one in opened)
+def _is_bare(name: str, opened_modules: Sequence[str]) -> bool:
+    """Return whether a parameter is the model's own, or of a module around an opened one."""
+    parent = name.rpartition(".")[0]
+    return not parent or any(x.startswith(f"{parent}.") for x in opened_modules)
 
 
 def ranked_blocks(model: nn.Module, rules: Mapping[str, Any]) -> list[str]:
-    """The names of the blocks that a rule of `layer_decay` ranks, from the input to the output as
-    it takes them to be; none without such a rule.
-    """
+    """Return the names of the blocks that a `layer_decay` rule ranks, from input to output."""
     rule = next(
         (rule for rule in rules.values() if isinstance(rule, Mapping) and "layer_decay" in rule),
         None,
     )
-    opened = (rule or {}).get("blocks") or []
+    opened_modules = (rule or {}).get("blocks") or []
     return (
         []
         if rule is None
         else [
             name
             for name, _ in _blocks(
-                named_parameters(model), [opened] if isinstance(opened, str) else list(opened)
+                named_parameters(model),
+                [opened_modules] if isinstance(opened_modules, str) else list(opened_modules),
             )
         ]
     )
@@ -383,5 +400,5 @@ def _multiply(group: dict[str, Any], factor: float) -> None:
         group["lr_factor"] = group.get("lr_factor", 1.0) * factor
 
 
-def _possible(factor: object) -> bool:
+def _is_factor(factor: object) -> bool:
     return isinstance(factor, int | float) and not isinstance(factor, bool) and factor >= 0

@@ -23,50 +23,54 @@ from samewise.runner.optim.parametrise import parametrise
 from samewise.runner.optim.weights import load_weights
 
 Images = Callable[[int], Tensor]
-"""Gives so many training images, float[B, C, H, W], as a model is called with them in evaluation.
-"""
+"""Returns a number of training images, float[B, C, H, W], as evaluation passes them to a model."""
 
 
 def whitening_(
     tensor: Tensor, images: Images | None, *, samples: int = 5000, eps: float = 5e-4
 ) -> Tensor:
-    """Fill a convolution's weight with the eigenvectors of its patches' covariance, each divided by
-    the root of its eigenvalue, then with their negatives.
+    """Fill a convolution's weight with a whitening filter of training images' patches.
 
-    Its outputs on training images are then uncorrelated with variance 1. After D. Page
-    (https://myrtle.ai/learn/how-to-train-your-resnet/) and T. Balsam
-    (https://github.com/tysam-code/hlb-CIFAR10); K. Jordan 2024 (arXiv 2404.00498), section 3.2. As
-    there the covariance is taken around zero, which is the mean of normalised images. Computed in
-    float64; the largest eigenvalue comes first, and of an eigenvector, whose sign is free, the
-    largest element is positive. ValueError if the weight has another shape, the images have other
-    channels, or a number is out of its range.
+    The filters are the eigenvectors of the patches' covariance, each divided by the root of its
+    eigenvalue, followed by their negatives. Outputs on training images are then uncorrelated with
+    variance 1. After D. Page (https://myrtle.ai/learn/how-to-train-your-resnet/), T. Balsam
+    (https://github.com/tysam-code/hlb-CIFAR10) and K. Jordan 2024 (arXiv 2404.00498, section 3.2).
+    As there, the covariance is taken around zero, the mean of normalised images. Computed in
+    float64.
 
     Args:
-        tensor: float[2 n, C, h, w] with n = C h w, or float[n, C, h, w]: then without the
+        tensor: float[2 n, C, h, w] with n = C h w, or float[n, C, h, w] for filters without their
             negatives. Changed in place.
-        images: Where images come from; None: the weight stays as it is.
-        samples: How many images are looked at; no more than there are.
+        images: Source of images; None leaves the weight as it is.
+        samples: Most images to use.
         eps: Added to each eigenvalue, so that directions in which patches hardly differ are not
-            blown up.
+            amplified.
+
+    Raises:
+        ValueError: The weight has another shape, the images have other channels, or a number is out
+            of its range.
     """
-    size = tensor[0].numel()
-    if tensor.ndim != 4 or len(tensor) not in (size, 2 * size):
+    patch_size = tensor[0].numel()
+    if tensor.ndim != 4 or len(tensor) not in (patch_size, 2 * patch_size):
         raise ValueError("whitening needs a convolution [n or 2 n, C, h, w] with n = C h w")
     if samples < 1 or eps < 0:
         raise ValueError("samples must be at least 1, and eps at least 0")
     if images is None:
         return tensor
-    seen = images(samples)
-    if seen.ndim != 4 or seen.shape[1] != tensor.shape[1]:
+    pixels = images(samples)
+    if pixels.ndim != 4 or pixels.shape[1] != tensor.shape[1]:
         raise ValueError(
-            f"whitening needs images [B, {tensor.shape[1]}, H, W], not {list(seen.shape)}"
+            f"whitening needs images [B, {tensor.shape[1]}, H, W], not {list(pixels.shape)}"
         )
-    patches = F.unfold(seen.double(), tensor.shape[2:]).transpose(1, 2).reshape(-1, size)
-    values, vectors = torch.linalg.eigh(patches.T @ patches / len(patches))  # ascending, in columns
+    patches = F.unfold(pixels.double(), tensor.shape[2:]).transpose(1, 2).reshape(-1, patch_size)
+    # `eigh` returns eigenvectors in columns, by ascending eigenvalue; filters are rows, the largest
+    # eigenvalue first.
+    values, vectors = torch.linalg.eigh(patches.T @ patches / len(patches))
     rows = vectors.T.flip(0) / (values.flip(0).clamp(min=0.0) + eps).sqrt()[:, None]
+    # An eigenvector's sign is arbitrary: its largest element is made positive.
     rows = rows * rows.gather(1, rows.abs().argmax(1, keepdim=True)).sign()
     return tensor.copy_(
-        (rows if len(tensor) == size else torch.cat([rows, -rows])).view(tensor.shape)
+        (rows if len(tensor) == patch_size else torch.cat([rows, -rows])).view(tensor.shape)
     )
 
 
@@ -84,7 +88,7 @@ METHODS: Final[Mapping[str, Callable[..., Tensor]]] = {
     "orthogonal": nn.init.orthogonal_,
     "whitening": whitening_,
 }
-"""torch.nn.init, with its arguments, and what looks at training images."""
+"""Functions of torch.nn.init, with their arguments, and `whitening`."""
 
 SETTINGS: Final = (
     "rules",
@@ -106,93 +110,95 @@ def initialise(
     made_by: str = "",
     images: Images | None = None,
 ) -> None:
-    """Initialise `model` in place: rules, then weights from a file, then parametrisations, then
-    what is frozen.
-
-    ConfigError if a setting is wrong, a pattern matches nothing, or the file does not fit the
-    model.
+    """Initialise `model` in place: rules, weights from a file, parametrisations, and freezing.
 
     Args:
-        model: On the CPU. Random methods draw from the default generator, in the model's order of
-            parameters.
-        settings: The config's `initialise`; every key may be missing. `rules`: by name (or a list),
-            in order, each `{match: PATTERN, weight: METHOD, bias: METHOD}`, a METHOD being a name
-            of `METHODS` or `{method: NAME, ...its arguments}`; each weight and bias goes by the
-            first rule that sets it. `weights`, `sha256`, `into`, `strict`, `exclude`: see
+        model: The model, on the CPU. Random methods draw from the default generator, in the model's
+            order of parameters.
+        settings: The config's `initialise`; every key may be missing. `rules`: rules by name (or a
+            list), in order, each `{match: PATTERN, weight: METHOD, bias: METHOD}`. A METHOD is a
+            name in `METHODS` or `{method: NAME, ...its arguments}`. The first rule that sets a
+            weight or a bias applies. `weights`, `sha256`, `into`, `strict`, `exclude`: see
             `weights.load_weights`. `parametrisations`: see `parametrise`. `frozen`: patterns of
-            parameters that are not trained; `frozen_statistics`: freeze (if missing) or train, see
-            `frozen.freeze`.
-        made_by: The model's `_target_`, whose published weights may be given by a short name.
-        images: Training images for the methods that look at some; None: these leave weights as they
-            are, since others are loaded afterwards.
+            parameters that are not trained. `frozen_statistics`: `freeze` (the default) or `train`,
+            see `frozen.freeze`.
+        made_by: The model's `_target_`, whose published weights may have a short name.
+        images: Training images for methods that use them. None if weights are loaded afterwards;
+            these methods then change nothing.
+
+    Raises:
+        ConfigError: A setting is wrong, a pattern matches nothing, or the file does not fit the
+            model.
     """
-    given: dict[str, Any] = plain(settings) if isinstance(settings, DictConfig) else dict(settings)
+    options: dict[str, Any] = (
+        plain(settings) if isinstance(settings, DictConfig) else dict(settings)
+    )
     unknown = [
         Problem(f"initialise.{key}", "no such key", hint=nearest(key, SETTINGS))
-        for key in given
+        for key in options
         if key not in SETTINGS
     ]
     if unknown:
         raise ConfigError(*unknown)
-    _apply_rules(model, given.get("rules") or {}, images)
+    _apply_rules(model, options.get("rules") or {}, images)
     load_weights(
         model,
-        given.get("weights"),
-        sha256=given.get("sha256"),
-        into=given.get("into"),
-        strict=given.get("strict", True),
-        exclude=given.get("exclude") or (),
-        parametrise=partial(parametrise, model, given.get("parametrisations") or {}),
+        options.get("weights"),
+        sha256=options.get("sha256"),
+        into=options.get("into"),
+        strict=options.get("strict", True),
+        exclude=options.get("exclude") or (),
+        parametrise=partial(parametrise, model, options.get("parametrisations") or {}),
         made_by=made_by,
     )
-    meant = (
+    frozen = (
         matching(
-            given["frozen"],
+            options["frozen"],
             [*named_parameters(model), *bare_statistics(model)],
             path="initialise.frozen",
         )
-        if given.get("frozen")
+        if options.get("frozen")
         else []
     )
     freeze(
         model,
-        meant,
+        frozen,
         path="initialise.frozen_statistics",
-        statistics=given.get("frozen_statistics", "freeze"),
+        statistics=options.get("frozen_statistics", "freeze"),
     )
 
 
 def _apply_rules(
     model: nn.Module, rules: Mapping[str, Any] | Sequence[Any], images: Images | None
 ) -> None:
-    named = (
+    rule_by_name = (
         rules
         if isinstance(rules, Mapping)
         else {str(index): rule for index, rule in enumerate(rules)}
     )
-    every = named_parameters(model)
+    parameters = named_parameters(model)
     chosen: dict[str, tuple[str, Callable[[Tensor], Any]]] = {}
     problems: list[Problem] = []
-    for name, rule in named.items():
+    for name, rule in rule_by_name.items():
         if rule is None:
             continue
         try:
-            for one, method in _match_rules(rule, every, f"initialise.rules.{name}"):
-                chosen.setdefault(one.name, (str(name), method))
+            for parameter, method in _match_rules(rule, parameters, f"initialise.rules.{name}"):
+                chosen.setdefault(parameter.name, (str(name), method))
         except ConfigError as error:
             problems.extend(error.problems)
     if problems:
         raise ConfigError(*problems)
-    for one in every:
-        if one.name in chosen:
-            name, method = chosen[one.name]
-            _initialise(one, method, f"initialise.rules.{name}", images)
+    for parameter in parameters:
+        if parameter.name in chosen:
+            name, method = chosen[parameter.name]
+            _initialise(parameter, method, f"initialise.rules.{name}", images)
 
 
 def _match_rules(
-    rule: Any, every: Sequence[Named], path: str
+    rule: Any, parameters: Sequence[Named], path: str
 ) -> list[tuple[Named, Callable[[Tensor], Any]]]:
-    """The parameters that each rule initialises, with the method."""
+    """Return the parameters that a rule initialises, each with the method."""
     expected = "{match: PATTERN, weight: METHOD, bias: METHOD}, with at least one of the methods"
     if not isinstance(rule, Mapping):
         raise ConfigError(Problem(path, "is not a rule", rule, expected))
@@ -204,11 +210,11 @@ def _match_rules(
     }
     if "match" not in keys or not methods or set(keys) - {"match", "weight", "bias"}:
         raise ConfigError(Problem(path, "is not a rule", dict(keys), expected))
-    found = matching(keys["match"], every, path=f"{path}.match")
+    matches = matching(keys["match"], parameters, path=f"{path}.match")
     pairs = [
-        (one, methods[part])
-        for one in found
-        if (part := "bias" if one.is_bias else "weight") in methods
+        (x, methods[part])
+        for x in matches
+        if (part := "bias" if x.is_bias else "weight") in methods
     ]
     if not pairs:
         raise ConfigError(
@@ -216,23 +222,24 @@ def _match_rules(
                 path,
                 f"matches parameters, but no {' or '.join(methods)} among them",
                 dict(keys),
-                f"such as {found[0].name}",
+                f"such as {matches[0].name}",
             )
         )
     return pairs
 
 
-def _method(given: Any, path: str) -> Callable[[Tensor], Any]:
+def _method(method_setting: Any, path: str) -> Callable[[Tensor], Any]:
     settings: dict[str, Any] = (
-        dict(cast("Mapping[str, Any]", given)) if isinstance(given, Mapping) else {"method": given}
+        dict(cast("Mapping[str, Any]", method_setting))
+        if isinstance(method_setting, Mapping)
+        else {"method": method_setting}
     )
     name = settings.pop("method", None)
     if name not in METHODS:
-        words = "is not a method of initialisation"
         raise ConfigError(
             Problem(
-                f"{path}.method" if isinstance(given, Mapping) else path,
-                words,
+                f"{path}.method" if isinstance(method_setting, Mapping) else path,
+                "is not a method of initialisation",
                 name,
                 hint=nearest(str(name), METHODS),
             )
@@ -258,14 +265,18 @@ def _method(given: Any, path: str) -> Callable[[Tensor], Any]:
     return partial(method, **settings)
 
 
-def _initialise(one: Named, method: Callable[..., Any], path: str, images: Images | None) -> None:
+def _initialise(
+    parameter: Named, method: Callable[..., Any], path: str, images: Images | None
+) -> None:
     try:
         with torch.no_grad():
             method(
-                one.parameter,
+                parameter.tensor,
                 **({"images": images} if "images" in inspect.signature(method).parameters else {}),
             )
     except (ValueError, TypeError, RuntimeError) as error:
         raise ConfigError(
-            Problem(path, f"cannot initialise {one.name} {list(one.parameter.shape)}: {error}")
+            Problem(
+                path, f"cannot initialise {parameter.name} {list(parameter.tensor.shape)}: {error}"
+            )
         ) from None

@@ -1,17 +1,16 @@
-"""Matches a config's patterns to parameters, in the same way for `param_groups` and `initialise`.
+"""Matches a config's patterns to parameters, for both `param_groups` and `initialise`.
 
 A parameter that several layers share (tied weights) matches under each of its names, and as a part
 of each of these layers.
 
 A pattern is one of
 
-    norm, bias, embedding, linear, convolution, recurrent    a kind: KINDS says which modules;
-    `bias` goes by the parameter's name head
-    the layer that has the model's last parameter, which others may share type:Conv2d,
-    type:torch.nn.Conv2d                         the module's class, or a class it derives from
-    layer4.*                                                  the parameter's whole name, with *, ?
-    and [...] re:^layer[34]                                             a regular expression that is
-    found in the name
+    norm, bias, embedding, linear,     a kind of module, listed in KINDS;
+    convolution, recurrent             `bias` goes by the parameter's name
+    head                               the layer with the model's last parameter
+    type:Conv2d, type:torch.nn.Conv2d  the module's class, or a class it derives from
+    layer4.*                           the parameter's whole name, with *, ? and [...]
+    re:^layer[34]                      a regular expression, searched for in the name
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ from samewise.runner.processes.this_process import on_signals
 from samewise.runner.torch_private import ConvNd, NormBase
 
 _LONGEST_S = 2.0
-"""Of computing, for one pattern and all names: thousands of names take milliseconds."""
+"""Seconds of CPU time for one pattern and all names; thousands of names take milliseconds."""
 
 KINDS: Final[Mapping[str, tuple[type[nn.Module], ...]]] = {
-    # batch and instance norms of all dimensions, and SyncBatchNorm, are NormBase: the set of
-    # torchvision's set_weight_decay, and RMSNorm
+    # The set of torchvision's set_weight_decay, and RMSNorm. NormBase covers batch and instance
+    # norms of all dimensions, and SyncBatchNorm.
     "norm": (NormBase, nn.LayerNorm, nn.GroupNorm, nn.LocalResponseNorm, nn.RMSNorm),
     "embedding": (nn.Embedding, nn.EmbeddingBag),
     "linear": (nn.Linear, nn.Bilinear),
@@ -50,35 +49,33 @@ KINDS: Final[Mapping[str, tuple[type[nn.Module], ...]]] = {
 @final
 @dataclass(frozen=True)
 class Named:
-    """A parameter (or a buffer, see `frozen`) with its first name in the model's order, and the
-    module that contains it.
-    """
+    """Parameter, or buffer (see `frozen`), with its first name in the model's order."""
 
     name: str
-    parameter: Tensor
+    tensor: Tensor
     module: nn.Module
-    others: tuple[tuple[str, nn.Module], ...] = ()
-    """Its further names and the modules there, if it is shared, in the model's order."""
-    last: int = -1
-    """The place of its last name among all of the model's."""
+    aliases: tuple[tuple[str, nn.Module], ...] = ()
+    """Further names and modules of a shared parameter, in the model's order."""
+    last_number: int = -1
+    """Position of its last name among all names of the model's parameters."""
 
     @property
     def names(self) -> list[str]:
-        """All of its names."""
-        return [self.name, *(name for name, _ in self.others)]
+        """All names of the parameter."""
+        return [self.name, *(name for name, _ in self.aliases)]
 
     @property
     def modules(self) -> list[nn.Module]:
-        """The modules that contain it, by name."""
-        return [self.module, *(module for _, module in self.others)]
+        """The modules that contain the parameter, in the order of `names`."""
+        return [self.module, *(module for _, module in self.aliases)]
 
     @property
     def is_bias(self) -> bool:
-        """Whether its first name is that of a bias."""
+        """Whether the first name is that of a bias."""
         return _is_bias(self.name)
 
     def is_below(self, prefixes: Sequence[str]) -> bool:
-        """Whether one of its names is, or lies below, one of these."""
+        """Return whether one of its names is, or lies below, one of the prefixes."""
         return any(
             name == prefix or name.startswith(f"{prefix}.")
             for name in self.names
@@ -87,9 +84,7 @@ class Named:
 
 
 def _is_bias(name: str) -> bool:
-    """Whether a parameter is named as a bias (`bias`, `bias_hh_l0`, `in_proj_bias`), parametrised
-    or not.
-    """
+    """Return whether a name is a bias's (`bias`, `bias_hh_l0`), parametrised or not."""
     name = (
         f".{name}".partition(".parametrizations.")[2].partition(".")[0] or name.rpartition(".")[2]
     )
@@ -97,26 +92,33 @@ def _is_bias(name: str) -> bool:
 
 
 def named_parameters(model: nn.Module, prefixes: Sequence[str] = ()) -> list[Named]:
-    """The parameters in the model's order, shared ones once, only those below `prefixes` (none:
-    all).
+    """Return the parameters in the model's order, shared ones once.
+
+    With `prefixes`, only those below one of them.
     """
-    modules, found = dict(model.named_modules(remove_duplicate=False)), dict[int, Named]()
+    modules, named_by_id = dict(model.named_modules(remove_duplicate=False)), dict[int, Named]()
     for number, (name, parameter) in enumerate(model.named_parameters(remove_duplicate=False)):
-        before, module = found.get(id(parameter)), holder(modules, name)
-        if before is None:
-            found[id(parameter)] = Named(name, parameter, module, last=number)
+        earlier, module = named_by_id.get(id(parameter)), holder(modules, name)
+        if earlier is None:
+            named_by_id[id(parameter)] = Named(name, parameter, module, last_number=number)
         else:
-            found[id(parameter)] = replace(
-                before, others=(*before.others, (name, module)), last=number
+            named_by_id[id(parameter)] = replace(
+                earlier, aliases=(*earlier.aliases, (name, module)), last_number=number
             )
-    return [one for one in found.values() if not prefixes or one.is_below(prefixes)]
+    return [x for x in named_by_id.values() if not prefixes or x.is_below(prefixes)]
 
 
 def matching(pattern: Any, parameters: Sequence[Named], *, path: str) -> list[Named]:
-    """The parameters that match `pattern`, or any of several, in order.
+    """Return the parameters that match a pattern, or any pattern of a list, in the model's order.
 
-    ConfigError, at `path`, if a pattern is malformed or matches none. In a list, a kind or a
-    regular expression, which suit several models, may match none.
+    Args:
+        pattern: Pattern or list of patterns.
+        parameters: The model's parameters.
+        path: Path of the pattern in the config.
+
+    Raises:
+        ConfigError: A pattern is malformed, or matches nothing. In a list, a kind or a regular
+            expression may match nothing.
     """
     patterns = (
         [pattern]
@@ -125,7 +127,7 @@ def matching(pattern: Any, parameters: Sequence[Named], *, path: str) -> list[Na
         if isinstance(pattern, Sequence)
         else []
     )
-    if not patterns or not all(isinstance(one, str) and one for one in patterns):
+    if not patterns or not all(isinstance(pattern_, str) and pattern_ for pattern_ in patterns):
         raise ConfigError(
             Problem(
                 path,
@@ -136,46 +138,45 @@ def matching(pattern: Any, parameters: Sequence[Named], *, path: str) -> list[Na
             )
         )
     with _limit_time(path, pattern):
-        predicates = {one: _predicate(one, path, parameters) for one in patterns}
+        predicates = {x: _predicate(x, path, parameters) for x in patterns}
         matched = {
-            one: {named.name for named in parameters if holds(named)}
-            for one, holds in predicates.items()
+            text: {parameter.name for parameter in parameters if is_match(parameter)}
+            for text, is_match in predicates.items()
         }
-    found = set[str]().union(*matched.values())
-    amiss = (
-        [
-            one
-            for one in matched
-            if not matched[one] and not (one in KINDS or one == "bias" or one.startswith("re:"))
-        ]
-        if found
-        else []
-    )
-    if amiss or not found:
-        wrong = [(one, one) for one in amiss] or [(pattern, patterns[0])]
-        raise ConfigError(
-            *(
-                Problem(
-                    path, "matches no parameter of the model", value, hint=_hint(one, parameters)
-                )
-                for value, one in wrong
-            )
-        )
-    return [one for one in parameters if one.name in found]
+    names = set[str]().union(*matched.values())
+    # In a list, kinds and regular expressions may suit several models, so they may match nothing.
+    unmatched = [
+        text
+        for text in matched
+        if not matched[text] and not (text in KINDS or text == "bias" or text.startswith("re:"))
+    ]
+    if not names:
+        raise ConfigError(_no_match(path, pattern, patterns[0], parameters))
+    if unmatched:
+        raise ConfigError(*(_no_match(path, x, x, parameters) for x in unmatched))
+    return [x for x in parameters if x.name in names]
+
+
+def _no_match(path: str, value: Any, pattern: str, parameters: Sequence[Named]) -> Problem:
+    hint = _hint(pattern, parameters)
+    return Problem(path, "matches no parameter of the model", value, hint=hint)
 
 
 @contextmanager
 def _limit_time(path: str, pattern: Any) -> Generator[None]:
-    """Limit matching to some seconds of CPU time: nested repetitions in a regular expression can
-    take years. Not in other threads.
+    """Limit the CPU time of matching: a regular expression with nested repeats can take years.
+
+    Other threads than the main one have no limit.
     """
 
     def stop(number: int, frame: FrameType | None) -> None:
-        words = (
+        message = (
             f"takes too long to match: after {_LONGEST_S:.0f} s of CPU time, some parameter "
             "names have not been tried"
         )
-        raise ConfigError(Problem(path, words, pattern, hint="avoid nested repeats, such as (a+)+"))
+        raise ConfigError(
+            Problem(path, message, pattern, hint="avoid nested repeats, such as (a+)+")
+        )
 
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -189,26 +190,25 @@ def _limit_time(path: str, pattern: Any) -> Generator[None]:
 
 
 def holder(modules: Mapping[str, nn.Module], name: str) -> nn.Module:
-    """The module that a parameter belongs to.
-
-    For a parametrised one, the module whose weight it computes.
-    """
+    """Return a parameter's module; of a parametrised one, the module whose weight it computes."""
     outside, parametrised, _ = f".{name}".partition(".parametrizations.")
     return modules[outside[1:] if parametrised else name.rpartition(".")[0]]
 
 
 def _predicate(pattern: str, path: str, parameters: Sequence[Named]) -> Callable[[Named], bool]:
     if pattern == "bias":
-        return lambda one: any(map(_is_bias, one.names))
+        return lambda x: any(map(_is_bias, x.names))
     if pattern == "head":
-        last = max(parameters, key=lambda one: one.last).modules[-1] if parameters else None
-        return lambda one: any(module is last for module in one.modules)
+        last_module = (
+            max(parameters, key=lambda x: x.last_number).modules[-1] if parameters else None
+        )
+        return lambda x: any(module is last_module for module in x.modules)
     if pattern in KINDS:
-        return lambda one: any(isinstance(module, KINDS[pattern]) for module in one.modules)
+        return lambda x: any(isinstance(module, KINDS[pattern]) for module in x.modules)
     if pattern.startswith("type:"):
-        wanted = pattern.removeprefix("type:").strip()
-        return lambda one: any(
-            _is_called(base, wanted) for module in one.modules for base in type(module).__mro__
+        class_name = pattern.removeprefix("type:").strip()
+        return lambda x: any(
+            _is_called(base, class_name) for module in x.modules for base in type(module).__mro__
         )
     if pattern.startswith("re:"):
         try:
@@ -217,27 +217,25 @@ def _predicate(pattern: str, path: str, parameters: Sequence[Named]) -> Callable
             raise ConfigError(
                 Problem(path, f"is not a valid regular expression: {error}", pattern)
             ) from None
-        return lambda one: any(expression.search(name) for name in one.names)
-    return lambda one: any(fnmatchcase(name, pattern) for name in one.names)
+        return lambda x: any(expression.search(name) for name in x.names)
+    return lambda x: any(fnmatchcase(name, pattern) for name in x.names)
 
 
-def _is_called(kind: type, wanted: str) -> bool:
-    """Whether `wanted` names the class, alone or through any module that exports it.
-
-    The model exists, so its modules are imported.
-    """
-    module, _, name = wanted.rpartition(".")
+def _is_called(kind: type, class_name: str) -> bool:
+    """Return whether a name denotes the class, alone or through any module that exports it."""
+    module, _, name = class_name.rpartition(".")
+    # The model exists, so its modules are imported.
     return kind.__name__ == name and (
         not module or getattr(sys.modules.get(module), name, None) is kind
     )
 
 
 def _hint(pattern: str, parameters: Sequence[Named]) -> str:
-    names = [name for one in parameters for name in one.names]
+    names = [name for x in parameters for name in x.names]
     if pattern.startswith("type:"):
         return nearest(
             pattern,
-            {f"type:{type(module).__name__}" for one in parameters for module in one.modules},
+            {f"type:{type(module).__name__}" for x in parameters for module in x.modules},
         )
     if pattern == "bias" or pattern in KINDS:
         return "the model has none: set this rule to null, such as param_groups.norms=null"

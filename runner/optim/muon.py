@@ -14,36 +14,38 @@ from samewise.runner.errors import ConfigError, Problem, first_few
 from samewise.runner.torch_private import foreach_add, foreach_add_, foreach_copy_, foreach_mul_
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Of the Newton-Schulz iteration: chosen for the steepest slope at zero, at the price of singular
-values that end anywhere between about 0.5 and 1.5."""
+"""Coefficients of the Newton-Schulz iteration, chosen for the steepest slope at zero.
+
+Singular values therefore end anywhere between about 0.5 and 1.5.
+"""
 
 
 @final
 class Muon(Optimizer):
-    """Momentum with orthogonalised updates (K. Jordan et al. 2024,
-    https://kellerjordan.github.io/posts/muon/); plain SGD for groups with `use_muon: false`.
+    """Momentum with orthogonalised updates (K. Jordan et al. 2024); SGD for `use_muon: false`.
 
-    A weight of more than two dimensions is taken as the matrix [first dimension, all others], as a
-    convolution's is in airbench94_muon.py (https://github.com/KellerJordan/cifar10-airbench).
-    torch.optim.Muon takes only matrices, and no other parameters with them.
+    Source: https://kellerjordan.github.io/posts/muon/. A weight of more than two dimensions is
+    treated as the matrix [first dimension, all others], as are convolutions in airbench94_muon.py
+    (https://github.com/KellerJordan/cifar10-airbench). torch.optim.Muon takes matrices only, and no
+    other parameters beside them.
 
     Args:
-        params: Parameters or groups of them, the latter with options of their own.
-        lr: The learning rate. Muon's is not rescaled by the weight's shape.
-        momentum: Of the gradients' running sum, at least 0 and below 1.
-        nesterov: Look ahead: the gradient plus `momentum` times the running sum is the update.
-        weight_decay: With Muon decoupled, each weight times `1 - lr * weight_decay`; with SGD added
-            to the gradient, as torch.optim.SGD.
+        params: Parameters, or groups of them with options of their own.
+        lr: Learning rate; Muon does not rescale it by the weight's shape.
+        momentum: Factor of the gradients' running sum, at least 0 and below 1.
+        nesterov: Whether the update is the gradient plus `momentum` times the running sum.
+        weight_decay: Muon multiplies each weight by `1 - lr * weight_decay`; SGD adds it to the
+            gradient, as torch.optim.SGD does.
         ns_steps: Newton-Schulz iterations of Muon, in bfloat16.
-        ns_coefficients: Their three coefficients.
-        eps: Added to a matrix's norm before it divides it.
-        normalize_weights: Before each step of Muon, scale a weight so that its first dimension's
-            rows have a root mean square norm of 1.
+        ns_coefficients: The iteration's three coefficients.
+        eps: Added to a matrix's norm before it divides the matrix.
+        normalize_weights: Whether each step of Muon first scales a weight, so that the rows of its
+            first dimension have a root mean square norm of 1.
         use_muon: Whether a group's parameters are orthogonalised.
 
     Raises:
-        ConfigError: a parameter of fewer than two dimensions is in a group that uses Muon.
-        ValueError: an option is out of its range.
+        ConfigError: A group that uses Muon has a parameter of fewer than two dimensions.
+        ValueError: An option is out of its range.
     """
 
     def __init__(
@@ -105,26 +107,24 @@ class Muon(Optimizer):
     def _orthogonalised(
         self, updates: Sequence[Tensor], group: dict[str, Any], number: int
     ) -> Sequence[Tensor]:
-        """The updates as orthogonalised matrices: on CUDA from the group's second step on by a
-        graph, if these are the shapes it was made for.
+        """Return the updates as orthogonalised matrices.
+
+        On CUDA a graph computes them from the group's second step on, if the shapes stay the same.
         """
         options: dict[str, Any] = {
             "steps": group["ns_steps"],
             "coefficients": tuple(group["ns_coefficients"]),
             "eps": group["eps"],
         }
-        # No part of the state, nor of a copy of the optimizer
+        # Graphs are part neither of the state nor of a copy of the optimizer.
         graphs: dict[int, _Graph] = self.__dict__.get("_graphs", {})
         if number in graphs and graphs[number].serves(updates, options):
             return graphs[number].replay(updates)
-        made = [orthogonalise(update.reshape(len(update), -1), **options) for update in updates]
+        matrices = [orthogonalise(update.reshape(len(update), -1), **options) for update in updates]
         if number not in graphs and _Graph.suits(updates):
-            # CuBLAS is ready now, as it has to be
-            self._graphs = {
-                **graphs,
-                number: _Graph(updates, options),
-            }
-        return made
+            # The products above have initialised cuBLAS, which a capture cannot do.
+            self._graphs = {**graphs, number: _Graph(updates, options)}
+        return matrices
 
     def _sgd(self, trained: Sequence[Tensor], group: dict[str, Any]) -> None:
         momenta: list[Tensor | None] = [
@@ -147,77 +147,77 @@ class Muon(Optimizer):
 
 
 class _Graph:
-    """`orthogonalise` of several updates as a CUDA graph, which has the same bits.
+    """CUDA graph that orthogonalises several updates, with the same bits.
 
-    The host launches it at once. Each of up to 15 products for a matrix would take it 25 to 80
-    microseconds, longer than a device needs for small matrices.
+    The host launches it at once. Up to 15 products for each matrix would take the host 25 to 80
+    microseconds each, longer than a device needs for small matrices.
 
     Args:
-        updates: float[M, ...] each, on the current CUDA device: their shapes.
-        options: Of `orthogonalise`.
+        updates: float[M, ...] each, on the current CUDA device; only their shapes are used.
+        options: Arguments of `orthogonalise`.
     """
 
     LARGEST: ClassVar = 1 << 27
-    """Elements of all updates together: the graph keeps four bytes for each, as much as their
-    momentum. More of them keep a device busy without a graph."""
+    """Most elements of all updates together; more keep a device busy without a graph.
+
+    The graph keeps four bytes for each element, as the momentum does.
+    """
 
     def __init__(self, updates: Sequence[Tensor], options: dict[str, Any]) -> None:
         self._options = options
-        self._given = [
-            torch.empty(one.shape, dtype=torch.bfloat16, device=one.device) for one in updates
+        self._inputs = [
+            torch.empty(x.shape, dtype=torch.bfloat16, device=x.device) for x in updates
         ]
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(
-            self._graph, capture_error_mode="thread_local"
-        ):  # other threads may use CUDA, as the one that pins batches
-            self._made = [orthogonalise(one.view(len(one), -1), **options) for one in self._given]
+        # Other threads may use CUDA meanwhile, as the one that pins batches does.
+        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+            self._outputs = [orthogonalise(x.view(len(x), -1), **options) for x in self._inputs]
 
     @classmethod
     def suits(cls, updates: Sequence[Tensor]) -> bool:
-        """Whether a graph can be made of such updates; of fsdp's shards (DTensors) it cannot."""
-        if not all(one.is_cuda and not hasattr(one, "device_mesh") for one in updates):
+        """Return whether a graph suits the updates; it does not suit fsdp's shards (DTensors)."""
+        if not all(x.is_cuda and not hasattr(x, "device_mesh") for x in updates):
             return False
-        return sum(one.numel() for one in updates) <= cls.LARGEST and {
-            one.device.index for one in updates
+        return sum(x.numel() for x in updates) <= cls.LARGEST and {
+            x.device.index for x in updates
         } == {torch.cuda.current_device()}
 
     def serves(self, updates: Sequence[Tensor], options: dict[str, Any]) -> bool:
-        """Whether the graph was made of the shapes of these updates, and with these options."""
-        return self._options == options and [one.shape for one in self._given] == [
-            one.shape for one in updates
-        ]
+        """Return whether the graph has the shapes of these updates, and these options."""
+        shapes = [x.shape for x in self._inputs]
+        return self._options == options and shapes == [x.shape for x in updates]
 
     def replay(self, updates: Sequence[Tensor]) -> Sequence[Tensor]:
-        """bfloat16[M, N] each, which the next replay overwrites."""
-        foreach_copy_(self._given, list(updates))
+        """Return bfloat16[M, N] each, which the next replay overwrites."""
+        foreach_copy_(self._inputs, list(updates))
         self._graph.replay()
-        return self._made
+        return self._outputs
 
 
 def orthogonalise(
     matrix: Tensor, *, steps: int, coefficients: Sequence[float] = COEFFICIENTS, eps: float = 1e-7
 ) -> Tensor:
-    """bfloat16[M, N]: a matrix with the singular vectors of `matrix`, and singular values near 1,
-    by a quintic Newton-Schulz iteration (the source above).
+    """Return bfloat16[M, N] with the singular vectors of `matrix` and singular values near 1.
 
-    Each of an iteration's three products is one operator with what is added to it, as in
-    torch.optim.Muon.
+    A quintic Newton-Schulz iteration, from the source of `Muon`.
 
     Args:
         matrix: float[M, N].
-        steps: Iterations.
-        coefficients: a, b, c: each iteration takes a singular value s to a s + b s^3 + c s^5.
+        steps: Number of iterations.
+        coefficients: a, b, c: an iteration takes a singular value s to a s + b s^3 + c s^5.
         eps: Added to the matrix's norm.
     """
     a, b, c = coefficients
-    made = matrix.bfloat16()
-    made = made / (made.norm() + eps)  # the largest singular value is then at most 1
-    tall = len(made) > made.shape[1]
-    made = made.T if tall else made
+    result = matrix.bfloat16()
+    # The largest singular value is then at most 1.
+    result = result / (result.norm() + eps)
+    is_tall = len(result) > result.shape[1]
+    result = result.T if is_tall else result
+    # Each product is one operator with its addition, as in torch.optim.Muon.
     for _ in range(steps):
-        gram = made @ made.T
-        made = torch.addmm(made, torch.addmm(gram, gram, gram, beta=b, alpha=c), made, beta=a)
-    return made.T if tall else made
+        gram = result @ result.T
+        result = torch.addmm(result, torch.addmm(gram, gram, gram, beta=b, alpha=c), result, beta=a)
+    return result.T if is_tall else result
 
 
 def _check(group: dict[str, Any]) -> None:
@@ -240,9 +240,9 @@ def _check(group: dict[str, Any]) -> None:
         f"parameter {number}" for number in range(len(group["params"]))
     ]
     flat = [
-        f"{name} {list(one.shape)}"
-        for name, one in zip(names, group["params"], strict=True)
-        if one.ndim < 2
+        f"{name} {list(parameter.shape)}"
+        for name, parameter in zip(names, group["params"], strict=True)
+        if parameter.ndim < 2
     ]
     if flat:
         hint = "put them in a group with use_muon: false, as param_groups=sgd_for_vectors does"

@@ -1,6 +1,4 @@
-"""Weights computed from other parameters, chosen by pattern: weight norm, spectral norm, orthogonal
-matrices, LoRA.
-"""
+"""Weights computed from other parameters: weight norm, spectral norm, orthogonal matrices, LoRA."""
 
 from __future__ import annotations
 
@@ -19,10 +17,10 @@ from samewise.runner.optim.matching import matching, named_parameters
 
 @final
 class LowRank(nn.Module):
-    """A weight, float[out, ...] (further dimensions are flattened), plus a trained product of two
-    small matrices, initially zero.
+    """Weight, float[out, ...], plus a trained product of two small matrices, initially zero.
 
-    E. Hu et al.: LoRA, arXiv 2106.09685; initialised as its code.
+    Further dimensions of the weight are flattened. E. Hu et al.: LoRA, arXiv 2106.09685;
+    initialised as in its code.
     """
 
     def __init__(self, weight: Tensor, *, rank: int, scale: float) -> None:
@@ -41,20 +39,24 @@ def lora(
 ) -> nn.Module:
     """Freeze a weight, and train a low-rank change to it.
 
-    ValueError if the weight is not a matrix, or the rank is too large.
-
     Args:
-        module: Changed in place.
-        name: Of the weight.
-        rank: Of the change.
+        module: Module with the weight; changed in place.
+        name: The weight's name in the module.
+        rank: Rank of the change.
         alpha: The change is multiplied by `alpha / rank`; None: by 1.
+
+    Returns:
+        The module.
+
+    Raises:
+        ValueError: The weight is not a matrix, or the rank is too large.
     """
     weight = cast("Tensor", getattr(module, name))
-    least = min(weight.shape[0], math.prod(weight.shape[1:])) if weight.dim() > 1 else 0
-    if not isinstance(rank, int) or not 1 <= rank <= least:  # pyright: ignore[reportUnnecessaryIsInstance] (a config's)
+    largest = min(weight.shape[0], math.prod(weight.shape[1:])) if weight.dim() > 1 else 0
+    if not isinstance(rank, int) or not 1 <= rank <= largest:  # pyright: ignore[reportUnnecessaryIsInstance] (a config's)
         raise ValueError(
-            f"a rank of {rank} is not valid: it must be from 1 to {least}"
-            if least
+            f"a rank of {rank} is not valid: it must be from 1 to {largest}"
+            if largest
             else "it is not a matrix"
         )
     with torch.no_grad():
@@ -70,20 +72,23 @@ KINDS: Final[Mapping[str, Callable[..., nn.Module]]] = {
     "orthogonal": parametrizations.orthogonal,
     "lora": lora,
 }
-"""torch.nn.utils.parametrizations, with their arguments, and `lora`."""
+"""Functions of torch.nn.utils.parametrizations, with their arguments, and `lora`."""
 
 
 def parametrise(model: nn.Module, rules: Mapping[str, Any]) -> None:
-    """Parametrise the matching weights (T. Salimans, D. Kingma: weight norm, arXiv 1602.07868; T.
-    Miyato et al.: spectral norm, arXiv 1802.05957).
+    """Parametrise the weights that match.
 
-    ConfigError if a rule is malformed or matches nothing, or a weight cannot be parametrised so.
+    Weight norm: T. Salimans, D. Kingma, arXiv 1602.07868. Spectral norm: T. Miyato et al., arXiv
+    1802.05957.
 
     Args:
-        model: Changed in place; the parameters' names change with it (`fc.weight` to
+        model: The model; changed in place. Names of parameters change with it (`fc.weight` to
             `fc.parametrizations.weight.original0`).
-        rules: By name: `{match: PATTERN, kind: one of KINDS, ...its arguments}`. Biases that match
-            are left alone.
+        rules: Rules by name: `{match: PATTERN, kind: one of KINDS, ...its arguments}`. Biases that
+            match are left alone.
+
+    Raises:
+        ConfigError: A rule is malformed or matches nothing, or a weight cannot be parametrised.
     """
     for name, rule in rules.items():
         path = f"initialise.parametrisations.{name}"
@@ -117,49 +122,52 @@ def parametrise(model: nn.Module, rules: Mapping[str, Any]) -> None:
                 )
             )
         weights = [
-            one
-            for one in matching(pattern, named_parameters(model), path=f"{path}.match")
-            if not one.is_bias
+            parameter
+            for parameter in matching(pattern, named_parameters(model), path=f"{path}.match")
+            if not parameter.is_bias
         ]
-        for one in weights:
+        for parameter in weights:
             if (
                 len(
                     {
-                        (id(module), each.rpartition(".")[2])
-                        for each, module in zip(one.names, one.modules, strict=True)
+                        (id(module), parameter_name.rpartition(".")[2])
+                        for parameter_name, module in zip(
+                            parameter.names, parameter.modules, strict=True
+                        )
                     }
                 )
                 > 1
             ):
-                words = (
-                    f"cannot make {kind} of {one.name}: it is also {', '.join(one.names[1:])}, "
+                message = (
+                    f"cannot make {kind} of {parameter.name}: it is also "
+                    f"{', '.join(parameter.names[1:])}, "
                     "which would then be another weight"
                 )
                 raise ConfigError(
                     Problem(
                         f"{path}.match",
-                        words,
+                        message,
                         pattern,
                         hint="leave shared weights out of the pattern",
                     )
                 )
             try:
-                KINDS[kind](one.module, name=one.name.rpartition(".")[2], **settings)
+                KINDS[kind](parameter.module, name=parameter.name.rpartition(".")[2], **settings)
             except (ValueError, RuntimeError, KeyError) as error:
                 raise ConfigError(
                     Problem(
                         path,
-                        f"cannot make {kind} of {one.name} {list(one.parameter.shape)}: {error}",
+                        f"cannot make {kind} of {parameter.name} "
+                        f"{list(parameter.tensor.shape)}: {error}",
                     )
                 ) from None
 
 
 def merge(model: nn.Module) -> None:
-    """Store parametrised weights as what they are computed to, with the same bits, by the names of
-    plain ones.
+    """Replace parametrised weights by their values, with the same bits, under the plain names.
 
     Args:
-        model: In eval mode; changed in place, and no longer trained.
+        model: The model in eval mode; changed in place, and no longer trained.
     """
     for module in list(model.modules()):
         for name in (
@@ -167,12 +175,16 @@ def merge(model: nn.Module) -> None:
             if parametrize.is_parametrized(module)
             else ()
         ):
-            held = cast("Any", module).parametrizations[name]
-            for one, tensor in list(held.named_parameters(recurse=False)):
-                # A copy, as torch writes into it and another layer may have it too; without
-                # gradient, as in evaluation, since an LSTM chooses kernels by that.
-                setattr(held, one, nn.Parameter(tensor.detach().clone(), requires_grad=False))
+            parametrisation = cast("Any", module).parametrizations[name]
+            for tensor_name, tensor in list(parametrisation.named_parameters(recurse=False)):
+                # A copy, as torch writes into the tensor, and another layer may share it. Without
+                # gradient, as in evaluation: an LSTM chooses its kernels by that.
+                setattr(
+                    parametrisation,
+                    tensor_name,
+                    nn.Parameter(tensor.detach().clone(), requires_grad=False),
+                )
             parametrize.remove_parametrizations(module, name, leave_parametrized=True)
             if isinstance(module, nn.RNNBase):
-                # It keeps a list of its weights, which this makes anew
+                # A recurrent layer keeps a list of its weights, which `to` renews.
                 module.to(device=getattr(module, name).device)

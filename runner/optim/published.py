@@ -1,5 +1,6 @@
-"""Weights published by torchvision and torchaudio, by name: from torch's hub cache, or downloaded
-to it; checksums are compared before a file is read.
+"""Weights published by torchvision and torchaudio, by name, from torch's hub cache.
+
+They are downloaded to it where necessary. Checksums are compared before a file is read.
 """
 
 from __future__ import annotations
@@ -22,16 +23,17 @@ AUDIO: Final = "https://download.pytorch.org/torchaudio/"
 
 
 def load_published(name: str, *, made_by: str = "", sha256: str | None = None) -> dict[str, Tensor]:
-    """Load the weights of that name, in the layout of the library's own model.
-
-    ConfigError if the weights do not exist, cannot be downloaded, or differ from the file in the
-    cache.
+    """Load published weights by name, in the layout of the library's own model.
 
     Args:
-        name: `torchvision:IMAGENET1K_V2`, of the model that the config makes;
-            `torchvision:ResNet50_Weights.IMAGENET1K_V2`, of any; `torchaudio:BUNDLE`.
+        name: `torchvision:IMAGENET1K_V2` for the config's model,
+            `torchvision:ResNet50_Weights.IMAGENET1K_V2` for any, or `torchaudio:BUNDLE`.
         made_by: The model's `_target_`.
-        sha256: What the file's must be, or begin with. torchvision publishes its own.
+        sha256: The file's SHA-256, or its beginning. torchvision publishes its own.
+
+    Raises:
+        ConfigError: The weights do not exist, cannot be downloaded, or differ from the file in the
+            cache.
     """
     file, url, checksum, make = (
         _load_torchvision(name, made_by)
@@ -41,24 +43,26 @@ def load_published(name: str, *, made_by: str = "", sha256: str | None = None) -
     fetch(url, file, checksum or sha256 or "")
     require_checksum(file, checksum or sha256, name)
     require_checksum(file, sha256, name)
-    with torch.random.fork_rng(
-        devices=[]
-    ):  # the library's model is discarded: its random numbers do not come from ours
+    # The library's model is discarded; it must not draw from the experiment's generator.
+    with torch.random.fork_rng(devices=[]):
         return dict(make().state_dict())
 
 
 def fetch(url: str, file: Path, checksum: str) -> None:
     """Download a file unless it exists.
 
-    ConfigError if that fails or the checksum does not match. It appears whole or not at all,
-    whoever else fetches it.
+    It appears complete or not at all, also where several processes download it.
+
+    Raises:
+        ConfigError: The download fails, or the checksum does not match.
     """
     if file.is_file():
         return
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         download_url_to_file(url, str(file), checksum, progress=False)
-    except (OSError, RuntimeError) as error:  # no network, full disk, wrong checksum
+    # No network, a full disk, or a wrong checksum.
+    except (OSError, RuntimeError) as error:
         hint = f"download {url} on a machine with network access, and copy the file to {file}"
         raise ConfigError(
             Problem(
@@ -72,7 +76,7 @@ def fetch(url: str, file: Path, checksum: str) -> None:
 
 
 def require_checksum(file: Path, expected: str | None, name: str) -> None:
-    """Raise a ConfigError if a file's SHA-256 does not begin as expected, or no checksum is known."""
+    """Raise a ConfigError if a file's SHA-256 does not begin as expected, or none is known."""
     digest = sha256(file)
     if expected is None and name.startswith("torchaudio:"):
         hint = f"initialise.sha256={digest} accepts the file that was downloaded ({file})"
@@ -86,37 +90,38 @@ def require_checksum(file: Path, expected: str | None, name: str) -> None:
             )
         )
     if expected is not None and (len(expected) < 8 or not digest.startswith(expected.lower())):
-        words = f"the file in torch's cache does not match its checksum: {file}"
+        message = f"the file in torch's cache does not match its checksum: {file}"
         raise ConfigError(
-            Problem(PATH, words, digest, expected, "delete it, and it will be downloaded again")
+            Problem(PATH, message, digest, expected, "delete it, and it will be downloaded again")
         )
 
 
-Found = tuple[Path, str, str | None, Callable[[], nn.Module]]
+# File, address, checksum, and the library's function that makes the model.
+Source = tuple[Path, str, str | None, Callable[[], nn.Module]]
 
 
-def _load_torchvision(name: str, made_by: str) -> Found:
+def _load_torchvision(name: str, made_by: str) -> Source:
     from torchvision import models
 
-    listed = {model: models.get_model_weights(model) for model in models.list_models()}
-    every = {
-        f"{weights.__name__}.{one.name}": (model, one)
-        for model, weights in listed.items()
-        for one in weights
+    weights_of_model = {model: models.get_model_weights(model) for model in models.list_models()}
+    weights_by_name = {
+        f"{weights.__name__}.{x.name}": (model, x)
+        for model, weights in weights_of_model.items()
+        for x in weights
     }
-    wanted = name.removeprefix("torchvision:")
-    own = made_by.rpartition(".")[2] if made_by.startswith("torchvision.models.") else ""
-    if own in listed and "." not in wanted:
-        wanted = f"{listed[own].__name__}.{wanted}"
-    if wanted not in every:
+    weights_name = name.removeprefix("torchvision:")
+    own_model = made_by.rpartition(".")[2] if made_by.startswith("torchvision.models.") else ""
+    if own_model in weights_of_model and "." not in weights_name:
+        weights_name = f"{weights_of_model[own_model].__name__}.{weights_name}"
+    if weights_name not in weights_by_name:
         choices: Iterable[str] = (
-            [one for one in every if one.startswith(f"{listed[own].__name__}.")]
-            if own in listed
-            else every
+            [x for x in weights_by_name if x.startswith(f"{weights_of_model[own_model].__name__}.")]
+            if own_model in weights_of_model
+            else weights_by_name
         )
         expected = (
-            ", ".join(f"torchvision:{one}" for one in choices)
-            if own in listed
+            ", ".join(f"torchvision:{x}" for x in choices)
+            if own_model in weights_of_model
             else "torchvision:MODEL_Weights.NAME, as torchvision.models lists them"
         )
         raise ConfigError(
@@ -125,10 +130,10 @@ def _load_torchvision(name: str, made_by: str) -> Found:
                 "torchvision publishes no such weights",
                 name,
                 expected,
-                nearest(wanted, _model_weights(wanted, every) or choices),
+                nearest(weights_name, _model_weights(weights_name, weights_by_name) or choices),
             )
         )
-    model, weights = every[wanted]
+    model, weights = weights_by_name[weights_name]
     file = weights.url.rpartition("/")[2]
     checksum = re.search(r"-([0-9a-f]{8,})\.", file)
     return (
@@ -139,22 +144,22 @@ def _load_torchvision(name: str, made_by: str) -> Found:
     )
 
 
-def _model_weights(name: str, every: Iterable[str]) -> list[str]:
-    """The weights of the model named `resnet18`, in any spelling that torchvision accepts."""
+def _model_weights(name: str, names: Iterable[str]) -> list[str]:
+    """Return the weights of a model (`resnet18`), in any spelling that torchvision accepts."""
     plain = name.replace("_", "").replace("-", "").lower()
-    return [one for one in every if one.partition("_Weights.")[0].replace("_", "").lower() == plain]
+    return [x for x in names if x.partition("_Weights.")[0].replace("_", "").lower() == plain]
 
 
-def _load_torchaudio(name: str, sha256: str | None) -> Found:
+def _load_torchaudio(name: str, sha256: str | None) -> Source:
     from torchaudio import pipelines
 
     bundles = {
-        key: one
-        for key, one in vars(pipelines).items()
-        if key.isupper() and (hasattr(one, "_params") or hasattr(one, "_model_path"))
+        key: bundle_
+        for key, bundle_ in vars(pipelines).items()
+        if key.isupper() and (hasattr(bundle_, "_params") or hasattr(bundle_, "_model_path"))
     }
-    wanted = name.removeprefix("torchaudio:")
-    if wanted not in bundles:
+    bundle_name = name.removeprefix("torchaudio:")
+    if bundle_name not in bundles:
         expected = "torchaudio:BUNDLE, as torchaudio.pipelines lists them"
         raise ConfigError(
             Problem(
@@ -162,10 +167,10 @@ def _load_torchaudio(name: str, sha256: str | None) -> Found:
                 "torchaudio publishes no such weights",
                 name,
                 expected,
-                nearest(wanted, bundles),
+                nearest(bundle_name, bundles),
             )
         )
-    bundle: Any = bundles[wanted]
+    bundle: Any = bundles[bundle_name]
     if hasattr(bundle, "_model_path"):
         return (
             _hub("torchaudio", bundle._model_path),

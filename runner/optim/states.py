@@ -1,6 +1,4 @@
-"""Loads a checkpoint's state into an optimizer, if the state is of the same parameters and the
-optimizer finds in it what its steps need.
-"""
+"""Loads a checkpoint's state into an optimizer, if parameters and steps fit."""
 
 from __future__ import annotations
 
@@ -32,30 +30,37 @@ _NO_OPTIONS: Final = (
 def load_state(
     optimizer: Optimizer, state: Mapping[str, Any], changed: Collection[str] | None = ()
 ) -> None:
-    """Load a state, except for options, which may differ here, as the choice of implementation does
-    under another strategy; a schedule sets its own anyway.
+    """Load a state, but keep the optimizer's own options, which may differ from the checkpoint's.
 
-    A class that is neither torch's nor samewise's may change options in its steps: they are part of
-    the state, except for those that are `changed` since (None: it is not known which).
+    The choice of implementation differs under another strategy, for example; a schedule sets its
+    options anyway.
 
-    ConfigError if it is of other parameters, of the same in other groups or another order, or if an
-    option needs averages that it does not have.
+    Args:
+        optimizer: The optimizer.
+        state: The checkpoint's state.
+        changed: Options that the config changed since; None if unknown. A class that is neither
+            torch's nor samewise's may change options in its steps, so only these keep their own
+            value.
+
+    Raises:
+        ConfigError: The state is of other parameters, or of the same in other groups or another
+            order, or an option needs averages that the state does not have.
     """
     if problem := _misplaced(optimizer, state):
         raise ConfigError(problem)
-    made_by = type(getattr(optimizer, "optim", optimizer))  # ZeroRedundancyOptimizer holds another
-    options = {*inspect.signature(made_by).parameters, "fused", "foreach"} - {"params", *SCHEDULED}
-    decided = (
+    # ZeroRedundancyOptimizer holds the optimizer in `optim`.
+    kind = type(getattr(optimizer, "optim", optimizer))
+    options = {*inspect.signature(kind).parameters, "fused", "foreach"} - {"params", *SCHEDULED}
+    own_options = (
         options
         if is_known(optimizer) or changed is None
         else options & {*changed, "fused", "foreach"}
     )
     groups = list[dict[str, Any]](state["param_groups"])
-    for place, (own, group) in enumerate(
-        zip(optimizer.param_groups, groups, strict=False)
-    ):  # torch refuses another number of groups
+    # Torch refuses another number of groups below.
+    for number, (own_group, group) in enumerate(zip(optimizer.param_groups, groups, strict=False)):
         for name in ("amsgrad", "centered"):
-            if own.get(name) and not group.get(name):
+            if own_group.get(name) and not group.get(name):
                 raise ConfigError(
                     Problem(
                         f"optimizer.{name}",
@@ -64,55 +69,62 @@ def load_state(
                         "as in that run",
                     )
                 )
-        groups[place] = {
+        groups[number] = {
             **group,
             **{
                 key: value
-                for key, value in own.items()
-                if key in decided or (key in options and key not in group)
+                for key, value in own_group.items()
+                if key in own_options or (key in options and key not in group)
             },
         }
     optimizer.load_state_dict({**state, "param_groups": groups})
 
 
 def is_known(optimizer: Optimizer) -> bool:
-    """Whether a class is torch's or samewise's: another may keep gradients between its steps, and
-    change options in them.
+    """Return whether the class is torch's or samewise's.
+
+    Another may keep gradients between its steps, and change options in them.
     """
-    made_by = type(getattr(optimizer, "optim", optimizer))  # ZeroRedundancyOptimizer holds another
-    return made_by.__module__.partition(".")[0] in ("torch", "samewise")
+    # ZeroRedundancyOptimizer holds the optimizer in `optim`.
+    kind = type(getattr(optimizer, "optim", optimizer))
+    return kind.__module__.partition(".")[0] in ("torch", "samewise")
 
 
 def needed(optimizer: Optimizer, state: Mapping[str, Any]) -> tuple[str, str] | None:
-    """What the next step would need for a parameter and not find in a checkpoint's state, as a
-    name; with the option that alone asks for it, if there is one.
+    """Find an entry that the next step needs and the checkpoint's state lacks.
 
-    It is found by steps of copies of the optimizer that have one small parameter each, and of the
-    checkpoint's state only the names.
+    Returns:
+        The entry's name, and the option that alone asks for it, or an empty string. None if nothing
+        is missing.
     """
     if _misplaced(optimizer, state):
-        return None  # `load_state` tells
-    saved, tried = state["state"], set[Any]()
-    for number, (group, there) in enumerate(
+        # `load_state` explains it.
+        return None
+    # Copies of the optimizer, each with one small parameter, take steps; only the names of the
+    # checkpoint's state matter.
+    saved, kinds = state["state"], set[Any]()
+    for number, (group, saved_group) in enumerate(
         zip(optimizer.param_groups, state["param_groups"], strict=False)
     ):
-        for parameter, index in zip(group["params"], there["params"], strict=False):
-            kept: Mapping[str, Any] = saved.get(index) or {}
-            kind = (number, parameter.ndim, frozenset(kept))
-            if not kept or kind in tried:
+        for parameter, index in zip(group["params"], saved_group["params"], strict=False):
+            saved_state: Mapping[str, Any] = saved.get(index) or {}
+            kind = (number, parameter.ndim, frozenset(saved_state))
+            if not saved_state or kind in kinds:
                 continue
-            tried.add(kind)
-            if name := _missing(optimizer, group, parameter, kept):
+            kinds.add(kind)
+            if name := _missing(optimizer, group, parameter, saved_state):
                 differing = [
                     key
                     for key, value in group.items()
-                    if key in there and key not in _NO_OPTIONS and there[key] != value
+                    if key in saved_group and key not in _NO_OPTIONS and saved_group[key] != value
                 ]
                 option = next(
                     (
                         key
                         for key in differing
-                        if not _missing(optimizer, {**group, key: there[key]}, parameter, kept)
+                        if not _missing(
+                            optimizer, {**group, key: saved_group[key]}, parameter, saved_state
+                        )
                     ),
                     "",
                 )
@@ -121,27 +133,25 @@ def needed(optimizer: Optimizer, state: Mapping[str, Any]) -> tuple[str, str] | 
 
 
 def _misplaced(optimizer: Optimizer, state: Mapping[str, Any]) -> Problem | None:
-    """Why torch, which matches parameters by their places in the groups, would give the state of
-    one to another; None if it would not.
-    """
+    """Explain why torch, which matches parameters by position, would mix up states; None if not."""
     groups, saved = optimizer.param_groups, state["param_groups"]
-    here, there = (
-        [list(map(str, group.get("param_names", ()))) for group in each] for each in (groups, saved)
+    own_names, saved_names = (
+        [list(map(str, group.get("param_names", ()))) for group in x] for x in (groups, saved)
     )
-    if not any(here) or not any(there):
+    if not any(own_names) or not any(saved_names):
         return _misshapen(optimizer, state)
-    if here == there:
+    if own_names == saved_names:
         return None
-    mine, theirs = (
-        {name: number for number, names in enumerate(each) for name in names}
-        for each in (here, there)
+    own_places, saved_places = (
+        {name: number for number, names in enumerate(x) for name in names}
+        for x in (own_names, saved_names)
     )
     only = {
-        "here": [name for name in mine if name not in theirs],
-        "there": [name for name in theirs if name not in mine],
+        "here": [name for name in own_places if name not in saved_places],
+        "there": [name for name in saved_places if name not in own_places],
     }
     if any(only.values()):
-        words = "; ".join(
+        message = "; ".join(
             f"only {where}: {first_few(names, 3)}" for where, names in only.items() if names
         )
         hint = (
@@ -150,51 +160,54 @@ def _misplaced(optimizer: Optimizer, state: Mapping[str, Any]) -> Problem | None
         )
         return Problem(
             "param_groups",
-            f"other parameters are trained than in the checkpoint: {words}",
+            f"other parameters are trained than in the checkpoint: {message}",
             hint=hint,
         )
-    if set(map(frozenset, here)) != set(map(frozenset, there)):
+    if set(map(frozenset, own_names)) != set(map(frozenset, saved_names)):
         places = [
-            (name, groups[mine[name]].get("name"), saved[theirs[name]].get("name")) for name in mine
+            (name, groups[own_places[name]].get("name"), saved[saved_places[name]].get("name"))
+            for name in own_places
         ]
-        name, now, then = next((one for one in places if one[1] != one[2]), places[0])
-        words = (
+        name, now, then = next((place for place in places if place[1] != place[2]), places[0])
+        message = (
             f"sorts the parameters into other groups than in the checkpoint: {name} is in "
             f"'{now}' here, and in '{then}' there"
         )
-        return Problem("param_groups", words, hint="use the rules of that run")
-    name = next((one for one, other in zip(mine, theirs, strict=True) if one != other), here[0][0])
-    words = (
+        return Problem("param_groups", message, hint="use the rules of that run")
+    name = next(
+        (x for x, saved_name in zip(own_places, saved_places, strict=True) if x != saved_name),
+        own_names[0][0],
+    )
+    message = (
         f"has the checkpoint's parameters in another order, from {name} on: their state would "
         "be given to others"
     )
     return Problem(
-        "optimizer", words, hint="create the model's layers in that order, and not from a set"
+        "optimizer", message, hint="create the model's layers in that order, and not from a set"
     )
 
 
 def _misshapen(optimizer: Optimizer, state: Mapping[str, Any]) -> Problem | None:
-    """The same without names: a state that has the shape of another parameter, and neither its
-    own's nor that of an average over some of its dimensions.
+    """Explain that a state has another parameter's shape, where parameters have no names.
+
+    A state may be an average over some of its parameter's dimensions.
     """
     shapes = {parameter.shape for group in optimizer.param_groups for parameter in group["params"]}
     for group, saved in zip(optimizer.param_groups, state["param_groups"], strict=False):
         for parameter, index in zip(group["params"], saved["params"], strict=False):
             for name, value in (state["state"].get(index) or {}).items():
-                found = getattr(value, "shape", parameter.shape)
-                fits = not found or (
-                    len(found) == parameter.ndim
-                    and all(
-                        one in (1, size) for one, size in zip(found, parameter.shape, strict=True)
-                    )
+                shape = getattr(value, "shape", parameter.shape)
+                fits = not shape or (
+                    len(shape) == parameter.ndim
+                    and all(x in (1, size) for x, size in zip(shape, parameter.shape, strict=True))
                 )
-                if not fits and found in shapes:
-                    words = (
+                if not fits and shape in shapes:
+                    message = (
                         f"the checkpoint's state is of other parameters: {name} of a parameter "
-                        f"of shape {list(parameter.shape)} has the shape {list(found)}"
+                        f"of shape {list(parameter.shape)} has the shape {list(shape)}"
                     )
                     return Problem(
-                        "optimizer", words, hint="train the parameters that that run trained"
+                        "optimizer", message, hint="train the parameters that that run trained"
                     )
     return None
 
@@ -203,28 +216,28 @@ def _missing(
     optimizer: Optimizer,
     options: Mapping[str, Any],
     parameter: nn.Parameter,
-    kept: Mapping[str, Any],
+    saved_state: Mapping[str, Any],
 ) -> str:
-    """The name that a step looks up and does not find if a parameter has what is called as in
-    `kept`; empty if there is none.
-    """
-    first = _step_of_copy(optimizer, options, parameter, None)
-    if first is None:
+    """Return the name that a step looks up in a parameter's saved state in vain, or ""."""
+    step = _step_of_copy(optimizer, options, parameter, None)
+    if step is None:
         return ""
-    made, small = first
+    new_state, small = step
 
-    def as_kept(name: str) -> Any:
-        value = kept[name]
+    def small_value(name: str) -> Any:
+        value = saved_state[name]
         return (
-            made[name]
-            if name in made
+            new_state[name]
+            if name in new_state
             else torch.zeros_like(small)
             if isinstance(value, Mapping) or getattr(value, "ndim", 0)
             else deepcopy(value)
         )
 
     try:
-        _step_of_copy(optimizer, options, parameter, {name: as_kept(name) for name in kept})
+        _step_of_copy(
+            optimizer, options, parameter, {name: small_value(name) for name in saved_state}
+        )
     except KeyError as error:
         return str(error.args[0]) if error.args else ""
     return ""
@@ -238,26 +251,26 @@ def _step_of_copy(
 ) -> Any:
     """Take a step with a copy of the optimizer that has one small parameter.
 
-    Return its state and the parameter, or None if it fails.
-
-    With `state`, which the parameter has before the step, a KeyError is raised.
+    Return its state and the parameter, or None if it fails. With `state`, the parameter's before
+    the step, a KeyError is raised.
     """
-    own = getattr(optimizer, "optim", optimizer)  # ZeroRedundancyOptimizer holds another
+    # ZeroRedundancyOptimizer holds the optimizer in `optim`.
+    original = getattr(optimizer, "optim", optimizer)
     small = nn.Parameter(
         torch.ones([2] * parameter.ndim, dtype=parameter.dtype, device=parameter.device)
     )
     small.grad = torch.ones_like(small)
     try:
-        copied = own.__class__.__new__(own.__class__)
-        others = {
+        copied_optimizer = original.__class__.__new__(original.__class__)
+        attributes = {
             key: value
-            for key, value in vars(own).items()
+            for key, value in vars(original).items()
             if key not in ("state", "param_groups", "step")
         }
-        vars(copied).update(
+        vars(copied_optimizer).update(
             deepcopy(
-                others,
-                {id(one): small for group in optimizer.param_groups for one in group["params"]},
+                attributes,
+                {id(x): small for group in optimizer.param_groups for x in group["params"]},
             )
         )
         group = {
@@ -265,12 +278,12 @@ def _step_of_copy(
             for key, value in options.items()
             if key not in ("params", "param_names")
         }
-        copied.param_groups = [{**group, "params": [small], "param_names": ["small"]}]
-        copied.state = defaultdict(dict, {small: state} if state else {})
-        copied.step()
+        copied_optimizer.param_groups = [{**group, "params": [small], "param_names": ["small"]}]
+        copied_optimizer.state = defaultdict(dict, {small: state} if state else {})
+        copied_optimizer.step()
     except Exception as error:
         if state and isinstance(error, KeyError):
             raise
-        # One that takes no such parameter, or cannot be copied: its own first step will tell
+        # The optimizer takes no such parameter, or cannot be copied; its own first step shows that.
         return None
-    return copied.state[small], small
+    return copied_optimizer.state[small], small

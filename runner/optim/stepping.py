@@ -18,51 +18,54 @@ from samewise.runner.torch_private import (
 
 
 def step_of(optimizer: Optimizer) -> Callable[[], Any]:
-    """The function that takes a step: the optimizer's own `step`.
-
-    Around that torch has a range for its profiler, which takes longer than the update of a small
-    network, also where no profiler runs. Where none does, and nothing else is hooked to the step,
-    this is the method within the range.
-    """
+    """Return the function that takes a step: `step`, or where possible the method that it wraps."""
+    # Torch opens a profiler range around `step`, which takes longer than the update of a small
+    # network even without a profiler.
     step: Any = type(optimizer).step
-    before, after = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks  # pyright: ignore[reportPrivateUsage]
+    pre_hooks = optimizer._optimizer_step_pre_hooks  # pyright: ignore[reportPrivateUsage]
+    post_hooks = optimizer._optimizer_step_post_hooks  # pyright: ignore[reportPrivateUsage]
     is_own = not getattr(step, "hooked", False) or "step" in vars(optimizer)
-    is_heard = (
+    has_hooks = (
         global_optimizer_pre_hooks
         or global_optimizer_post_hooks
-        or after
-        or any(one is not begin_late_momentum for one in before.values())
+        or post_hooks
+        or any(x is not begin_late_momentum for x in pre_hooks.values())
     )
-    if is_own or is_heard or profiler_enabled():
+    if is_own or has_hooks or profiler_enabled():
         return optimizer.step
-    if before:
+    if pre_hooks:
         begin_late_momentum(optimizer)
     return partial(step.__wrapped__, optimizer)
 
 
 def begin_late_momentum(optimizer: Optimizer, *_: Any) -> None:
-    """Give zero momentum to parameters whose first gradient comes later than the others', since
-    torch's fused SGD fails otherwise.
+    """Give zero momentum to parameters whose first gradient comes after the others'.
 
-    With a loss scale, to all of them: if the first step overflows, the kernel skips it, and their
-    momentum would be memory that nobody has written.
+    Torch's fused SGD fails otherwise.
     """
+    # With a loss scale all parameters get it: the kernel skips a first step that overflows, and
+    # their momentum would be uninitialised memory.
     state = optimizer.state
     is_first = not state and getattr(optimizer, "found_inf", None) is None
     if is_first or len(state) == sum(len(group["params"]) for group in optimizer.param_groups):
         return
     for group in optimizer.param_groups:
         late = (
-            [one for one in group["params"] if one.grad is not None and one not in state]
+            [
+                parameter
+                for parameter in group["params"]
+                if parameter.grad is not None and parameter not in state
+            ]
             if group["momentum"]
             else []
         )
-        if late and group["dampening"]:  # dampening does not apply to a first gradient
+        # Dampening does not apply to a first gradient.
+        if late and group["dampening"]:
             hint = "set optimizer.fused=false"
-            words = (
+            message = (
                 "is not supported by fused SGD with float16, or for a parameter whose first "
                 "gradient comes late"
             )
-            raise ConfigError(Problem("optimizer.dampening", words, hint=hint))
-        for one in late:
-            state[one]["momentum_buffer"] = torch.zeros_like(one)
+            raise ConfigError(Problem("optimizer.dampening", message, hint=hint))
+        for parameter in late:
+            state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)

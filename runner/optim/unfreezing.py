@@ -1,9 +1,8 @@
-"""Gradual unfreezing: parameters that are trained from a later epoch (J. Howard, S. Ruder: ULMFiT,
-arXiv 1801.06146, section 3.3).
+"""Gradual unfreezing: parameters that are trained from a later epoch.
 
-Until then they gather no gradient, so that no optimizer touches them or counts a step of theirs,
-and the statistics of layers that wait as a whole are held. What waits is a function of the step,
-and no state.
+J. Howard, S. Ruder: ULMFiT, arXiv 1801.06146, section 3.3. Until then the parameters gather no
+gradient, so no optimizer touches them or counts a step of theirs, and layers that wait as a whole
+keep their statistics. Which parameters wait is a function of the step, and no state.
 """
 
 from __future__ import annotations
@@ -23,15 +22,14 @@ from samewise.runner.optim.matching import Named, named_parameters
 @final
 @dataclass(frozen=True)
 class Waiting:
-    """Parameters that are not trained before step `until` (from 0), which trains the next of them.
-
-    All parameters that wait till then or longer, and the layers with statistics that wait as a
-    whole.
-    """
+    """Parameters that are not trained before step `until`, counted from 0."""
 
     until: int
+    """Step from which the first of them are trained."""
     parameters: Sequence[Tensor]
+    """All parameters that wait until this step or longer."""
     layers: Sequence[nn.Module]
+    """Layers with statistics that wait as a whole."""
 
 
 def waiting(
@@ -41,72 +39,89 @@ def waiting(
     steps_per_epoch: int,
     parts: Sequence[Sequence[str]] = ((),),
 ) -> list[Waiting]:
-    """The parameters that rules with `frozen_until: EPOCHS` or `unfreeze_every: EPOCHS` keep
-    frozen, the next to be trained first.
+    """List the parameters that `frozen_until` or `unfreeze_every` keep frozen, the next ones first.
 
-    `parts` are the prefixes of the parameters that each phase trains. ConfigError if a rule is
-    malformed, or a phase trains nothing at the beginning.
+    Args:
+        model: The model.
+        rules: The config's `param_groups`.
+        steps_per_epoch: Steps of an epoch.
+        parts: Prefixes of the parameters that each phase trains.
+
+    Raises:
+        ConfigError: A rule is malformed, or a phase trains nothing at the beginning.
     """
     waits = [
-        (epochs, one) for one, epochs in epochs_frozen(model, rules) if one.parameter.requires_grad
+        (epochs, parameter)
+        for parameter, epochs in epochs_frozen(model, rules)
+        if parameter.tensor.requires_grad
     ]
-    until = {one.name: epochs for epochs, one in waits}
+    first_epochs = {parameter.name: epochs for epochs, parameter in waits}
     for prefixes in parts:
-        least = min(
+        first_epoch = min(
             (
-                until.get(one.name, 0)
-                for one in named_parameters(model, prefixes)
-                if one.parameter.requires_grad
+                first_epochs.get(parameter.name, 0)
+                for parameter in named_parameters(model, prefixes)
+                if parameter.tensor.requires_grad
             ),
             default=0,
         )
-        if least:
-            where = f" below {', '.join(prefixes)}" if prefixes else ""
-            told = {name: rule[key] for name, key, rule in _waiting_rules(rules)}
-            words = f"no parameter{where} is trained in the first {least} epochs"
+        if first_epoch:
+            place = f" below {', '.join(prefixes)}" if prefixes else ""
+            settings = {name: rule[key] for name, key, rule in _waiting_rules(rules)}
+            message = f"no parameter{place} is trained in the first {first_epoch} epochs"
             raise ConfigError(
                 Problem(
-                    "param_groups", words, told, "at least one parameter group without frozen_until"
+                    "param_groups",
+                    message,
+                    settings,
+                    "at least one parameter group without frozen_until",
                 )
             )
     return [
-        _waiting(model, [one for least, one in waits if least >= until], until * steps_per_epoch)
-        for until in sorted({until for until, _ in waits})
+        _waiting(
+            model,
+            [parameter for first_epoch, parameter in waits if first_epoch >= first_epochs],
+            first_epochs * steps_per_epoch,
+        )
+        for first_epochs in sorted({first_epochs for first_epochs, _ in waits})
     ]
 
 
-def _waiting(model: nn.Module, named: Sequence[Named], until: int) -> Waiting:
-    parameters = [one.parameter for one in named]
+def _waiting(model: nn.Module, parameters_: Sequence[Named], until: int) -> Waiting:
+    parameters = [x.tensor for x in parameters_]
     with temporarily_frozen(parameters):
-        return Waiting(until, parameters, frozen_layers(model, named))
+        return Waiting(until, parameters, frozen_layers(model, parameters_))
 
 
 def cautions(
     rules: Mapping[str, Any],
-    later: Sequence[Waiting] = (),
+    waiting_parameters: Sequence[Waiting] = (),
     *,
     steps_per_epoch: int,
     total_steps: int,
 ) -> list[Problem]:
-    """Warnings about parameters that wait for an epoch beyond the end of training."""
-    words, hint = (
+    """Warn of parameters that wait for an epoch beyond the end of training."""
+    message, hint = (
         "training ends before this epoch, so what is frozen until then is never trained",
         "lower it, raise max_epochs, or set frozen: true",
     )
-    last = {"frozen_until": 0, "unfreeze_every": max((one.until for one in later), default=0)}
-    found = [
+    last = {
+        "frozen_until": 0,
+        "unfreeze_every": max((x.until for x in waiting_parameters), default=0),
+    }
+    waits = [
         (name, key, rule[key], max(last[key], rule[key] * steps_per_epoch))
         for name, key, rule in _waiting_rules(rules)
     ]
     return [
-        Problem(f"param_groups.{name}.{key}", words, epochs, hint=hint)
-        for name, key, epochs, until in found
+        Problem(f"param_groups.{name}.{key}", message, epochs, hint=hint)
+        for name, key, epochs, until in waits
         if until >= total_steps
     ]
 
 
 def _waiting_rules(rules: Mapping[str, Any]) -> list[tuple[str, str, Mapping[str, Any]]]:
-    """(rule's name, its key with the epochs, rule)."""
+    """Return (rule's name, its key with the epochs, rule) for each rule that delays training."""
     keys = ("frozen_until", "unfreeze_every")
     return [
         (name, key, cast("Mapping[str, Any]", rule))

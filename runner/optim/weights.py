@@ -1,4 +1,4 @@
-"""Loads weights from a file, or published ones, into a model, and reports every mismatch by name."""
+"""Loads weights, from a file or published, into a model, and reports every mismatch by name."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from samewise.runner.records.tensor_file import read_tensors
 
 PATH: Final = "initialise.weights"
 WRAPPERS: Final = ("model", "state_dict", "model_state_dict", "model_ema", "net", "network")
-"""Where training scripts, and samewise's own checkpoints, keep the model among other things."""
+"""Keys under which training scripts, and samewise's checkpoints, keep the model."""
 PREFIXES: Final = ("module.", "_orig_mod.", "model.")
-"""What data parallelism, torch.compile and trainer classes put before every name."""
+"""Prefixes of all names from data parallelism, torch.compile and trainer classes."""
 SHOWN: Final = 10
 
 
@@ -40,23 +40,24 @@ def load_weights(
 ) -> None:
     """Load a state_dict.
 
-    ConfigError if the file does not exist, is not a state_dict, or does not fit.
-
     Args:
-        model: Changed in place.
+        model: The model; changed in place.
         file: A file that torch.save wrote, a .safetensors file, a folder with a checkpoint of
             samewise or of Hugging Face's libraries, one of their cache (`hf:OWNER/NAME`), or
-            published weights by name (`published`); None: nothing is loaded.
-        sha256: What the file's must be, or begin with.
-        into: A module of the model to load into (`backbone.body`); None: the model itself.
-        strict: Whether names that only the file, or only the model, has are an error. Shapes that
-            differ always are.
+            published weights by name (`published`). None loads nothing.
+        sha256: The file's SHA-256, or its beginning.
+        into: Module of the model to load into (`backbone.body`); None for the model itself.
+        strict: Whether names that only the file, or only the model, has are an error. Other shapes
+            always are.
         exclude: Patterns of names that are not taken from the file, and that it may lack (`fc.*`).
-            Of a tensor with several names either all or none, unless the file has several values
-            for it.
-        parametrise: Parametrises the model's weights; called before loading if the file's are
-            parametrised, otherwise after.
-        made_by: The `_target_` of the model.
+            A tensor with several names needs all or none of them, unless the file has several
+            values for it.
+        parametrise: Parametrises the model's weights; called before loading if the file's weights
+            are parametrised, otherwise after.
+        made_by: The model's `_target_`.
+
+    Raises:
+        ConfigError: The file does not exist, is not a state_dict, or does not fit.
     """
     if file is None:
         parametrise()
@@ -70,21 +71,23 @@ def load_weights(
         _require_same_model(model, paths[0].parent)
         state = {name: tensor for path in paths for name, tensor in _unwrap(_read(path)).items()}
     target = _target(model, into)
-    held = target.state_dict()
-    state = _split_normed(_rename_parametrised(_fitting_prefix(state, held), held), target, held)
-    parametrised = any("parametrizations." in name and name not in held for name in state)
-    if parametrised:
+    own_state = target.state_dict()
+    state = _split_normed(
+        _rename_parametrised(_fitting_prefix(state, own_state), own_state), target, own_state
+    )
+    is_parametrised = any("parametrizations." in name and name not in own_state for name in state)
+    if is_parametrised:
         parametrise()
     patterns = [exclude] if isinstance(exclude, str) else list(exclude)
-    _require_matches(patterns, {**held, **state})
-    kept = {
+    _require_matches(patterns, {**own_state, **state})
+    included = {
         name: tensor
         for name, tensor in state.items()
         if not any(fnmatchcase(name, pattern) for pattern in patterns)
     }
-    _require_none_by_another_name(target, state, kept, patterns)
-    _load(target, kept, patterns, strict=strict)
-    if not parametrised:
+    _require_consistent_exclusion(target, state, included, patterns)
+    _load(target, included, patterns, strict=strict)
+    if not is_parametrised:
         parametrise()
 
 
@@ -94,7 +97,7 @@ def _locate_files(file: str) -> list[Path]:
     if "://" in str(file):
         hint = (
             "download it first, and put its SHA-256 into initialise.sha256; published weights "
-            f"have names: {', '.join(f'{one}NAME' for one in SOURCES)}"
+            f"have names: {', '.join(f'{x}NAME' for x in SOURCES)}"
         )
         raise ConfigError(Problem(PATH, "is not a local file", file, "a path", hint))
     path = Path(file).expanduser()
@@ -128,11 +131,11 @@ def _verify(paths: Sequence[Path], expected: str | None) -> None:
     if expected is not None and (
         len(str(expected)) < 8 or not digest.startswith(str(expected).lower())
     ):
-        where = paths[0] if len(paths) == 1 else paths[0].parent
+        place = paths[0] if len(paths) == 1 else paths[0].parent
         raise ConfigError(
             Problem(
                 "initialise.sha256",
-                f"does not match {where}",
+                f"does not match {place}",
                 expected,
                 digest,
                 "the file is a different one, or was cut short",
@@ -141,12 +144,13 @@ def _verify(paths: Sequence[Path], expected: str | None) -> None:
 
 
 def _require_same_model(model: nn.Module, folder: Path) -> None:
-    """If the model has a method `checkpoint_problems`, call it with the config.json beside the
-    weights, from which Hugging Face builds the model.
+    """Call the model's method `checkpoint_problems`, if it has one, with the weights' config.json.
+
+    Hugging Face's libraries build the model from this file.
     """
-    ask = getattr(model, "checkpoint_problems", None)
-    if ask is not None and (
-        problems := ask(read_json(folder / "config.json", {str: object}) or {})
+    check = getattr(model, "checkpoint_problems", None)
+    if check is not None and (
+        problems := check(read_json(folder / "config.json", {str: object}) or {})
     ):
         raise ConfigError(*problems)
 
@@ -170,14 +174,17 @@ def _read(path: Path) -> Any:
             )
         ) from None
     except Exception as error:
-        words = (
+        message = (
             f"cannot be read: {first_line(error)}"
             if isinstance(error, OSError | RuntimeError)
             else "is not a file of weights"
         )
         raise ConfigError(
             Problem(
-                PATH, words, str(path), "a state_dict written by torch.save, or a .safetensors file"
+                PATH,
+                message,
+                str(path),
+                "a state_dict written by torch.save, or a .safetensors file",
             )
         ) from None
 
@@ -191,29 +198,33 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
         ) from None
 
 
-def _unwrap(found: Any) -> dict[str, Tensor]:
-    """The state_dict in a file's content."""
-    while isinstance(found, Mapping) and not any(
-        isinstance(value, Tensor) for value in cast("Mapping[Any, Any]", found).values()
+def _unwrap(content: Any) -> dict[str, Tensor]:
+    """Return the state_dict in a file's content."""
+    while isinstance(content, Mapping) and not any(
+        isinstance(value, Tensor) for value in cast("Mapping[Any, Any]", content).values()
     ):
-        inner = next((key for key in WRAPPERS if isinstance(found.get(key), Mapping)), None)  # pyright: ignore[reportUnknownMemberType]
+        inner = next((key for key in WRAPPERS if isinstance(content.get(key), Mapping)), None)  # pyright: ignore[reportUnknownMemberType]
         if inner is None:
             break
-        found = found[inner]  # pyright: ignore[reportUnknownVariableType]
-    if not isinstance(found, Mapping) or not found:
+        content = content[inner]  # pyright: ignore[reportUnknownVariableType]
+    if not isinstance(content, Mapping) or not content:
         raise ConfigError(
             Problem(
-                PATH, "is not a state_dict", type(found).__name__, "a mapping from names to tensors"
+                PATH,
+                "is not a state_dict",
+                type(content).__name__,
+                "a mapping from names to tensors",
             )
         )  # pyright: ignore[reportUnknownArgumentType]
-    entries = {str(name): value for name, value in cast("Mapping[Any, Any]", found).items()}
-    entries.pop("n_averaged", None)  # torch.optim.swa_utils.AveragedModel's own
-    wrong = [
+    entries = {str(name): value for name, value in cast("Mapping[Any, Any]", content).items()}
+    # torch.optim.swa_utils.AveragedModel adds this count.
+    entries.pop("n_averaged", None)
+    not_tensors = [
         name
         for name, value in entries.items()
         if not isinstance(value, Tensor) and not name.endswith("_extra_state")
     ]
-    if wrong:
+    if not_tensors:
         expected = (
             "a mapping from names to tensors, at the top level or under one of: "
             + ", ".join(WRAPPERS)
@@ -221,72 +232,81 @@ def _unwrap(found: Any) -> dict[str, Tensor]:
         raise ConfigError(
             Problem(
                 PATH,
-                f"is not a state_dict: '{wrong[0]}' is not a tensor",
-                type(entries[wrong[0]]).__name__,
+                f"is not a state_dict: '{not_tensors[0]}' is not a tensor",
+                type(entries[not_tensors[0]]).__name__,
                 expected,
             )
         )
     return entries
 
 
-def _fitting_prefix(state: dict[str, Tensor], held: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The names without the prefix that a wrapper has added to all of them, unless the model has it
-    too.
-    """
+def _fitting_prefix(state: dict[str, Tensor], own_state: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Remove the prefix that a wrapper has added to all names, unless the model has it too."""
     for prefix in (*PREFIXES, *PREFIXES):
         if all(name.startswith(prefix) for name in state) and not any(
-            name.startswith(prefix) for name in held
+            name.startswith(prefix) for name in own_state
         ):
             state = {name.removeprefix(prefix): tensor for name, tensor in state.items()}
     return state
 
 
-def _rename_parametrised(state: dict[str, Tensor], held: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The names that weight norm uses since torch 2.1, for a model that has them and an older file."""
-    new = {
+def _rename_parametrised(
+    state: dict[str, Tensor], own_state: Mapping[str, Any]
+) -> dict[str, Tensor]:
+    """Rename weight norm's tensors in a file older than torch 2.1."""
+    new_names = {
         f"{module}.{old}": f"{module}.parametrizations.weight.original{number}"
         for number, old in enumerate(("weight_g", "weight_v"))
-        for module in (name.removesuffix(".parametrizations.weight.original0") for name in held)
+        for module in (
+            name.removesuffix(".parametrizations.weight.original0") for name in own_state
+        )
     }
     return {
-        new[name] if name not in held and new.get(name) in held else name: tensor
+        new_names[name]
+        if name not in own_state and new_names.get(name) in own_state
+        else name: tensor
         for name, tensor in state.items()
     }
 
 
 def _split_normed(
-    state: dict[str, Tensor], target: nn.Module, held: Mapping[str, Any]
+    state: dict[str, Tensor], target: nn.Module, own_state: Mapping[str, Any]
 ) -> dict[str, Tensor]:
-    """The two tensors of weight norm, for a model that has them and a file with the weight itself,
-    as exports have it.
-    """
+    """Split plain weights, as exports have them, into the two tensors of a model's weight norm."""
     split = dict(state)
-    for place in [name.removesuffix(".original0") for name in held if name.endswith(".original0")]:
+    for parametrisation in [
+        name.removesuffix(".original0") for name in own_state if name.endswith(".original0")
+    ]:
         plain, parts = (
-            _plain_name(f"{place}.original0"),
-            [f"{place}.original0", f"{place}.original1"],
+            _plain_name(f"{parametrisation}.original0"),
+            [f"{parametrisation}.original0", f"{parametrisation}.original1"],
         )
-        if plain in state and parts[0] not in state and held[parts[1]].shape == state[plain].shape:
-            norm: Any = target.get_submodule(f"{place}.0")
+        if (
+            plain in state
+            and parts[0] not in state
+            and own_state[parts[1]].shape == state[plain].shape
+        ):
+            norm: Any = target.get_submodule(f"{parametrisation}.0")
             split |= dict(zip(parts, norm.right_inverse(split.pop(plain)), strict=True))
     return split
 
 
 def _plain_name(name: str) -> str:
-    """The name of the weight that a parametrisation's tensor is part of: `fc.weight` for
-    `fc.parametrizations.weight.original0`.
+    """Return the name of the weight that a parametrisation's tensor is part of.
+
+    `fc.weight` for `fc.parametrizations.weight.original0`.
     """
     return re.sub(r"(^|\.)parametrizations\.([^.]+)\..*", r"\1\2", name)
 
 
 def _require_same_input(model: nn.Module) -> None:
-    """Refuse a model that does not rescale images if the weights were trained with it:
-    torchvision's Inception and GoogLeNet.
-    """
+    """Refuse Inception and GoogLeNet without the rescaling of images that their weights need."""
     if getattr(model, "transform_input", None) is False:
         hint = "model.transform_input=true, with images normalised as transforms=imagenet does"
-        words = "must be true for published weights, which were trained on images in another range"
-        raise ConfigError(Problem("model.transform_input", words, False, hint=hint))
+        message = (
+            "must be true for published weights, which were trained on images in another range"
+        )
+        raise ConfigError(Problem("model.transform_input", message, False, hint=hint))
 
 
 def _target(model: nn.Module, into: str | None) -> nn.Module:
@@ -303,10 +323,10 @@ def _target(model: nn.Module, into: str | None) -> nn.Module:
 
 
 def _require_matches(patterns: Sequence[str], state: Mapping[str, Tensor]) -> None:
-    idle = [
+    unmatched = [
         pattern for pattern in patterns if not any(fnmatchcase(name, pattern) for name in state)
     ]
-    if idle:
+    if unmatched:
         parts = [f"{part}.*" for part in dict.fromkeys(name.partition(".")[0] for name in state)]
         folders = {
             f"{name[:place]}.*"
@@ -314,38 +334,37 @@ def _require_matches(patterns: Sequence[str], state: Mapping[str, Tensor]) -> No
             for place in range(len(name))
             if name[place] == "."
         }
-        # The head is the last of them
-        words, such_as = (
-            "matches nothing in the file or in the model",
-            f"such as {', '.join([*parts[:4], *parts[4:][-4:]])}",
-        )
+        message = "matches nothing in the file or in the model"
+        # The first and the last parts, as the head is the last.
+        example = f"such as {', '.join([*parts[:4], *parts[4:][-4:]])}"
         raise ConfigError(
             *(
                 Problem(
                     "initialise.exclude",
-                    words,
-                    one,
-                    such_as,
-                    did_you_mean(one, folders | set(state)) or such_as,
+                    message,
+                    pattern_,
+                    example,
+                    did_you_mean(pattern_, folders | set(state)) or example,
                 )
-                for one in idle
+                for pattern_ in unmatched
             )
         )
 
 
-def _require_none_by_another_name(
+def _require_consistent_exclusion(
     target: nn.Module,
     state: Mapping[str, Tensor],
-    kept: Mapping[str, Tensor],
+    included: Mapping[str, Tensor],
     patterns: Sequence[str],
 ) -> None:
-    """Raise a ConfigError if a tensor is excluded by one of its names and loaded by another, unless
-    that chooses among the file's values for it.
+    """Raise a ConfigError if a tensor is excluded by one of its names and loaded by another.
+
+    The file may have several values for it; then the exclusion chooses one.
     """
     problems = list[Problem]()
     for names in sorted({tuple(sorted(names)) for names in _tied_names(target).values()}):
         loaded, excluded = (
-            [name for name in names if name in kept],
+            [name for name in names if name in included],
             [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)],
         )
         if (
@@ -357,14 +376,14 @@ def _require_none_by_another_name(
                 if name in state
             )
         ):
-            words = (
+            message = (
                 f"leaves out {excluded[0]}, but the model ties it to {loaded[0]}, which would "
                 "be loaded"
             )
             problems.append(
                 Problem(
                     "initialise.exclude",
-                    words,
+                    message,
                     hint=f"leave out {' and '.join(names)}, or none of them",
                 )
             )
@@ -375,39 +394,44 @@ def _require_none_by_another_name(
 def _load(
     target: nn.Module, state: Mapping[str, Tensor], patterns: Sequence[str], *, strict: bool
 ) -> None:
-    held: dict[str, Any] = target.state_dict()
-    common = [name for name in state if name in held]
-    twins = _tied_names(target)
-    # files older than torch 0.4.1 lack the count of batches, which torch adds; frozen batch norm
-    # does not need it
+    own_state: dict[str, Any] = target.state_dict()
+    common = [name for name in state if name in own_state]
+    tied_names = _tied_names(target)
+    # Files older than torch 0.4.1 lack the count of batches, which torch adds. Frozen batch norm
+    # does not need it.
     missing = [
         name
-        for name in held
-        if not twins.get(name, {name}) & state.keys() and not name.endswith("num_batches_tracked")
+        for name in own_state
+        if not tied_names.get(name, {name}) & state.keys()
+        and not name.endswith("num_batches_tracked")
     ]
     unexpected = [
-        name for name in state if name not in held and not name.endswith("num_batches_tracked")
+        name for name in state if name not in own_state and not name.endswith("num_batches_tracked")
     ]
     problems = [
         Problem(
             PATH,
             f"the shape of '{name}' differs",
             list(state[name].shape),
-            str(list(held[name].shape)),
+            str(list(own_state[name].shape)),
             _exclude_hint(name),
         )
         for name in common
-        if isinstance(held[name], Tensor) and state[name].shape != held[name].shape
+        if isinstance(own_state[name], Tensor) and state[name].shape != own_state[name].shape
     ]
-    for names in sorted({tuple(sorted(names)) for names in twins.values()}):
-        first, *others = [name for name in names if name in state] or [""]
-        if any(not state[first].equal(state[other].to(state[first].dtype)) for other in others):
-            words = (
+    for names in sorted({tuple(sorted(names)) for names in tied_names.values()}):
+        first_name, *other_names = [name for name in names if name in state] or [""]
+        if any(
+            not state[first_name].equal(state[x].to(state[first_name].dtype)) for x in other_names
+        ):
+            message = (
                 f"the model ties {' and '.join(names)} to one tensor, and the file has several "
                 "values for it"
             )
             problems.append(
-                Problem(PATH, words, hint=f"leave out all but one: initialise.exclude={others}")
+                Problem(
+                    PATH, message, hint=f"leave out all but one: initialise.exclude={other_names}"
+                )
             )
     merged = {
         name: _plain_name(name)
@@ -421,12 +445,12 @@ def _load(
             [name for name in missing if name not in merged.values()],
             [name for name in unexpected if name not in merged],
         )
-        wanted = [
+        required = [
             name
             for name in missing
             if not any(
-                fnmatchcase(each, pattern)
-                for each in twins.get(name, {name})
+                fnmatchcase(tied_name, pattern)
+                for tied_name in tied_names.get(name, {name})
                 for pattern in patterns
             )
         ]
@@ -434,20 +458,20 @@ def _load(
             Problem(
                 PATH, f"the model's '{name}' is not in the file", hint=nearest(name, unexpected)
             )
-            for name in wanted
+            for name in required
         ]
-        problems += _unused_problems(unexpected, missing, held)
+        problems += _unused_problems(unexpected, missing, own_state)
     if not common and not merged:
         problems = [
             Problem(
                 PATH,
                 "has no name in common with the model",
                 sorted(state)[:3],
-                f"such as {', '.join(list(held)[:3])}",
+                f"such as {', '.join(list(own_state)[:3])}",
             )
         ]
     if problems:
-        more = (
+        summary = (
             [
                 Problem(
                     PATH,
@@ -458,14 +482,15 @@ def _load(
             if len(problems) > SHOWN
             else []
         )
-        raise ConfigError(*problems[:SHOWN], *more)
-    # Keeps the version of each module's state, which torchvision's MNASNet needs
-    held.update((name, state[name]) for name in common)
-    target.load_state_dict(held, strict=False)
+        raise ConfigError(*problems[:SHOWN], *summary)
+    # The model's own state_dict keeps the version of each module, which torchvision's MNASNet
+    # needs.
+    own_state.update((name, state[name]) for name in common)
+    target.load_state_dict(own_state, strict=False)
 
 
 def _tied_names(target: nn.Module) -> dict[str, set[str]]:
-    """For each name of a tensor that has several, all of them."""
+    """Return all names of each tensor that has several, by each of them."""
     by_tensor = dict[int, set[str]]()
     for name, tensor in target.state_dict(keep_vars=True).items():
         by_tensor.setdefault(id(tensor), set()).add(name)
@@ -473,13 +498,13 @@ def _tied_names(target: nn.Module) -> dict[str, set[str]]:
 
 
 def _unused_problems(
-    unexpected: Sequence[str], missing: Sequence[str], held: Mapping[str, Any]
+    unexpected: Sequence[str], missing: Sequence[str], own_state: Mapping[str, Any]
 ) -> list[Problem]:
-    """Problems for names that only the file has.
+    """Describe the names that only the file has.
 
-    One for a whole part that the model lacks, such as Inception's auxiliary output.
+    A whole part that the model lacks, such as Inception's auxiliary output, is one problem.
     """
-    parts = {name.partition(".")[0] for name in held}
+    parts = {name.partition(".")[0] for name in own_state}
     foreign = Counter(
         part
         for name in unexpected
@@ -496,28 +521,28 @@ def _unused_problems(
         )
         for part, count in several.items()
     ]
-    others = [name for name in unexpected if name.partition(".")[0] not in several]
+    single_names = [name for name in unexpected if name.partition(".")[0] not in several]
     return problems + [
         Problem(PATH, f"the file's '{name}' is not in the model", hint=nearest(name, missing))
-        for name in others
+        for name in single_names
     ]
 
 
 def _parametrised_problems(merged: Mapping[str, str]) -> list[Problem]:
-    """A problem if the file has tensors from which the model's plain weights are computed."""
+    """Describe a file with tensors from which the model's plain weights are computed."""
     if not merged:
         return []
-    first, plain = next(iter(merged.items()))
-    others = f" and {count - 1} more" if (count := len(set(merged.values()))) > 1 else ""
-    words = (
+    tensor_name, plain = next(iter(merged.items()))
+    rest = f" and {count - 1} more" if (count := len(set(merged.values()))) > 1 else ""
+    message = (
         "the file is parametrised (LoRA, weight norm or another), and the model is not: it "
-        f"has no '{plain}'{others}, but what it is computed from"
+        f"has no '{plain}'{rest}, but what it is computed from"
     )
     hint = (
         "`samewise export RUN --to safetensors --out F` merges them: use "
         "F/weights.safetensors; or set initialise.parametrisations as in the run of the file"
     )
-    return [Problem(PATH, words, first, plain, hint)]
+    return [Problem(PATH, message, tensor_name, plain, hint)]
 
 
 def _exclude_hint(name: str) -> str:

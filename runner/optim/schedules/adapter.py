@@ -1,4 +1,4 @@
-"""Adapts torch's schedulers, and others with their interface, to a function of time."""
+"""Adapts torch's schedulers, and others with their interface, to functions of time."""
 
 from __future__ import annotations
 
@@ -18,14 +18,19 @@ from .base import SCHEDULED, Group, Options, Schedule, Span, Unit, require
 class TorchSchedule(Schedule):
     """Runs a torch scheduler on stand-ins for the optimizers, and reads the values that it sets.
 
-    The scheduler is stepped once for each unit of time, from the beginning, also after resuming (10
-    microseconds a step): so it need not save its state, and rounds as it would have. One that looks
-    at metrics or at the parameters cannot be run ahead of training: write a `Schedule` for it.
+    The scheduler steps once for each unit of time, from the beginning, also after resuming (10
+    microseconds a step). It therefore needs no saved state, and rounds as it would have. A
+    scheduler that uses metrics or parameters cannot run ahead of training: write a `Schedule` for
+    it.
 
     Args:
-        scheduler: The class with its settings, still without its optimizer (`_partial_: true` in
-            the config).
-        unit: When it is stepped.
+        scheduler: The class with its settings, without its optimizer (`_partial_: true` in the
+            config).
+        unit: Unit of time after which it steps.
+
+    Raises: ConfigError: The scheduler cannot be created, its `step` requires an argument, or it
+        cannot be
+            stepped to the end of training.
     """
 
     def __init__(self, *, scheduler: Callable[[Optimizer], Any], unit: Unit = "epoch") -> None:
@@ -56,29 +61,33 @@ class TorchSchedule(Schedule):
         if self._running[group.optimizer][2] > time:
             self._start(group.optimizer)
         stand_in, scheduler, now = self._running[group.optimizer]
-        for taken in range(now, time):
+        for completed in range(now, time):
             try:
                 scheduler.step()
             except Exception as error:
-                words = (
-                    f"{type(scheduler).__name__} cannot be stepped beyond {self.unit} {taken}: "
+                message = (
+                    f"{type(scheduler).__name__} cannot be stepped beyond {self.unit} {completed}: "
                     f"{error}"
                 )
                 raise ConfigError(
                     Problem(
                         "scheduler.scheduler",
-                        words,
+                        message,
                         expected=f"one for all {self.span.length(self.unit)} {self.unit}s of the "
                         "training",
                     )
                 ) from error
         self._running[group.optimizer] = (stand_in, scheduler, time)
-        # groups of a ByOptimizer keep their index within their optimizer
-        held = stand_in.param_groups[group.index]
-        made = {**options, **{key: held[key] for key in options if held[key] != group.base[key]}}
-        if options["lr"] != group.base["lr"] != 0:  # chained after another: applied as a factor
-            made["lr"] = options["lr"] * (held["lr"] / group.base["lr"])
-        return made
+        # Groups of a ByOptimizer keep their index within their optimizer.
+        group_options = stand_in.param_groups[group.index]
+        result = {
+            **options,
+            **{key: group_options[key] for key in options if group_options[key] != group.base[key]},
+        }
+        # Chained after another schedule, its change of the learning rate applies as a factor.
+        if options["lr"] != group.base["lr"] != 0:
+            result["lr"] = options["lr"] * (group_options["lr"] / group.base["lr"])
+        return result
 
     def _start(self, name: str) -> None:
         stand_in = _StandIn(self._bases[name])
@@ -106,12 +115,13 @@ class TorchSchedule(Schedule):
                     hint,
                 )
             )
-        stand_in.step()  # torch warns of a scheduler that steps before its optimizer
+        # Torch warns of a scheduler that steps before its optimizer.
+        stand_in.step()
         self._running[name] = (stand_in, scheduler, 0)
 
 
 class _StandIn(Optimizer):
-    """An optimizer with the groups' options and nothing to optimise."""
+    """Optimizer with the groups' options and nothing to optimise."""
 
     def __init__(self, groups: list[Options]) -> None:
         defaults = {key: groups[0][key] for key in SCHEDULED if key in groups[0]}

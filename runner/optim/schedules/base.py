@@ -1,6 +1,4 @@
-"""The interface of schedules: a function from a step's number to the options of each parameter
-group.
-"""
+"""Interface of schedules: functions from a step's number to each parameter group's options."""
 
 from __future__ import annotations
 
@@ -20,25 +18,26 @@ Unit = Literal["step", "epoch"]
 Options = dict[str, Any]
 
 SCHEDULED: Final = ("lr", "momentum", "betas", "weight_decay")
-"""The options of a parameter group that a schedule sees and may set."""
+"""Options of a parameter group that a schedule receives and may set."""
 
 
 @final
 @dataclass(frozen=True)
 class Group:
-    """A parameter group as a schedule sees it: the optimizer's name (its phase's), its index in it,
-    and the initial values of its `SCHEDULED` options.
-    """
+    """Parameter group as a schedule sees it."""
 
     optimizer: str
+    """Name of its optimizer, which is the phase's."""
     index: int
+    """Index of the group in its optimizer."""
     base: Mapping[str, Any]
+    """Initial values of its `SCHEDULED` options."""
 
 
 @final
 @dataclass(frozen=True)
 class Span:
-    """The steps that a schedule covers: all of training, or a part of it within `Sequential`."""
+    """Steps that a schedule covers: all of training, or a part of it within `Sequential`."""
 
     steps_per_epoch: int
     total_steps: int
@@ -48,11 +47,11 @@ class Span:
         return duration * self.steps_per_epoch if unit == "epoch" else duration
 
     def time(self, step: int, unit: Unit) -> int:
-        """The number of whole units before `step`."""
+        """Return the number of whole units before `step`."""
         return step // self.steps_per_epoch if unit == "epoch" else step
 
     def length(self, unit: Unit) -> int:
-        """The span in `unit`, rounded up; at least 1."""
+        """Return the span in `unit`, rounded up; at least 1."""
         return max(
             1,
             math.ceil(self.total_steps / self.steps_per_epoch)
@@ -62,21 +61,23 @@ class Span:
 
 
 class Schedule(abc.ABC):
-    """A function of time: `before_step(k)` sets the same options whether or not the steps before
-    `k` were taken.
+    """Function of time: `before_step(k)` sets the same options whatever steps came before.
 
-    Time is counted in `unit`: with `epoch` the options are constant within an epoch, as when
-    `.step()` of a torch scheduler is called once an epoch; with `step` they may change at every
+    Time is counted in `unit`. With `epoch` the options are constant within an epoch, as when the
+    `step()` of a torch scheduler is called once an epoch; with `step` they may change at every
     optimizer step. Steps and epochs are numbered from 0.
 
     Args:
-        unit: `epoch` or `step`: what durations, milestones and decays count.
+        unit: Unit of durations, milestones and decays: `epoch` or `step`.
+
+    Raises:
+        ConfigError: An argument is out of its range.
     """
 
     span: Span
-    """What it governs, once it is attached."""
+    """Steps that the schedule covers, once it is attached."""
     initial_rates: tuple[float, ...] = ()
-    """The different learning rates of the groups before training, the lowest first."""
+    """Distinct learning rates of the groups before training, the lowest first."""
 
     def __init__(self, *, unit: Unit = "epoch") -> None:
         require(unit in ("step", "epoch"), "unit", "is not a unit of time", unit, "step or epoch")
@@ -86,13 +87,16 @@ class Schedule(abc.ABC):
 
     @abc.abstractmethod
     def at(self, step: int, options: Options, group: Group) -> Options:
-        """The options of `group` at `step`, computed from `options`: its own, or the result of an
-        earlier schedule of a `Chained`.
+        """Return the options of `group` at `step`.
 
         Args:
-            step: The optimizer step, counted from the beginning of this schedule's span.
-            options: Those of `SCHEDULED` that the group has; not changed in place.
-            group: Which group it is.
+            step: Optimizer step, counted from the beginning of this schedule's span.
+            options: The group's own `SCHEDULED` options, or the result of the previous schedule of
+                a `Chained`; not changed in place.
+            group: The group.
+
+        Returns:
+            The options with their new values.
         """
 
     def begin(
@@ -100,8 +104,13 @@ class Schedule(abc.ABC):
     ) -> None:
         """Attach to the optimizers, and record each group's options as `initial_lr` and so on.
 
-        An optimizer whose state was loaded from a checkpoint already carries its initial options;
-        they are kept.
+        An optimizer whose state was loaded from a checkpoint keeps the initial options in that
+        state.
+
+        Args:
+            optimizers: The optimizers by name.
+            steps_per_epoch: Steps of an epoch.
+            total_steps: Steps of the training.
         """
         self._optimizers = dict(optimizers)
         self._groups = [
@@ -120,95 +129,103 @@ class Schedule(abc.ABC):
         self.attach(Span(steps_per_epoch, total_steps), self._groups)
 
     def attach(self, span: Span, groups: list[Group]) -> None:
-        """Set the groups and the span. Schedules made of others attach those too."""
+        """Set the span and the groups. Schedules that combine others attach those too."""
         self.span, self.initial_rates = (
             span,
             tuple(sorted({group.base["lr"] for group in groups if "lr" in group.base})),
         )
 
     def before_step(self, step: int) -> None:
-        """Set the options for optimizer step `step` (from 0), in any order."""
+        """Set the options for optimizer step `step` (from 0). Steps may come in any order."""
         for group in self._groups:
             options = self.at(step, dict(group.base), group)
-            # looked up each time: Optimizer.load_state_dict replaces the dicts
+            # Looked up each time, since Optimizer.load_state_dict replaces the dicts.
             _assign(self._optimizers[group.optimizer].param_groups[group.index], options)
 
     def rates(self, step: int, span: Span) -> list[float]:
-        """The groups' learning rates at `step` if training lasted `span`; sets nothing."""
-        own = self.span
+        """Return the groups' learning rates at `step` if training lasted `span`; sets nothing."""
+        own_span = self.span
         self.attach(span, self._groups)
-        found = [float(self.at(step, dict(group.base), group)["lr"]) for group in self._groups]
-        self.attach(own, self._groups)
-        return found
+        result = [float(self.at(step, dict(group.base), group)["lr"]) for group in self._groups]
+        self.attach(own_span, self._groups)
+        return result
 
     def needs(self) -> Mapping[str, int]:
-        """By setting: how long training must be, in `unit`, for it to have its full effect.
+        """Return the time in `unit`, by setting, that the setting needs to take its full effect.
 
-        Settings that always do are left out.
+        Settings that always take effect are left out.
         """
         return {}
 
     def parts(self) -> Mapping[str, tuple[Schedule, int]]:
-        """By name: the schedules that this one consists of, each with its first step."""
+        """Return the schedules that this one combines, by name, each with its first step."""
         return {}
 
     def cautions(self, path: str = "scheduler", steps: int | None = None) -> list[Problem]:
-        """What it is set to do at `path` of the config but will not, since training ends earlier.
+        """Warn of settings that never take full effect, since training ends earlier.
 
-        Training lasts so many steps (None: its whole span).
+        Args:
+            path: Path of the schedule in the config.
+            steps: Steps of the training; None: the whole span.
+
+        Returns:
+            The warnings.
         """
-        left = self.span.total_steps if steps is None else steps
-        length = Span(self.span.steps_per_epoch, left).length(self.unit)
-        words = (
+        available_steps = self.span.total_steps if steps is None else steps
+        length = Span(self.span.steps_per_epoch, available_steps).length(self.unit)
+        message = (
             f"training has only {length} {self.unit}{'s' * (length != 1)} for it, so it would "
             "not complete"
         )
         hint = f"set at most {length}, train longer, or choose another scheduler"
-        found = [
-            Problem(f"{path}.{name}", words, getattr(self, name), hint=hint)
+        problems = [
+            Problem(f"{path}.{name}", message, getattr(self, name), hint=hint)
             for name, least in self.needs().items()
             if least > length
         ]
         for name, (schedule, start) in self.parts().items():
-            if start < left:  # otherwise its start is reported
-                found += schedule.cautions(
-                    f"{path}.schedules.{name}", min(schedule.span.total_steps, left - start)
+            # A schedule that never starts is reported by its milestone.
+            if start < available_steps:
+                problems += schedule.cautions(
+                    f"{path}.schedules.{name}",
+                    min(schedule.span.total_steps, available_steps - start),
                 )
-        return found
+        return problems
 
     def after_evaluation(self, metrics: Mapping[str, float]) -> None:
-        """Process an evaluation's metrics; only a plateau uses them."""
+        """Process an evaluation's metrics, by name; only a plateau uses them."""
 
     def watched_metrics(self, path: str = "scheduler") -> dict[str, str]:
-        """By path in the config: the metrics of evaluations that decide it and the schedules that
-        it consists of; only a plateau has one.
+        """Return the metrics that decide the schedule, by path in the config.
+
+        Only a plateau has one.
         """
-        found = dict[str, str]()
+        metrics = dict[str, str]()
         for name, (schedule, _) in self.parts().items():
-            found |= schedule.watched_metrics(f"{path}.schedules.{name}")
-        return found
+            metrics |= schedule.watched_metrics(f"{path}.schedules.{name}")
+        return metrics
 
     def state_dict(self) -> dict[str, Any]:
-        """The state that cannot be computed from the step: empty, except for a plateau."""
+        """Return the state that cannot be computed from the step: empty, except for a plateau."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore a state that `state_dict` returned."""
 
     def forget_evaluations(self) -> None:
-        """Forget what evaluations gave: the run continues one that measured something else."""
+        """Forget past evaluations, because the run continues one that measured something else."""
 
     def time(self, step: int) -> int:
-        """`step` in this schedule's unit."""
+        """Return `step` in this schedule's unit."""
         return self.span.time(step, self.unit)
 
 
 class LearningRate(Schedule):
-    """A schedule that sets only the learning rate, from the time in its unit."""
+    """Schedule that sets only the learning rate, from the time in its unit."""
 
     @abc.abstractmethod
     def rate(self, time: int, lr: float) -> float:
-        """The learning rate at `time` (in `unit`) of a group whose learning rate would be `lr`."""
+        """Return the learning rate at `time` (in `unit`) of a group whose rate would be `lr`."""
 
     @final
     def at(self, step: int, options: Options, group: Group) -> Options:
@@ -225,12 +242,12 @@ def require(holds: bool, argument: str, message: str, value: object, expected: s
 
 
 def whole(value: object, *, least: int) -> bool:
-    """Whether `value` is an integer of at least `least`."""
+    """Return whether `value` is an integer of at least `least`."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def number(value: object, *, least: float = -math.inf, most: float = math.inf) -> bool:
-    """Whether `value` is a finite number from `least` to `most`."""
+    """Return whether `value` is a finite number from `least` to `most`."""
     return (
         isinstance(value, int | float)
         and not isinstance(value, bool)
@@ -240,7 +257,7 @@ def number(value: object, *, least: float = -math.inf, most: float = math.inf) -
 
 
 def ascending(values: object) -> bool:
-    """Whether `values` is a list of whole numbers from 1, each greater than the one before."""
+    """Return whether `values` is a list of whole numbers from 1 in ascending order."""
     if not isinstance(values, list | tuple):
         return False
     items: list[Any] = list(values)  # pyright: ignore[reportUnknownArgumentType]
@@ -255,10 +272,9 @@ def _plain(value: Any) -> Any:
 
 def _assign(target: dict[str, Any], options: Options) -> None:
     for key, value in options.items():
-        held = target[key]
-        if isinstance(
-            held, Tensor
-        ):  # a learning rate on the device: others hold a reference to this tensor
-            held.fill_(value)
+        current = target[key]
+        # A learning rate on the device: other code holds references to this tensor.
+        if isinstance(current, Tensor):
+            current.fill_(value)
         else:
             target[key] = value

@@ -13,15 +13,16 @@ from .base import Group, Options, Schedule, Span, Unit, ascending, require
 
 @final
 class Sequential(Schedule):
-    """One schedule after another, as torch's SequentialLR: each starts at its own time 0 with the
-    groups' own options.
+    """One schedule after another, as torch's SequentialLR.
+
+    Each starts at its own time 0 with the groups' own options.
 
     Args:
-        schedules: In their order, a list or, so that each can be overridden by name, a mapping. One
-            that runs to the end of training runs to the end of its part.
-        milestones: When the second, third, ... takes over, in `unit`, ascending: one fewer than
-            schedules.
-        unit: The unit of the milestones; each schedule has its own unit.
+        schedules: The schedules in order, as a list, or as a mapping so that each can be overridden
+            by name. A schedule without a duration of its own covers its part of the training.
+        milestones: Times in `unit` at which the second, third, ... schedule takes over, ascending;
+            one fewer than schedules.
+        unit: Unit of the milestones; each schedule has its own unit.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Sequential(Schedule):
         self._starts = [0, *(span.steps(milestone, self.unit) for milestone in self.milestones)]
         ends = [*self._starts[1:], span.total_steps]
         for schedule, start, end in zip(self._parts, self._starts, ends, strict=True):
-            # shortened training may end before a part starts, which is then never used
+            # A shortened training may end before a part starts; the part is then never used.
             schedule.attach(Span(span.steps_per_epoch, max(1, end - start)), groups)
 
     def needs(self) -> Mapping[str, int]:
@@ -75,13 +76,12 @@ class Sequential(Schedule):
         return self._parts[self._active].at(step - self._starts[self._active], options, group)
 
     def after_evaluation(self, metrics: Mapping[str, float]) -> None:
-        """Passed only to the schedule of the last step."""
+        """Pass the metrics to the schedule of the last step."""
         self._parts[self._active].after_evaluation(metrics)
 
     def state_dict(self) -> dict[str, Any]:
         states = _states(self.schedules)
-        # an evaluation may come right after a checkpoint is loaded, before any step has selected a
-        # part
+        # An evaluation may follow the loading of a checkpoint, before a step selects a part.
         return {"active": self._active, **states} if states else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -93,7 +93,7 @@ class Sequential(Schedule):
             schedule.forget_evaluations()
 
 
-class _Beside(Schedule):
+class _Parallel(Schedule):
     """Several schedules that share the training's time."""
 
     schedules: dict[str, Schedule]
@@ -117,16 +117,15 @@ class _Beside(Schedule):
 
 
 @final
-class Chained(_Beside):
-    """All at once, as torch's ChainedScheduler: each changes the learning rate computed by the
-    previous one.
+class Chained(_Parallel):
+    """All schedules at once, as torch's ChainedScheduler: each changes the previous one's result.
 
-    So factors (warm-ups, steps, exponentials, a cosine to 0, ...) multiply, in any order. A lowest
-    learning rate (`eta_min`) is the lowest only of the schedule that has it.
+    Factors (warm-ups, steps, exponentials, a cosine to 0, ...) therefore multiply, in any order. A
+    lowest learning rate (`eta_min`) applies only to the schedule that has it.
 
     Args:
-        schedules: A list, or a mapping by names; each in its own unit: a warm-up in steps may be
-            chained with milestones in epochs.
+        schedules: The schedules, as a list or a mapping by name, each in its own unit: a warm-up in
+            steps may be chained with milestones in epochs.
     """
 
     def __init__(self, *, schedules: Sequence[Schedule] | Mapping[str, Schedule]) -> None:
@@ -145,12 +144,12 @@ class Chained(_Beside):
 
 
 @final
-class ByOptimizer(_Beside):
+class ByOptimizer(_Parallel):
     """A schedule for each optimizer of a recipe that has several.
 
     Args:
-        schedules: By the name of the optimizer's phase. An optimizer that is not named keeps its
-            learning rate.
+        schedules: Schedules by the name of the optimizer's phase. An optimizer without one keeps
+            its learning rate.
     """
 
     def __init__(self, *, schedules: Mapping[str, Schedule]) -> None:
@@ -180,22 +179,22 @@ class ByOptimizer(_Beside):
 
 
 def _name_schedules(schedules: Sequence[Schedule] | Mapping[str, Schedule]) -> dict[str, Schedule]:
-    named = (
+    schedule_by_name = (
         dict(schedules)
         if isinstance(schedules, Mapping)
         else {str(index): schedule for index, schedule in enumerate(schedules)}
     )
-    require(len(named) > 0, "schedules", "is empty", schedules, "at least one schedule")
-    for name, schedule in named.items():
-        is_one = isinstance(schedule, Schedule)  # pyright: ignore[reportUnnecessaryIsInstance] (a config's)
+    require(len(schedule_by_name) > 0, "schedules", "is empty", schedules, "at least one schedule")
+    for name, schedule in schedule_by_name.items():
+        is_schedule = isinstance(schedule, Schedule)  # pyright: ignore[reportUnnecessaryIsInstance] (a config's)
         require(
-            is_one,
+            is_schedule,
             f"schedules.{name}",
             "is not a schedule",
             schedule,
             "a samewise.runner.optim.schedules.Schedule",
         )
-    return named
+    return schedule_by_name
 
 
 def _states(schedules: Mapping[str, Schedule]) -> dict[str, Any]:

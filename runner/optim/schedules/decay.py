@@ -1,6 +1,6 @@
 """Decreasing learning rates: in steps, steadily, or along a curve.
 
-Each is the closed form of torch's scheduler of that name.
+Each is the closed form of torch's scheduler of the same name.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Step(LearningRate):
     """`lr * gamma ** (time // step_size)`, as torch's StepLR.
 
     Args:
-        step_size: How long each learning rate lasts, in `unit`.
-        gamma: The factor after each `step_size`.
-        unit: What `step_size` counts.
+        step_size: Duration of each learning rate, in `unit`.
+        gamma: Factor after each `step_size`.
+        unit: Unit of `step_size`.
     """
 
     def __init__(self, *, step_size: int, gamma: float = 0.1, unit: Unit = "epoch") -> None:
@@ -63,9 +63,9 @@ class MultiStep(LearningRate):
     """`lr * gamma ** (number of milestones reached)`, as torch's MultiStepLR.
 
     Args:
-        milestones: When the learning rate is multiplied by `gamma`, in `unit`, ascending.
-        gamma: The factor at each milestone.
-        unit: What the milestones count.
+        milestones: Times at which the learning rate is multiplied by `gamma`, in `unit`, ascending.
+        gamma: Factor at each milestone.
+        unit: Unit of the milestones.
     """
 
     def __init__(
@@ -100,8 +100,8 @@ class Exponential(LearningRate):
     """`lr * gamma ** time`, as torch's ExponentialLR.
 
     Args:
-        gamma: The factor in each unit of time.
-        unit: The unit of time.
+        gamma: Factor in each unit of time.
+        unit: Unit of time.
     """
 
     def __init__(self, *, gamma: float, unit: Unit = "epoch") -> None:
@@ -121,16 +121,15 @@ class Exponential(LearningRate):
 
 @final
 class Cosine(LearningRate):
-    """Half a cosine from `lr` down to `eta_min`, as torch's CosineAnnealingLR (SGDR without
-    restarts, arXiv 1608.03983).
+    """Half a cosine from `lr` down to `eta_min`, as torch's CosineAnnealingLR.
 
-    Past `t_max` it rises again, as torch's does.
+    SGDR without restarts (arXiv 1608.03983). Past `t_max` it rises again, as torch's does.
 
     Args:
-        t_max: When `eta_min` is reached, in `unit`; None: at the end of training, or of this
+        t_max: Time at which `eta_min` is reached, in `unit`; None: the end of training, or of this
             schedule's part of it.
-        eta_min: The lowest learning rate, the same for every group.
-        unit: What `t_max` counts.
+        eta_min: Lowest learning rate, the same for every group.
+        unit: Unit of `t_max`.
     """
 
     def __init__(
@@ -159,18 +158,18 @@ class Cosine(LearningRate):
     def cautions(self, path: str = "scheduler", steps: int | None = None) -> list[Problem]:
         if not self.initial_rates or self.eta_min <= self.initial_rates[0]:
             return super().cautions(path, steps)
-        words, expected = (
+        message, expected = (
             "is above the learning rate of a parameter group, which rises to it",
             f"at most {self.initial_rates[0]:g}",
         )
         return [
             *super().cautions(path, steps),
-            Problem(f"{path}.eta_min", words, self.eta_min, expected),
+            Problem(f"{path}.eta_min", message, self.eta_min, expected),
         ]
 
     def rate(self, time: int, lr: float) -> float:
         turn = math.pi * time / (self.t_max or self.span.length(self.unit))
-        # 2 cos^2(x/2) = 1 + cos(x), without the cancellation near the lowest point
+        # 2 cos^2(x/2) = 1 + cos(x), without the cancellation near the lowest point.
         return self.eta_min + (lr - self.eta_min) * math.cos(turn / 2) ** 2
 
 
@@ -179,10 +178,10 @@ class Polynomial(LearningRate):
     """`lr * (1 - time / total) ** power`, then 0, as torch's PolynomialLR.
 
     Args:
-        total: When 0 is reached, in `unit`; None: at the end of training, or of this schedule's
-            part of it.
-        power: 1 is a straight line.
-        unit: What `total` counts.
+        total: Time at which 0 is reached, in `unit`; None: the end of training, or of this
+            schedule's part of it.
+        power: Exponent; 1 is a straight line.
+        unit: Unit of `total`.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The one-cycle policy: the learning rate rises and falls once, the momentum does the opposite."""
+"""One-cycle policy: the learning rate rises and falls once, the momentum does the opposite."""
 
 from __future__ import annotations
 
@@ -12,31 +12,35 @@ from samewise.runner.errors import ConfigError, Problem
 from .base import Group, Options, Schedule, Span, Unit, number, require, whole
 
 Phase = tuple[float, str, str, str, str]
-"""When it ends; learning rate at its beginning and end; momentum at its beginning and end."""
+"""End of the phase, learning rate at its beginning and end, momentum at its beginning and end."""
 
 
 @final
 @dataclass(kw_only=True, eq=False)
 class OneCycle(Schedule):
-    """torch's OneCycleLR (L. Smith, N. Topin: Super-Convergence, arXiv 1708.07120).
+    """Cycle of torch's OneCycleLR (L. Smith, N. Topin: Super-Convergence, arXiv 1708.07120).
 
     After `total` the last values remain.
 
     Args:
-        max_lr: The highest learning rate, one number or one for each group; None: each group's own
-            learning rate.
-        total: The length of the cycle, in `unit`; None: to the end of training, or of this
-            schedule's part of it.
-        pct_start: The share of the cycle in which the learning rate rises.
-        anneal: `cos` or `linear`.
-        cycle_momentum: Also move the momentum (or Adam's first beta) from `max_momentum` to
+        max_lr: Highest learning rate, one number or one for each group; None: each group's own.
+        total: Length of the cycle, in `unit`; None: to the end of training, or of this schedule's
+            part of it.
+        pct_start: Share of the cycle in which the learning rate rises.
+        anneal: Shape of the curve, `cos` or `linear`.
+        cycle_momentum: Whether the momentum (or Adam's first beta) moves from `max_momentum` to
             `base_momentum` and back.
-        base_momentum: The momentum at the highest learning rate.
-        max_momentum: The momentum at both ends.
-        div_factor: The first learning rate is the highest over this.
-        final_div_factor: The last learning rate is the first over this.
-        three_phase: Fall to the first learning rate as fast as it rose, then to the last.
-        unit: What `total` counts; each step by default.
+        base_momentum: Momentum at the highest learning rate.
+        max_momentum: Momentum at both ends.
+        div_factor: Highest learning rate divided by the first.
+        final_div_factor: First learning rate divided by the last.
+        three_phase: Whether the learning rate falls to the first as fast as it rose, and only then
+            to the last.
+        unit: Unit of `total`; a step by default.
+
+    Raises: ConfigError: An argument is out of its range, `max_lr` has another number of values than
+        groups,
+            or the optimizer has no momentum to move.
     """
 
     max_lr: float | Sequence[float] | None = None
@@ -135,14 +139,14 @@ class OneCycle(Schedule):
             )
 
     def cautions(self, path: str = "scheduler", steps: int | None = None) -> list[Problem]:
-        found = super().cautions(path, steps)
+        problems = super().cautions(path, steps)
         if self.max_lr is None or isinstance(self.max_lr, Sequence) or len(self.initial_rates) < 2:
-            return found
-        words, hint = (
+            return problems
+        message, hint = (
             "replaces the different learning rates of the parameter groups",
             f"{path}.max_lr=null: each group's own; or one value for each",
         )
-        return [*found, Problem(f"{path}.max_lr", words, self.max_lr, hint=hint)]
+        return [*problems, Problem(f"{path}.max_lr", message, self.max_lr, hint=hint)]
 
     def at(self, step: int, options: Options, group: Group) -> Options:
         (_, lr_from, lr_to, momentum_from, momentum_to), share = self._phase(self.time(step))
@@ -153,27 +157,28 @@ class OneCycle(Schedule):
             if isinstance(self.max_lr, Sequence)
             else self.max_lr
         )
-        first = highest / self.div_factor
+        start = highest / self.div_factor
         values = {
-            "first": first,
+            "first": start,
             "highest": highest,
-            "last": first / self.final_div_factor,
+            "last": start / self.final_div_factor,
             "base": self.base_momentum,
             "max": self.max_momentum,
         }
-        made = {**options, "lr": self._interpolate(values[lr_from], values[lr_to], share)}
+        result = {**options, "lr": self._interpolate(values[lr_from], values[lr_to], share)}
         if self.cycle_momentum:
             momentum = self._interpolate(values[momentum_from], values[momentum_to], share)
-            made |= (
+            result |= (
                 {"betas": (momentum, *options["betas"][1:])}
                 if "betas" in options
                 else {"momentum": momentum}
             )
-        return made
+        return result
 
     def _phase(self, time: int) -> tuple[Phase, float]:
-        """The phase at `time`, and the fraction of it that has passed."""
+        """Return the phase at `time`, and the fraction of it that has passed."""
         total = self.total or self.span.length(self.unit)
+        # Torch numbers the cycle's steps from 0, so phases end one step early.
         rise = self.pct_start * total - 1
         phases: list[Phase] = [(rise, "first", "highest", "max", "base")]
         if self.three_phase:
@@ -197,5 +202,5 @@ class OneCycle(Schedule):
 
 
 def _share(now: float, start: float, end: float) -> float:
-    # a phase of length 0, where torch divides by zero
+    # Torch divides by zero in a phase of length 0.
     return (now - start) / (end - start) if end != start else 1.0

@@ -1,4 +1,4 @@
-"""A learning rate that falls when a metric stops improving: the only schedule with a state."""
+"""Learning rate that falls when a metric stops improving: the only schedule with a state."""
 
 from __future__ import annotations
 
@@ -15,21 +15,25 @@ from .base import LearningRate, number, require, whole
 @final
 @dataclass(kw_only=True, eq=False)
 class Plateau(LearningRate):
-    """Multiply the learning rate by `factor` after more than `patience` evaluations without
-    improvement of `metric`; torch's ReduceLROnPlateau.
+    """Reduction of the learning rate when a metric stops improving, as torch's ReduceLROnPlateau.
 
-    It counts evaluations, so it has no unit of time; a change holds from the next step on.
+    After more than `patience` evaluations without improvement of `metric`, the learning rate is
+    multiplied by `factor`, from the next step on. Evaluations are counted, so there is no unit of
+    time.
 
     Args:
-        metric: The metric to follow, with its split: `valid/loss`.
+        metric: Metric to follow, with its split: `valid/loss`.
         mode: `min` if lower is better, `max` if higher is.
-        factor: What the learning rate is multiplied by, below 1.
-        patience: How many evaluations without progress are put up with.
-        threshold: How much better counts as better.
-        threshold_mode: `rel`: a share of the best value; `abs`: a difference.
-        cooldown: Evaluations after a reduction in which nothing is counted.
-        min_lr: No learning rate falls below this.
-        eps: Reductions by this or less are skipped.
+        factor: Factor of each reduction, below 1.
+        patience: Number of evaluations without improvement before a reduction.
+        threshold: Smallest difference that counts as an improvement.
+        threshold_mode: `rel`: `threshold` is a share of the best value; `abs`: a difference.
+        cooldown: Evaluations after a reduction that are not counted.
+        min_lr: Lowest learning rate.
+        eps: Reductions by at most this much are skipped.
+
+    Raises:
+        ConfigError: An argument is out of its range.
     """
 
     metric: str = "valid/loss"
@@ -114,8 +118,11 @@ class Plateau(LearningRate):
     def after_evaluation(self, metrics: Mapping[str, float]) -> None:
         """Count this evaluation.
 
+        Args:
+            metrics: The evaluation's metrics, by name.
+
         Raises:
-            ConfigError: the metric does not exist.
+            ConfigError: The metric is not among them.
         """
         if self.metric not in metrics:
             raise ConfigError(
@@ -156,7 +163,7 @@ class Plateau(LearningRate):
         )
 
     def forget_evaluations(self) -> None:
-        """Forget the best value and those since; reductions stay."""
+        """Forget the best value and the evaluations since; reductions stay."""
         self.best, self.bad = math.inf if self.mode == "min" else -math.inf, 0
 
     def _better(self, current: float) -> bool:

@@ -1,6 +1,4 @@
-"""Learning rates that start low, to be combined: in `Chained` with a decay, or first in a
-`Sequential`.
-"""
+"""Learning rates that start low: for a `Chained` with a decay, or first in a `Sequential`."""
 
 from __future__ import annotations
 
@@ -12,18 +10,18 @@ from .base import LearningRate, Unit, number, require, whole
 
 @final
 class LinearWarmup(LearningRate):
-    """Linear from `start_factor * lr` to `end_factor * lr` over `duration`, then constant.
+    """Linear rise from `start_factor * lr` to `end_factor * lr`, as torch's LinearLR.
 
-    Torch's LinearLR.
+    The learning rate is constant afterwards.
 
     Args:
-        duration: How long it takes, in `unit`; 0: nothing is warmed up.
-        start_factor: The factor at time 0.
-        end_factor: The factor from `duration` on.
-        within_first_epoch: Shorten the warm-up to the first epoch less one step, where that is
-            shorter than `duration` steps (as torchvision's detection reference has it). With
+        duration: Length of the rise, in `unit`; 0 for no warm-up.
+        start_factor: Factor at time 0.
+        end_factor: Factor from `duration` on.
+        within_first_epoch: Whether to shorten the warm-up to the first epoch less one step, where
+            that is shorter than `duration` (as torchvision's detection reference does). With
             `unit=step` only.
-        unit: What `duration` counts.
+        unit: Unit of `duration`.
     """
 
     def __init__(
@@ -87,12 +85,12 @@ class LinearWarmup(LearningRate):
 
 @final
 class ConstantWarmup(LearningRate):
-    """`factor * lr` for `duration`, then `lr`; torch's ConstantLR.
+    """`factor * lr` for `duration`, then `lr`, as torch's ConstantLR.
 
     Args:
-        duration: How long, in `unit`.
-        factor: The factor until then.
-        unit: What `duration` counts.
+        duration: Length of the warm-up, in `unit`.
+        factor: Factor until then.
+        unit: Unit of `duration`.
     """
 
     def __init__(self, *, duration: int, factor: float = 1 / 3, unit: Unit = "epoch") -> None:
