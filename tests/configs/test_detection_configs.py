@@ -108,26 +108,3 @@ def test_every_choice_of_transforms_trains_on_digits_on_canvases(project: Projec
     small = ["model.channels=32", "model.min_size=64", "model.max_size=96", "batch_size=4", "evaluate.batch_size=2"]
     sizes = ["transforms.shortest=[64]", "transforms.longest=96"] if transforms == "detection_multiscale" else []
     dry_run(compose_quiet(project, *data, *small, f"transforms={transforms}", *sizes), project)
-
-
-def voc(root: Path, *, box: str = "<xmin>4</xmin><ymin>3</ymin><xmax>30</xmax><ymax>25</ymax>") -> Path:
-    """Eight images of three classes in Pascal VOC's layout, all in every list; `box` is the box of the last image."""
-    for folder in ("JPEGImages", "Annotations", "ImageSets/Main"):
-        (root / folder).mkdir(parents=True)
-    for number in range(8):
-        Image.new("RGB", (40, 30), (number * 20, 90, 30)).save(root / "JPEGImages" / f"{number}.jpg")
-        corners = box if number == 7 else "<xmin>4</xmin><ymin>3</ymin><xmax>30</xmax><ymax>25</ymax>"
-        item = f"<object><name>kind {number % 3}</name><bndbox>{corners}</bndbox></object>"
-        size = "<size><width>40</width><height>30</height></size>"
-        (root / "Annotations" / f"{number}.xml").write_text(f"<annotation>{size}{item}</annotation>")
-    for split in ("train", "val", "test"):
-        (root / "ImageSets" / "Main" / f"{split}.txt").write_text("\n".join(map(str, range(8))))
-    return root
-
-
-@pytest.mark.slow
-def test_the_blood_cells_recipe_trains_on_data_in_its_layout(project: Project, tmp_path: Path):
-    overrides = ["experiment=retinanet_bccd", f"dataset.root={voc(tmp_path / 'cells')}", "dataset.size=[48,64]", "model.channels=32"]
-    run = build_run(project, tmp_path / "run", *overrides)
-    assert set(run.splits) == {"train", "valid", "test"}
-    dry_run(compose_quiet(project, *overrides), project)

@@ -10,7 +10,6 @@ import torch
 import torchaudio
 
 from samewise.datasets.parts.audio_files import audio_info, read_audio
-from samewise.datasets.parts.folders import SOUNDS, list_files
 from samewise.runner.errors import DataError
 
 RATE = 8000
@@ -67,21 +66,6 @@ def test_an_excerpt_equals_the_same_part_of_the_whole(tmp_path, form, encoding, 
         torch.testing.assert_close(section, expected, rtol=0, atol=1e-6 if form == "MP3" else 0)  # an MP3's sums may be rounded otherwise
 
 
-@pytest.mark.parametrize("quiet", [False, True])
-def test_an_excerpt_of_a_long_ogg_vorbis_file_equals_the_same_part_of_the_whole(tmp_path, quiet):
-    """Up to 255 packets of 4096 samples each are on its last page, which is not sought."""
-    sound = 0.1 * torch.randn(1_200_017, generator=torch.Generator().manual_seed(0))
-    sound = torch.where(torch.arange(len(sound)) > 2_000, 0.0, sound) if quiet else sound
-    path = tmp_path / "a.ogg"
-    with soundfile.SoundFile(path, "w", RATE, 1, format="OGG", subtype="VORBIS") as file:
-        for block in sound.split(1 << 14):  # libsndfile fails if it is to encode much at once
-            file.write(block.numpy())
-    whole, _ = read_audio(path)
-    assert len(whole) == len(sound)
-    for left in (140_000, 2_000, 100):
-        assert torch.equal(read_audio(path, start=len(whole) - left)[0], whole[-left:])
-
-
 @pytest.mark.parametrize(("rate", "wanted"), [(44100, 16000), (8000, 16000), (22050, 8000)])
 def test_another_rate_is_resampled_to_the_requested_one(tmp_path, rate, wanted):
     path = write(tmp_path / "a.wav", tone(rate // 2 + 3, rate=rate), rate, subtype="FLOAT")
@@ -134,29 +118,6 @@ def test_an_mp3_without_a_xing_header_is_read_to_its_end(tmp_path, mode, level, 
             assert (section - all_of_it[start : start + 900]).abs().max() < 1e-5
     with pytest.raises(DataError, match=rf"plain.mp3: is too short: it has {len(whole)} frames"):
         read_audio(plain, start=len(whole) - 10, frames=11)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [(b"", "is empty"), (b"this is a letter, not a recording" * 20, "is not audio"), (None, "cannot be read")],
-)
-def test_a_file_that_is_not_audio_is_named(tmp_path, content, message):
-    path = tmp_path / "thing.wav"
-    if content is not None:
-        path.write_bytes(content)
-    for read in (read_audio, audio_info):
-        with pytest.raises(DataError, match=f"thing.wav: {message}"):
-            read(path)
-
-
-def test_files_are_listed_in_sorted_order_without_hidden_ones(tmp_path):
-    for name in ("b/2.wav", "b/1.FLAC", "a.wav", "b/notes.txt", ".hidden/3.wav", "b/.rubbish.wav"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).touch()
-    assert list_files(tmp_path, SOUNDS).names == ["a.wav", "b/1.FLAC", "b/2.wav"]
-    assert list_files(tmp_path, (".flac",)).names == ["b/1.FLAC"]
-    with pytest.raises(DataError, match="cannot be read"):
-        list_files(tmp_path / "nowhere", SOUNDS)
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from samewise.datasets.parts.channels import read_channels
 from samewise.datasets.parts.decode import read_image
@@ -41,20 +40,6 @@ def test_an_array_is_read_as_written_whichever_axis_holds_the_channels(tmp_path:
         assert torch.equal(found, expected(values))
 
 
-@pytest.mark.parametrize("kind", ["uint8", "uint16", "float32"])
-def test_pages_of_a_tiff_are_channels(tmp_path: Path, kind: str) -> None:
-    values = array(5, kind)
-    first, *rest = [Image.fromarray(page) for page in values]
-    first.save(tmp_path / "pages.tif", save_all=True, append_images=rest)
-    assert torch.equal(read_channels(tmp_path / "pages.tif", 5), expected(values))
-
-
-def test_a_png_of_16_bits_keeps_all_bits(tmp_path: Path) -> None:
-    values = array(1, "uint16")
-    Image.fromarray(values[0]).save(tmp_path / "deep.png")
-    assert torch.equal(read_channels(tmp_path / "deep.png", 1), expected(values))
-
-
 def tiff(values: np.ndarray) -> bytes:
     """A TIFF of 16 bits with the channels [C, H, W] as samples of a pixel, which Pillow cannot write."""
     channels, height, width = values.shape
@@ -78,29 +63,6 @@ def test_samples_of_16_bits_that_would_be_read_as_8_are_refused(tmp_path: Path, 
     with pytest.raises(DataError, match=rf"{name}: has pixels of several samples of more than 8 bits(.|\n)*to PNG"):
         read_channels(tmp_path / name, channels)
     assert (read_image(tmp_path / name)[:3].float() - torch.from_numpy(values[:3] / 257).float()).abs().max() <= 1  # colours of 8 bits are what was asked for
-
-
-@pytest.mark.parametrize(
-    ("write", "words", "advice"),
-    [
-        (lambda file: np.save(file, array(5, "uint8")), "has 5 channels", "dataset.channels=5, with a number for each in dataset.mean and dataset.std"),
-        (lambda file: np.save(file, np.zeros((2, 3, 4, 5), np.uint8)), "is an array of the wrong shape", "[4, height, width]"),
-        (lambda file: np.save(file, np.zeros((4, 3, 3), np.int64)), "of an unsupported type", "uint8, uint16, or floating point"),
-        (lambda file: np.save(file, np.full((4, 3, 3), np.nan)), "not finite", "numbers"),
-        (lambda file: np.save(file, np.array([{"a": 1}] * 4), allow_pickle=True), "Object arrays cannot be loaded", "an .npy array"),
-        (lambda file: file.write_bytes(b"\x93NUMPY\x01\x00"), "cannot be read as an image", "an .npy array"),
-        (lambda file: file.write_bytes(b"hello"), "cannot be read as an image", "an .npy array"),
-    ],
-)
-def test_an_unsuitable_array_is_reported_with_its_file(tmp_path: Path, write: Callable[[Path], Any], words: str, advice: str) -> None:
-    file = tmp_path / "a.npy"
-    write(file)
-    with pytest.raises(DataError) as caught:
-        read_channels(file, 4)
-    (problem,) = caught.value.problems
-    assert problem.path == str(file)
-    assert words in problem.message
-    assert advice in f"{problem.expected} {problem.hint}"
 
 
 @pytest.fixture

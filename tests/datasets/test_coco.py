@@ -10,7 +10,6 @@ import pytest
 import torch
 from PIL import Image
 
-from samewise.datasets import coco
 from samewise.datasets.coco import COCO
 from samewise.recipes.detection import Detection
 from samewise.runner.errors import DataError
@@ -76,59 +75,6 @@ def test_labels_are_cocos_numbers_or_numbered_without_gaps(tmp_path: Path):
         load(tmp_path, num_classes=10)
 
 
-def write_valid(root: Path, categories: dict[int, str]) -> None:
-    """Write valid.json: image 7 with a box of each category."""
-    boxes = [{"id": number, "image_id": 7, "category_id": number, "bbox": [1, 2, 10, 20]} for number in categories]
-    what = content() | {"categories": [{"id": number, "name": name} for number, name in categories.items()], "annotations": boxes}
-    (root / "valid.json").write_text(json.dumps(what))
-
-
-def load_valid(root: Path, **options: Any) -> COCO:
-    return COCO(root=str(root), images="images", annotations="valid.json", classes_from="boxes.json", **options)
-
-
-@pytest.mark.parametrize("category_ids", ["keep", "dense"])
-@pytest.mark.parametrize(
-    ("categories", "named"),
-    [
-        ({17: "dog", 18: "cat"}, "'17: dog', '18: cat'"),
-        ({5: "artefact", 18: "dog"}, "'5: artefact'"),
-        ({17: "cat", 18: "dog", 19: "bird"}, "'19: bird'"),
-        ({17: "Cat", 18: "dog"}, "'17: Cat'"),
-        ({18: "cat"}, "'18: cat'"),
-    ],
-)
-def test_categories_that_the_training_file_does_not_have_are_refused(tmp_path: Path, category_ids: str, categories: dict[int, str], named: str):
-    write_valid(tmp_path, categories)
-    write(tmp_path, content())
-    message = r"valid\.json: has categories that the training split does not have; expected: some of those in boxes\.json, with the same ids: 17: cat, 18: dog"
-    with pytest.raises(DataError, match=rf"{message}(.|\n)*{named}"):
-        load_valid(tmp_path, category_ids=category_ids)
-
-
-def test_a_training_file_is_read_once_and_again_when_it_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    write_valid(tmp_path, {17: "cat", 18: "dog"})
-    write(tmp_path, content())
-    read = list[str]()
-    monkeypatch.setattr(coco, "_read", lambda path, plain=coco._read: (read.append(path.name), plain(path))[1])
-    load(tmp_path, training=True)
-    load_valid(tmp_path)
-    assert read == ["boxes.json", "valid.json"]
-    what = content()
-    what["categories"][0]["name"] = "a dog"
-    write(tmp_path, what)
-    with pytest.raises(DataError, match="18: a dog"):
-        load_valid(tmp_path)
-
-
-def test_aspect_ratios_are_known_without_opening_an_image(tmp_path: Path):
-    write(tmp_path, content())
-    data = load(tmp_path)
-    for path in (tmp_path / "images").iterdir():
-        path.write_bytes(b"")
-    assert data.aspect_ratios().tolist() == [40 / 30] * 3
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -183,32 +129,6 @@ def test_a_category_0_is_refused_because_0_is_the_background(tmp_path: Path):
     with pytest.raises(DataError, match="label 0 is the background"):
         load(tmp_path)
     assert load(tmp_path, category_ids="dense").classes == ["background", "bird", "cat", "dog"]
-
-
-def test_one_file_for_all_images_is_split_by_their_names(tmp_path: Path):
-    what = content()
-    what["images"] = [{"id": number, "file_name": f"{number}.jpg", "width": 40, "height": 30} for number in range(1, 31)]
-    data = {split: load(write(tmp_path, what), split=split, shares={"valid": 0.3, "test": 0.2}) for split in ("train", "valid", "test")}
-    found = {split: [one.path(index).name for index in range(len(one))] for split, one in data.items()}
-    assert sorted(name for names in found.values() for name in names) == sorted(image["file_name"] for image in what["images"])
-    assert all(len(names) > 1 for names in found.values())
-    what["images"] = [*what["images"][5:], {"id": 77, "file_name": "77.jpg", "width": 40, "height": 30}]
-    what["annotations"] = []
-    valid = load(write(tmp_path, what), split="valid", shares={"valid": 0.3, "test": 0.2})
-    assert [name for name in found["valid"] if int(name[:-4]) > 5] == [
-        name for name in (valid.path(index).name for index in range(len(valid))) if name != "77.jpg"
-    ]
-
-
-@pytest.mark.parametrize("category_ids", ["keep", "dense"])
-@pytest.mark.parametrize("background", [[], ["background"]])
-def test_given_classes_number_categories_by_name(tmp_path: Path, category_ids: str, background: list[str]):
-    write(tmp_path, content())
-    write_valid(tmp_path, {0: "dog", 4: "cat"})
-    given = load_valid(tmp_path, category_ids=category_ids, classes=[*background, "cat", "bird", "dog"], num_classes=4)
-    assert (given[2]["labels"].tolist(), given.classes, given.category_ids) == ([3, 1], ["background", "cat", "bird", "dog"], [0, 4, -1, 0])
-    with pytest.raises(DataError, match=r"(?s)categories that are not among the classes; expected: some of: cat, bird.*'0: dog'"):
-        load_valid(tmp_path, category_ids=category_ids, classes=["cat", "bird"])
 
 
 @pytest.mark.parametrize("kind", [str, float])

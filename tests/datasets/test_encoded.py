@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -15,20 +14,12 @@ import samewise_runner_jobs as jobs
 import torch
 from PIL import Image
 from torch import Tensor
-from torchvision.transforms.v2 import functional as F
 
 from samewise.datasets.image_folder import ImageFolder
 from samewise.datasets.parts.encoded import EncodedImages, is_for_device
 from samewise.datasets.transforms.decode import Decode
-from samewise.datasets.transforms.geometry import RandomResizedCrop
 from samewise.recipes.classification import Classification
-from samewise.runner.config.compose import compose
-from samewise.runner.config.project import Project
-from samewise.runner.errors import ConfigError
 from samewise.runner.interfaces import Batch
-from samewise.runner.records.digest import value_digest
-from samewise.runner.records.folder import RunFolder
-from samewise.runner.training.build import build
 
 
 def picture(width: int, height: int, mode: str = "RGB") -> Image.Image:
@@ -122,26 +113,6 @@ def test_a_truncated_file_is_never_left_to_the_device(kind: str):
     assert is_for_device(raw[: end + 2], "rgb")
 
 
-def test_the_digest_of_a_batch_depends_on_the_bytes_not_on_the_folder(root: Path, tmp_path_factory: pytest.TempPathFactory):
-    elsewhere = tmp_path_factory.mktemp("elsewhere") / "copy"
-    shutil.copytree(root, elsewhere)
-    before = value_digest(both(root)[1])
-    assert value_digest(both(elsewhere)[1]) == before
-    file = elsewhere / "train" / "ant" / "large.jpg"
-    raw = file.read_bytes()
-    file.write_bytes(raw[:-9] + bytes([raw[-9] ^ 1]) + raw[-8:])
-    assert value_digest(both(elsewhere)[1]) != before
-
-
-def test_a_random_resized_crop_equals_torchvisions_for_the_same_boxes(root: Path):
-    images, batch = both(root)
-    transform, decoded = RandomResizedCrop(20), Decode()(batch)
-    choices = transform.draw(decoded, len(images))
-    made = transform.apply(decoded, choices)["image"]
-    boxes = zip(*(choices[name].tolist() for name in ("top", "left", "height", "width")), strict=True)
-    assert torch.equal(made, torch.stack([F.resized_crop(image, *box, size=[20, 20]) for image, box in zip(images, boxes, strict=True)]))
-
-
 SETTINGS = (
     "experiment=resnet18_digits",
     "model.width=4",
@@ -168,19 +139,6 @@ def test_neither_workers_nor_ranks_change_bits(root: Path, samewise: Callable[..
     jobs.run(tmp_path / "runs" / "ranks", 2, experiment=given)
     traces = [trace.read_bytes() for trace in (tmp_path / "runs").glob("*/*/*/trace.jsonl")]
     assert (len(traces), len({*traces})) == (3, 1)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["transforms=imagenet"], r"transforms\.train\.sample: sample transforms run before(.|\n)*transforms=imagenet_on_device"),
-        (["transforms=images"], r"transforms\.train\.batch: the images of dataset\.train are still encoded(.|\n)*transforms=imagenet_on_device"),
-    ],
-)
-def test_transforms_that_do_not_fit_are_refused_before_training(root: Path, tmp_path: Path, overrides: list[str], message: str):
-    project = Project(Path(__file__).resolve().parents[2])
-    with pytest.raises(ConfigError, match=message):
-        build(compose([*SETTINGS, f"dataset.root={root}", *overrides], project=project), project, RunFolder(tmp_path / "run"))
 
 
 @pytest.mark.gpu

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -53,21 +52,6 @@ def test_existing_splits_are_used_and_missing_ones_come_from_training(form: str)
     train, valid = numbers(images(HERE / form, "train")), numbers(images(HERE / form, "valid"))
     assert sorted(train + valid) == list(range(30))
     assert valid
-
-
-def test_a_test_split_without_labels_is_empty_and_others_need_theirs(tmp_path: Path) -> None:
-    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    shutil.copytree(HERE / "parquet", tmp_path / "data")
-    (file,) = (tmp_path / "data").rglob("*test*.parquet")
-    table = parquet.read_table(file)
-    for missing in (-1, None):
-        place = table.schema.names.index("kind")
-        parquet.write_table(table.set_column(place, table.schema.field(place), pa.array([missing] * len(table), pa.int64())), file)
-        assert len(images(tmp_path / "data", "test")) == 0
-        assert numbers(images(tmp_path / "data", "valid")) == numbers(images(HERE / "parquet", "valid"))
-    parquet.write_table(table.set_column(place, table.schema.field(place), pa.array([0, *[-1] * (len(table) - 1)], pa.int64())), file)
-    with pytest.raises(DataError, match="has a row of an unknown class"):
-        images(tmp_path / "data", "train")
 
 
 def _write_rows(root: Path, rows: Mapping[str, tuple[list[str] | None, Sequence[Any]]], form: str = "parquet") -> Path:
@@ -199,21 +183,3 @@ def test_the_library_reads_the_same() -> None:
     for index in range(len(ours)):
         assert torch.equal(torch.from_numpy(np.array(theirs[index]["photo"])).permute(2, 0, 1), ours[index]["image"])
         assert theirs[index]["kind"] == ours[index]["label"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["images", "recordings"])
-def test_a_model_trains_on_hugging_face_data(kind: str, samewise: Callable[..., Any], tmp_path: Path) -> None:
-    given = ["train", f"dataset=hugging_face_{kind}", "dataset.num_classes=2", "tracking=none", "device=cpu", "batch_size=4", "max_steps=12"]
-    given += [f"run_root={tmp_path}", "evaluate.monitor=valid/accuracy", "evaluate.mode=max", "loader.num_workers=1"]
-    if kind == "images":
-        given += [f"dataset.root={HERE / 'splits'}", "dataset.image=photo", "dataset.label=kind", "model=resnet20_cifar", "model.width=4"]
-    else:
-        given += [f"dataset.root={HERE / 'recordings'}", "dataset.id=who", "dataset.shares.valid=0.4", "dataset.sample_rate=8000", "dataset.seconds=0.1"]
-        given += ["experiment=resnet18_own_recordings", "model.width=4"]
-    before = set(multiprocessing.active_children())
-    done = samewise(*given)
-    assert done.returncode == 0, done.stderr
-    assert set(multiprocessing.active_children()) <= before, "the workers of its loaders outlive the training"
-    (summary,) = tmp_path.glob("*/*/summary.json")
-    assert json.loads(summary.read_text())["metrics"]["best"]["valid/accuracy"] >= 0.5

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import ExifTags, Image, ImageOps
 
-from samewise.datasets.hugging_face import HuggingFaceImages
 from samewise.datasets.parts.upright import read_upright
-from samewise.runner.errors import DataError
 
 PHOTO = Image.fromarray(np.random.default_rng(0).integers(0, 256, (6, 9, 3)).astype(np.uint8))
 
@@ -23,10 +20,6 @@ def encoded(orientation: int, form: str = "PNG") -> bytes:
     exif[ExifTags.Base.Orientation] = orientation
     PHOTO.save(file, form, exif=exif, **({"lossless": True} if form == "WEBP" else {}))
     return file.getvalue()
-
-
-def images(root: Path, **settings: Any) -> HuggingFaceImages:
-    return HuggingFaceImages(root=str(root), split="train", image="photo", label="kind", shares={}, **settings)
 
 
 def pixels(image: Image.Image) -> torch.Tensor:
@@ -44,19 +37,3 @@ def test_an_image_is_turned_as_pillow_turns_it(orientation: int, form: str, tmp_
     found = read_upright(tmp_path / "photo")
     assert found.shape == expected.shape == ((3, 9, 6) if 5 <= orientation <= 8 else (3, 6, 9))
     assert torch.equal(found, expected)
-
-
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [
-        (None, "holds nothing; hint: leave such rows out"),
-        ({"bytes": None, "path": None}, "holds nothing; hint: leave such rows out"),
-        ([{"bytes": b"", "path": None}], "holds list; hint: dataset.image=COLUMN names another column"),
-        ([[0, 255], [255, 0]], "holds list; hint: dataset.image=COLUMN names another column"),
-    ],
-)
-def test_a_column_without_one_image_in_each_row_is_an_error(value: Any, words: str, tmp_path: Path) -> None:
-    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    parquet.write_table(pa.table({"photo": [value], "kind": [0]}), tmp_path / "train.parquet")
-    with pytest.raises(DataError, match=f"row 0: column photo {words}"):
-        images(tmp_path).fingerprint()

@@ -118,21 +118,6 @@ def test_faults_in_a_table_are_reported(root: Path) -> None:
         load(root / "none.csv")
 
 
-@pytest.mark.parametrize("form", ["csv", "tsv"])
-def test_rows_that_a_quote_or_a_comma_would_hide_are_reported(root: Path, form: str) -> None:
-    tab = "\t" if form == "tsv" else ","
-    rows = [f"photos/{number}.png{tab}{number % 3}{tab}a note" for number in range(30)]
-    table = root / f"notes.{form}"
-    for number, text, words in (
-        (10, '"left side', r":12: has a line break in the column 'note'"),
-        (7, f"a{tab} note", r":9: has more fields than there are columns"),
-    ):
-        wrong = [*rows[:number], rows[number].replace("a note", text), *rows[number + 1 : 20], rows[20].replace("a note", '"right" side'), *rows[21:]]
-        table.write_text("\n".join([f"file{tab}kind{tab}note", *wrong]))
-        with pytest.raises(DataError, match=words):
-            load(table)
-
-
 def test_the_split_does_not_depend_on_how_the_tables_path_is_spelt(
     root: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,6 @@ import soundfile
 import torch
 
 from samewise.datasets.labelled_recordings import LabelledRecordings
-from samewise.datasets.parts.recordings import crop_or_pad
 from samewise.runner.errors import ConfigError, DataError
 
 SHARES = {"valid": 0.3, "test": 0.2}
@@ -56,19 +55,6 @@ def test_recordings_of_one_group_stay_together_and_a_pattern_may_fix_the_splits(
     assert {name[-5] for name in names(load(root, "valid", pattern=fixed))} == {"0", "1"}
     assert {name[-5] for name in names(load(root, "train", pattern=fixed))} == set("23456789")
     assert len(load(root, "test", pattern=fixed)) == 0
-
-
-def test_evaluation_takes_the_middle_of_a_recording_and_training_a_random_part(root: Path) -> None:
-    whole = torch.linspace(0.01, 0.9, 880)
-    for split in ("valid", "train"):
-        data = load(root, split, seconds=0.05, pattern="(?P<label>dog|cat)/(?P<valid>ann_)?.+")
-        index = next(index for index, name in enumerate(names(data)) if name.endswith("_9.wav"))
-        assert data[index]["length"] == 400
-        taken = [data[index]["waveform"].tolist() for _ in range(3)]
-        if split == "valid":
-            assert taken[0] == taken[1] == crop_or_pad(whole, 400).tolist() == whole[240:640].tolist()
-        else:
-            assert taken[0] != taken[1]
 
 
 def test_faults_are_reported_with_what_to_set(root: Path) -> None:

@@ -12,7 +12,7 @@ from samewise.datasets.librimix import LibriMix
 from samewise.datasets.speaker_mixtures import SpeakerMixtures
 from samewise.datasets.wsj0_mix import WSJ0Mix
 from samewise.runner.data import streams
-from samewise.runner.errors import ConfigError, DataError
+from samewise.runner.errors import DataError
 
 RATE = 8000
 DIGITS = r"\d_(?P<speaker>[a-z]+)_\d+\.wav"
@@ -52,55 +52,6 @@ def test_a_mixture_is_the_sum_of_two_different_speakers(speakers):
     assert len(names) == 3
 
 
-def test_a_long_recording_starts_at_a_random_place(tmp_path):
-    ramp = torch.arange(20000) / 20000
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        soundfile.write(tmp_path / name / "1.wav", ramp.numpy(), RATE, subtype="FLOAT")
-    data = SpeakerMixtures(root=str(tmp_path), length=20, seconds=0.5, pause=(0, 0), fixed=True)
-    starts = set()
-    for index in range(20):
-        for source in data[index]["sources"]:
-            step = (source[-1] - source[0]) / 3999
-            assert torch.allclose(source, source[0] + step * torch.arange(4000), atol=1e-4)
-            starts.add(round(float(source[0] / step)))
-    assert len(starts) > 30
-
-
-def test_mixtures_are_drawn_by_the_samples_stream_unless_fixed(speakers):
-    drawn = SpeakerMixtures(root=str(speakers), pattern=DIGITS, seconds=0.3)
-    fixed = SpeakerMixtures(root=str(speakers), pattern=DIGITS, seconds=0.3, fixed=True)
-
-    def in_stream(data, epoch: int) -> dict:
-        with streams.scope(0, "sample", epoch, 5, 7):
-            return data[7]
-
-    assert same(in_stream(drawn, 0), in_stream(drawn, 0))
-    assert not same(in_stream(drawn, 0), in_stream(drawn, 1))
-    assert same(in_stream(fixed, 0), in_stream(fixed, 1))
-    assert not same(fixed[7], fixed[8])
-    other = SpeakerMixtures(root=str(speakers), pattern=DIGITS, seconds=0.3, fixed=True, seed=1)
-    assert not same(fixed[7], other[7])
-    assert len({data.fingerprint() for data in (drawn, fixed, other)}) == 3
-
-
-@pytest.mark.parametrize(
-    ("settings", "where"),
-    [
-        ({"pattern": "[a-z"}, "dataset.pattern: is not a valid regular expression"),
-        ({"pattern": ".*"}, "dataset.pattern: does not mark the speaker"),
-        ({"seconds": 0}, "dataset.seconds"),
-        ({"length": 0}, "dataset.length"),
-        ({"num_speakers": 1}, "dataset.num_speakers"),
-        ({"levels": [3, 1]}, "dataset.levels"),
-        ({"pause": [-1, 1]}, "dataset.pause"),
-    ],
-)
-def test_impossible_settings_are_refused(speakers, settings, where):
-    with pytest.raises(ConfigError, match=where):
-        SpeakerMixtures(root=str(speakers), **settings)
-
-
 def generate(folder: Path, mixture: str, names: int = 3, *, rate: int = RATE) -> None:
     for number in range(names):
         for part, value in ((mixture, 0.3), ("s1", 0.1), ("s2", 0.2)):
@@ -128,25 +79,6 @@ def test_generated_layouts_are_read(tmp_path, made, folder, mixture):
     assert (sample["name"], sample["sources"].shape) == ("2.wav", (2, 5000))
     assert torch.allclose(sample["mixture"], sample["sources"].sum(0))
     assert made((tmp_path / folder).parents[2]).fingerprint() == data.fingerprint()
-
-
-@pytest.mark.parametrize(("made", "folder", "mixture"), LAYOUTS)
-def test_an_excerpt_is_the_same_for_the_mixture_and_its_sources(tmp_path, made, folder, mixture):
-    for number in range(2):
-        one, other = (0.1 * torch.randn(6000, generator=torch.Generator().manual_seed(seed)) for seed in (number, 10 + number))
-        for part, waveform in ((mixture, one + other), ("s1", one), ("s2", other)):
-            (tmp_path / folder / part).mkdir(parents=True, exist_ok=True)
-            soundfile.write(tmp_path / folder / part / f"{number}.wav", waveform.numpy(), RATE, subtype="FLOAT")
-    data = made(tmp_path, seconds=0.5)
-    starts = set()
-    for epoch in range(5):
-        with streams.scope(0, "sample", epoch):
-            sample = data[1]
-        assert (sample["length"], sample["sources"].shape) == (4000, (2, 4000))
-        assert torch.allclose(sample["mixture"], sample["sources"].sum(0), atol=1e-6)
-        starts.add(float(sample["mixture"][0]))
-    assert len(starts) == 5
-    assert made(tmp_path, seconds=2.0)[0]["length"] == 6000
 
 
 @pytest.mark.parametrize(("made", "folder", "mixture"), LAYOUTS)

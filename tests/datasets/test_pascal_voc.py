@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from PIL import ExifTags, Image
+from PIL import Image
 from torchvision import tv_tensors
 
-from samewise.datasets.parts.classes import require_count
 from samewise.datasets.pascal_voc import PascalVOC
 from samewise.runner.errors import ConfigError, DataError
 
@@ -61,12 +60,6 @@ def test_images_without_boxes_are_left_out_in_training_only(root: Path):
     assert set(train[0]) == {"image", "boxes", "labels", "image_id"}
 
 
-def test_corners_that_count_from_one_include_their_last_pixel(root: Path):
-    annotate(root, "b", [("cat", (1, 1, 40, 30))])
-    (root / "ImageSets/Main/train.txt").write_text("b")
-    assert PascalVOC(root=str(root), split="train", first_pixel=1)[0]["boxes"].tolist() == [[0, 0, 40, 30]]
-
-
 @pytest.mark.parametrize(
     ("box", "message"),
     [
@@ -98,29 +91,6 @@ def test_a_missing_or_damaged_file_is_named(root: Path):
         PascalVOC(root=str(root), split="train")
 
 
-def test_an_image_whose_size_differs_from_its_annotation_is_reported(root: Path):
-    Image.new("RGB", (30, 40)).save(root / "JPEGImages" / "b.jpg")
-    with pytest.raises(DataError, match=r"b\.jpg: is 30 x 40 pixels, but its annotation says 40 x 30; hint: one of the two is wrong"):
-        PascalVOC(root=str(root), split="train")[1]
-    turned = Image.Exif()
-    turned[ExifTags.Base.Orientation] = 6
-    Image.new("RGB", (30, 40)).save(root / "JPEGImages" / "b.jpg", exif=turned)
-    with pytest.raises(DataError, match=r"EXIF orientation, which is not applied"):
-        PascalVOC(root=str(root), split="train")[1]
-
-
-BLOOD = {"Platelets": ["a.xml"] * 361, "RBC": ["a.xml", "b.xml"] * 2000, "WBC": ["b.xml"] * 372}
-
-
-@pytest.mark.parametrize(
-    ("name", "files", "meant"), [("rbc", ["x.xml"], "'RBC'"), ("WCB", ["x.xml", "x.xml", "y.xml"], "'WBC'"), ("wbc", ["x.xml"] * 90, "'WBC'")]
-)
-def test_the_rarest_name_is_the_suspect_and_its_file_is_named(name: str, files: list[str], meant: str):
-    found = {**BLOOD, name: files}
-    with pytest.raises(DataError, match=rf"hint: is '{name}' \(x\.xml.*\) a misspelt {meant}\? If not, set dataset\.num_classes=5"):
-        require_count("Annotations", sorted(found), 4, labels=5, files=found)
-
-
 def test_resized_images_have_resized_boxes_and_are_the_same_from_memory(root: Path):
     files, kept = (PascalVOC(root=str(root), split="train", size=[15, 10], cache=cache) for cache in ("none", "memory"))
     sample = files[0]
@@ -147,32 +117,6 @@ def folder(tmp_path: Path) -> Path:
 
 def unlisted(folder: Path, split: str = "train", **options: object) -> PascalVOC:
     return PascalVOC(root=str(folder), split=split, images_dir="images", shares={"valid": 0.3, "test": 0.2}, **options)  # type: ignore[arg-type]
-
-
-def paths(data: PascalVOC) -> set[Path]:
-    return {data.path(index) for index in range(len(data))}
-
-
-def test_without_lists_splits_depend_on_neither_folder_nor_additions(folder: Path, tmp_path_factory):
-    made = {split: paths(unlisted(folder, split)) for split in ("train", "valid", "test")}
-    assert set().union(*made.values()) == set((folder / "images").rglob("*.png"))
-    assert sum(map(len, made.values())) == 40
-    assert unlisted(folder).classes == ["background", "cat", "dog"]
-    assert unlisted(folder)[0]["image"].shape == (3, 30, 40)
-    assert unlisted(folder, classes=["dog", "cat"]).classes == ["background", "dog", "cat"]
-    before = unlisted(folder).fingerprint()
-    elsewhere = folder.rename(tmp_path_factory.mktemp("moved") / "there")
-    assert unlisted(elsewhere).fingerprint() == before
-    assert unlisted(elsewhere, key="other").fingerprint() != before
-    assert len(PascalVOC(root=str(elsewhere), split="test", images_dir="images", shares={"valid": 0.3})) == 0
-    Image.new("RGB", (40, 30)).save(elsewhere / "images" / "new.png")
-    with pytest.raises(DataError, match=r"new\.png: has no annotation new\.xml(.|\n)*dataset\.unannotated=drop"):
-        unlisted(elsewhere)
-    names = {split: {path.relative_to(folder) for path in found} for split, found in made.items()}
-    assert {path.relative_to(elsewhere) for path in paths(unlisted(elsewhere, unannotated="drop"))} == names["train"]
-    annotate(elsewhere, "new", [])
-    for split, found in names.items():
-        assert found <= {path.relative_to(elsewhere) for path in paths(unlisted(elsewhere, split))}
 
 
 def test_without_lists_mismatched_images_and_annotations_are_named(folder: Path):

@@ -8,7 +8,6 @@ import torchaudio
 import torchaudio.functional as AF
 
 from samewise.datasets.parts.signals import resample, resampled_length
-from samewise.datasets.transforms.speech_features import MFCC
 from samewise.recipes.parts.amplitudes import MuLaw
 
 
@@ -28,11 +27,6 @@ def test_resampling_gives_torchaudios_bits(old, new):
         found = resample(waveform, old, new)
         require_same_bits(found, torchaudio.transforms.Resample(old, new)(waveform))
         assert found.shape[-1] == resampled_length(length, old, new)
-
-
-@pytest.mark.parametrize(("n_mfcc", "n_mels"), [(1, 13), (13, 13), (40, 80)])
-def test_the_cosine_transform_is_torchaudios_bits(n_mfcc, n_mels):
-    require_same_bits(MFCC(n_mfcc=n_mfcc, n_mels=n_mels, n_fft=1024).dct, AF.create_dct(n_mfcc, n_mels, norm="ortho").t())
 
 
 @pytest.mark.parametrize("steps", [2, 256, 1024])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,12 +11,11 @@ from torch import Tensor
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
-from samewise.datasets.transforms import colour, mixing, policies
+from samewise.datasets.transforms import colour, policies
 from samewise.datasets.transforms.affine import RandomAffine
 from samewise.datasets.transforms.erasing import RandomErasing
-from samewise.datasets.transforms.geometry import RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
+from samewise.datasets.transforms.geometry import RandomCrop, RandomResizedCrop, Resize
 from samewise.datasets.transforms.numeric import Normalize, ToFloat
-from samewise.runner.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)
@@ -101,33 +99,6 @@ def test_random_affine(interpolation: str, fill: float):
     check(ours, torch.stack(theirs), pixels=0.002)
 
 
-@pytest.mark.parametrize(
-    ("ours", "theirs", "bins"),
-    [
-        (policies.TrivialAugmentWide, v2.TrivialAugmentWide, 31),
-        (policies.RandAugment, v2.RandAugment, 31),
-        (policies.RandAugment, v2.RandAugment, 11),
-    ],
-)
-def test_operations_and_magnitudes_are_torchvisions(ours: type, theirs: type, bins: int):
-    images = pictures()
-    table: dict[str, tuple[Callable[..., Tensor | None], bool]] = theirs._AUGMENTATION_SPACE
-    assert list(policies.NAMES) == list(table)
-    assert policies.SIGNED.tolist() == [signed for _, signed in table.values()]
-    shift = (32.0, 32.0) if ours is policies.TrivialAugmentWide else (150.0 / 331.0 * 40, 150.0 / 331.0 * 33)
-    wide = ours is policies.TrivialAugmentWide
-    limits = {"shear": 0.99, "degrees": 135.0, "strength": 0.99, "bits": 6} if wide else {"shear": 0.3, "degrees": 30.0, "strength": 0.9, "bits": 4}
-    made = policies.magnitudes(bins, shift=shift, **limits)
-    for number, (function, _) in enumerate(table.values()):
-        expected = function(bins, 33, 40)
-        assert made[number].tolist() == ([0.0] * bins if expected is None else expected.double().tolist())
-    drawn = ours(bins=bins).draw({"image": images.repeat(40, 1, 1, 1)}, 960)
-    assert set(drawn["operation"].flatten().tolist()) == set(range(14))
-    for operation, magnitude in zip(drawn["operation"].flatten().tolist(), drawn["magnitude"].flatten().tolist(), strict=True):
-        assert abs(magnitude) in made[operation].tolist()
-        assert magnitude >= 0 or policies.SIGNED[operation]
-
-
 @pytest.mark.parametrize(("interpolation", "fill"), [("nearest", 0.0), ("nearest", 99.0), ("bilinear", 0.0)])
 def test_every_operation_at_every_magnitude_agrees_with_torchvision(interpolation: str, fill: float):
     transform = policies.TrivialAugmentWide(interpolation=interpolation, fill=fill)
@@ -167,25 +138,3 @@ def test_color_jitter_applies_its_operations_in_the_drawn_order():
 
 
 # Identities and refusals
-
-
-@pytest.mark.parametrize(
-    ("make", "images", "said"),
-    [
-        (lambda: Normalize(mean=[0.5], std=[0.5]), torch.rand(2, 3, 8, 8), "1 channels"),
-        (lambda: Normalize(mean=[0.5] * 3, std=[0.5] * 3), torch.zeros(2, 3, 8, 8, dtype=torch.uint8), "after ToFloat"),
-        (policies.TrivialAugmentWide, torch.rand(2, 3, 8, 8), "before ToFloat"),
-        (policies.RandAugment, torch.zeros(2, 4, 8, 8, dtype=torch.uint8), "1 or 3 channels"),
-        (lambda: mixing.MixUp(num_classes=2), torch.zeros(2, 3, 8, 8, dtype=torch.uint8), "after ToFloat"),
-        (lambda: RandomCrop(9), torch.rand(2, 3, 8, 8), "larger than"),
-        (lambda: Normalize(mean=[0.5], std=[0.0]), None, "std greater than 0"),
-        (lambda: RandomHorizontalFlip(1.5), None, "not a valid probability"),
-        (lambda: RandomCrop([1, 2, 3]), None, "not a valid size"),
-        (lambda: mixing.CutMix(0.0, num_classes=2), None, "must be greater than 0"),
-        (lambda: Resize(8, interpolation="sinc"), None, "bilinear"),
-        (lambda: policies.RandAugment(magnitude=31), None, "0 to 30"),
-    ],
-)
-def test_invalid_settings_and_images_give_a_clear_error(make: Callable[[], Any], images: Tensor | None, said: str):
-    with pytest.raises(ConfigError, match=said):
-        make()({"image": images, "label": torch.zeros(2, dtype=torch.long)})

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -86,49 +85,3 @@ def test_a_stopped_pod_saves_and_the_next_resumes_to_the_bits_of_a_run_alone(sam
     for seed in (0, 1):
         assert found[seed]["weights_sha256"] == alone(samewise, lab.parent, seed)
     assert "2 points, 0 to run" in samewise("sweep", sweep).stderr
-
-
-@pytest.mark.slow
-def test_a_pod_stopped_before_its_run_starts_is_started_again(samewise, lab) -> None:
-    samewise("sweep", *command(lab.parent, "seed=0,1"))
-    pod = start(manifest(lab.parent), 0)
-    assert pod.stdout is not None
-    assert "its output goes to" in pod.stdout.readline()
-    pod.send_signal(signal.SIGTERM)
-    assert end(pod) == 3
-
-
-@pytest.mark.slow
-def test_a_failed_run_fails_its_index_and_cancelled_runs_save_and_stay_stopped(samewise, lab) -> None:
-    (lab / "1").touch()
-    samewise("sweep", *command(lab.parent, "optimizer.lr=1e30,0.05", "seed=0,1"))
-    job = manifest(lab.parent)
-    sweep = job["metadata"]["annotations"]["samewise/sweep"]
-    code = end(start(job, 0))
-    assert follows(job, code) == "FailIndex"
-    held = start(job, 3)
-    wait_for(lab / "1.held")
-    samewise("sweep", sweep, "--cancel")
-    assert end(held) == 0
-    assert end(start(job, 2)) == 0  # Kubernetes starts it nevertheless
-    failed, _, waited, stopped = points(samewise, sweep)
-    assert failed["state"] == "failed"
-    assert "not finite" in failed["reason"]
-    assert (waited["state"], waited["tries"], waited["reason"]) == ("interrupted", 0, "cancelled")
-    assert (stopped["state"], stopped["reason"]) == ("interrupted", "cancelled; step 5: stopped by SIGTERM, and saved")
-    assert "4 points, 3 to run" in samewise("sweep", sweep).stderr
-    assert manifest(lab.parent, 2)["spec"]["completions"] == 3
-
-
-def test_a_pod_without_the_sweeps_volume_reports_it(tmp_path: Path) -> None:
-    missing = tmp_path / "kubernetes" / "0001.json"
-    done = subprocess.run(
-        [sys.executable, "-m", "samewise.runner.launchers.kubernetes_job", str(missing)],
-        env={**os.environ, "JOB_COMPLETION_INDEX": "0"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert "the sweep's volume must be mounted" in done.stderr

@@ -175,36 +175,3 @@ def test_cancelled_jobs_save_and_resume_when_submitted_again(samewise, cluster, 
     samewise("sweep", *sweep, "--cancel")
     wait_for("the end of both", lambda: {point["state"] for point in points(samewise, *sweep)} == {"interrupted"})
     assert journal.read_bytes().startswith(before)  # with the times of the first try: no step was repeated
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_a_failed_job_is_reported_with_its_reason_and_run_again_on_request(samewise, cluster, tmp_path):
-    sweep = [*TINY, f"run_root={tmp_path}", "optimizer.lr=1e30,0.1"]
-    samewise("sweep", *sweep, "launcher.python=/nowhere/python")
-    wait_for("the end of both", lambda: [point["state"] for point in points(samewise, *sweep)] == ["failed"] * 2)
-    assert {point["reason"] for point in points(samewise, *sweep)} == {"FAILED with exit code 127"}
-    assert "0 to run" in samewise("sweep", *sweep).stderr
-    done = samewise("sweep", *sweep, "--retry-failed", "--wait")
-    assert done.returncode == 1
-    bad, good = points(samewise, *sweep)
-    assert bad["state"] == "failed"
-    assert "is not finite" in bad["reason"]
-    assert good["state"] == "finished"
-
-
-@pytest.mark.parametrize(
-    ("variables", "settings", "said"),
-    [
-        ({}, [], "the address of the Ray cluster is missing"),
-        ({"RAY_ADDRESS": "10.0.0.1:6379"}, [], "RAY_ADDRESS: is not an address where Ray accepts jobs"),
-        ({"RAY_ADDRESS": "http://127.0.0.1:1"}, [], "no Ray cluster answers: Connection refused"),
-        ({}, ["launcher.mem=lots", "launcher.cpus=0"], "launcher.mem: is not a valid amount of memory"),
-    ],
-)
-def test_an_unusable_cluster_is_reported_with_the_reason(samewise, nothing_set, monkeypatch, tmp_path, variables, settings, said):
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    done = samewise("sweep", *TINY, f"run_root={tmp_path}", "seed=0,1", *settings)
-    assert done.returncode == 2
-    assert said in done.stderr

@@ -41,7 +41,7 @@ HELD = [f"{FROZEN}::{name}" for name in ("test_a_layer_keeps_its_statistics_only
 TRACED = [f"{SEVERAL}::{name}" for name in ("test_a_trace_of_every_third_step_equals_a_full_one_there", "test_the_trace_digests_the_gradients_of_every_phase")]
 TESTS = {
     "training/loop.py": [PARTS, *TRACED, STEPS, SEVERAL, RESUMING, FAILURES],
-    **{f"training/{name}.py": [PARTS, STEPS, RESUMING] for name in ("run", "progress", "recorder", "due", "state", "batches")},
+    **{f"training/{name}.py": [PARTS, STEPS, RESUMING] for name in ("run", "losses", "recorder", "state", "batches")},
     "training/phase.py": [PHASES, PARTS, STEPS],
     "training/guards/finite.py": [PHASES, PARTS, "tests/runner/test_finite.py"],
     "training/readings.py": [PARTS, SEVERAL, "tests/runner/test_finite.py", STEPS],

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
 
 import pytest
-import soundfile
 import torch
 from samewise_oracle_curves import Task, Trained, batches
 from torch import Tensor, nn
@@ -135,32 +132,3 @@ def test_every_other_planted_fault_makes_the_two_diverge(oracle, fault):
 @pytest.mark.slow
 def test_over_seeds_it_learns_like_the_plain_script(oracle):
     oracle.require_same_distribution(TASK, 40, "si_sdri")
-
-
-@pytest.mark.slow
-@pytest.mark.data
-def test_it_trains_like_the_plain_script_on_real_recordings(oracle, data_root, tmp_path):
-    """Two speakers say the same digit at once; the files are laid out as LibriMix generates them."""
-    folder = data_root / "free_spoken_digits" / "recordings"
-
-    def spoken(split: str, count: int) -> list[Tensor]:
-        made = []
-        for place in range(count):
-            take = 5 + place // 10 if split == "train" else place // 10
-            parts = [soundfile.read(folder / f"{place % 10}_{speaker}_{take}.wav", dtype="int16")[0] // 2 for speaker in ("george", "theo")]
-            made.append(torch.stack([torch.from_numpy(part[: min(map(len, parts))].copy()) for part in parts]))
-        return made
-
-    for subset, split, count in (("train-360", "train", SAMPLES), ("dev", "valid", HELD), ("test", "valid", 1)):
-        for place, sources in enumerate(spoken(split, count)):
-            for name, samples in (("mix_clean", sources.sum(0, dtype=torch.int16)), ("s1", sources[0]), ("s2", sources[1])):
-                path = tmp_path / "Libri2Mix" / "wav8k" / "min" / subset / name / f"{place:04d}.wav"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                soundfile.write(path, samples.numpy(), 8000)
-    kept = [one for one in OVERRIDES if not one.startswith("dataset")]
-    overrides = [*kept, "dataset=librimix", f"dataset.root={tmp_path}"]
-
-    def heard(split: str, count: int) -> list[Tensor]:
-        return [sources.float() / 32768 for sources in spoken(split, count)]
-
-    oracle.require_alike(replace(TASK, overrides=overrides, plain=partial(plain, data=heard)), 4, "double")

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 import pytest
-import soundfile
 import torch
 import torch.nn.functional as F
 import torchaudio
@@ -172,31 +170,3 @@ def test_every_other_planted_fault_makes_the_two_diverge(oracle, fault):
 @pytest.mark.long
 def test_over_seeds_it_learns_like_the_plain_script(oracle):
     oracle.require_same_distribution(TASKS["mu_law"], 40, "loss")
-
-
-@pytest.mark.slow
-@pytest.mark.data
-def test_it_trains_like_the_plain_script_on_real_recordings(oracle, data_root, tmp_path):
-    """For recordings that are shorter than a clip, each clip is the whole recording followed by silence."""
-    folder, samples = data_root / "free_spoken_digits" / "recordings", 1600
-    short = sorted(path for path in folder.glob("*.wav") if soundfile.info(path).frames <= samples)[: CLIPS + HELD]
-    chosen = {"train": short[:CLIPS], "valid": short[CLIPS:]}
-    for split, paths in chosen.items():
-        for path in paths:
-            (tmp_path / "short" / split / path.name).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / "short" / split / path.name).symlink_to(path)
-
-    def recordings(split: str, count: int) -> list[Tensor]:
-        heard = [torch.from_numpy(soundfile.read(path, dtype="float32")[0]) for path in chosen[split]]
-        assert len(heard) == count
-        return [F.pad(one, (CONTEXT, CONTEXT + samples - len(one))) for one in heard]
-
-    task, kept = TASKS["mu_law"], [one for one in OVERRIDES if not one.startswith("dataset")]
-    data = [
-        "dataset=wav_folder",
-        f"dataset.root={tmp_path / 'short'}",
-        "dataset.sample_rate=8000",
-        f"dataset.samples={samples}",
-        f"dataset.valid_samples={samples}",
-    ]
-    oracle.require_alike(replace(task, overrides=[*kept, *data], plain=partial(task.plain, data=recordings)), 4, "single")

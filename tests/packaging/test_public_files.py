@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-import shlex
 import shutil
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -44,38 +42,6 @@ def test_ci_runs_the_script_with_each_python_that_is_declared(repository: Path, 
     assert job["steps"][-1]["run"] == ".ci/run"
 
 
-def test_every_hook_runs_a_program_of_the_environment(repository: Path, tmp_path: Path) -> None:
-    (repo,) = yaml.safe_load((repository / ".pre-commit-config.yaml").read_text())["repos"]
-    assert repo["repo"] == "local"
-    (tmp_path / ".venv").mkdir()
-    (tmp_path / ".venv" / "bin").symlink_to(Path(sys.executable).parent)
-    (tmp_path / "sound.py").write_text("x = 1\n")
-    (tmp_path / "unsound.py").write_text("import os\nx = 1\n")
-    for hook in repo["hooks"]:
-        assert hook["language"] == "system"
-        if hook.get("pass_filenames", True):
-            codes = [
-                subprocess.run([*shlex.split(hook["entry"]), name], cwd=tmp_path, capture_output=True, check=False).returncode
-                for name in ("sound.py", "unsound.py")
-            ]
-            assert codes[0] == 0
-            assert codes[1] == (1 if "check" in hook["id"] else codes[1])
-        else:
-            assert (repository / shlex.split(hook["entry"])[2].split()[-1]).is_file()
-
-
-def test_the_image_runs_as_an_ordinary_user_and_takes_only_files_that_exist(repository: Path) -> None:
-    found = instructions(repository)
-    last = found[max(place for place, (name, _) in enumerate(found) if name == "FROM") :]
-    users = [rest for name, rest in last if name == "USER"]
-    assert users
-    assert users[-1] not in ("root", "0")
-    assert ("ENTRYPOINT", '["samewise"]') in last
-    taken = [line[1:] for line in (repository / ".dockerignore").read_text().splitlines() if line.startswith("!")]
-    assert all((repository / name).exists() for name in taken)
-    assert "requirements.lock" in taken
-
-
 def test_the_lock_without_cuda_leaves_out_what_only_torch_needs(repository: Path, tmp_path: Path) -> None:
     """Compared with who needs what, by the lock's own comments."""
     shutil.copy(repository / "requirements.lock", tmp_path)
@@ -97,21 +63,6 @@ def test_the_lock_without_cuda_leaves_out_what_only_torch_needs(repository: Path
 
 def entries(lock: Path) -> list[tuple[str, str]]:
     return re.findall(r"^([a-z][\w.-]*)==(.*?)(?=^[a-z]|\Z)", lock.read_text(), re.M | re.S)
-
-
-def test_the_wheel_is_made_of_what_the_image_gets(repository: Path, tmp_path: Path) -> None:
-    context, wheels = tmp_path / "source", tmp_path / "wheels"
-    context.mkdir()
-    for line in (repository / ".dockerignore").read_text().splitlines():
-        source = repository / line[1:]
-        if line.startswith("!") and source.is_dir():
-            shutil.copytree(source, context / source.name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-        elif line.startswith("!"):
-            shutil.copy(source, context)
-    (make,) = [rest for name, rest in instructions(repository) if name == "RUN" and "pip wheel" in rest]
-    words = shlex.split(make.partition("&&")[0].replace("/wheels", str(wheels)))
-    subprocess.run([sys.executable, "-m", *words, "--quiet", "--no-index"], cwd=context, check=True, timeout=60)
-    assert len(list(wheels.glob("samewise-*.whl"))) == 1
 
 
 def builder() -> list[str] | None:

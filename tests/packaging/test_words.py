@@ -27,16 +27,3 @@ def class_definitions() -> dict[str, list[str]]:
 
 def test_no_two_public_classes_share_a_name() -> None:
     assert {name for name, files in class_definitions().items() if len(files) > 1} == set(EXCEPTIONS)
-
-
-def test_no_hint_begins_in_the_middle_of_a_sentence() -> None:
-    """A problem's first line ends with its hint, without what was expected."""
-    hints = dict[str, ast.expr]()
-    for file in sorted((ROOT / "runner").rglob("*.py")):
-        for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Problem":
-                given = [*node.args[4:5], *(keyword.value for keyword in node.keywords if keyword.arg == "hint")]
-                hints |= {f"{file.name}:{node.lineno}": one for one in given}
-    assert len(hints) > 200
-    begun = {place: hint.values[0] if isinstance(hint, ast.JoinedStr) and hint.values else hint for place, hint in hints.items()}
-    assert not {place for place, first in begun.items() if isinstance(first, ast.Constant) and str(first.value).startswith(("or ", "and ", "but "))}

@@ -30,9 +30,3 @@ def counts(**lines: int) -> Counts:
     for name, amount in lines.items():
         made.add(Place("recipes/one.py", "One.other" if name == "other" else "One.loss", int(name.strip("line") or 0) if name != "other" else 9), waits=amount)
     return made
-
-
-def test_removed_waits_are_reported_and_moved_ones_are_not():
-    before = written.plain({"step": counts(line3=1, other=2)})
-    assert written.differences(before, {"step": counts(line7=1, other=2)}) == []
-    assert written.differences(before, {"step": counts(line3=1)})[1:] == ["    recipes/one.py One.other: 2 -> 0"]

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from pretended_cuda import PretendedDevice, pretended, steps
+from pretended_cuda import pretended, steps
 from torch import Tensor
-from torch.utils import deterministic
 
 from samewise.datasets.image_folder import ImageFolder
 from samewise.datasets.transforms.decode import Decode
@@ -58,21 +57,6 @@ def test_a_step_waits_for_nvjpeg_twice_and_nowhere_else(root: Path, tmp_path: Pa
     assert found["evaluation_batch"].functions("waits")["datasets/parts/encoded.py _decode_on_device"] == 2
 
 
-def test_nothing_fills_the_memory_that_nvjpeg_writes_into(device: PretendedDevice, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = list[bool]()
-    real = torch.ops.image.decode_jpegs_cuda
-
-    def note(*given: object) -> list[Tensor]:
-        seen.append(deterministic.fill_uninitialized_memory)
-        return real(*given)
-
-    monkeypatch.setattr(torch.ops.image, "decode_jpegs_cuda", note)
-    monkeypatch.setattr(deterministic, "fill_uninitialized_memory", True)
-    Decode()(batch_of(root)[0])
-    assert seen == [False]
-    assert deterministic.fill_uninitialized_memory
-
-
 @pytest.mark.usefixtures("device")
 def test_an_image_that_nvjpeg_refuses_is_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     batch, data = batch_of(root)
@@ -87,23 +71,6 @@ def test_an_image_that_nvjpeg_refuses_is_named(root: Path, monkeypatch: pytest.M
     monkeypatch.setattr(torch.ops.image, "decode_jpegs_cuda", picky)
     with pytest.raises(DataError, match=r"3\.jpg: nvJPEG cannot decode this image: .*stream: 4(.|\n)*dataset\.decode=worker"):
         Decode()(batch)
-
-
-@pytest.mark.usefixtures("device")
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("CUDA error: an illegal memory access")])
-def test_an_error_of_the_device_is_not_blamed_on_a_file(root: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    asked = list[int]()
-    real = torch.ops.image.decode_jpegs_cuda
-
-    def fails_at_first(encoded: list[Tensor], *given: object) -> list[Tensor]:
-        asked.append(len(encoded))
-        if len(asked) == 1:
-            raise error
-        return real(encoded, *given)
-
-    monkeypatch.setattr(torch.ops.image, "decode_jpegs_cuda", fails_at_first)
-    with pytest.raises(type(error), match=str(error)):
-        Decode()(batch_of(root)[0])
 
 
 @pytest.mark.parametrize(

@@ -87,20 +87,6 @@ def test_operations_for_the_cpu_only_are_refused_with_the_line(device: Pretended
         UNREADABLE[case](ours(3))
 
 
-def test_operators_without_a_deterministic_kernel_are_refused_if_required(device: PretendedDevice):
-    scores = torch.zeros(2, 3, 4, 4, device="cuda")
-    labels = torch.zeros(2, 4, 4, dtype=torch.int64, device="cuda")
-    before = torch.are_deterministic_algorithms_enabled()
-    try:
-        torch.use_deterministic_algorithms(False)
-        F.cross_entropy(scores, labels)
-        torch.use_deterministic_algorithms(True)
-        with pytest.raises(RuntimeError, match="nll_loss2d_forward_cuda does not have a deterministic implementation"):
-            F.cross_entropy(scores, labels)
-    finally:
-        torch.use_deterministic_algorithms(before)
-
-
 WAITS: dict[str, tuple[Callable[[Tensor], Any], int, int]] = {  # what, waits, copies to the host
     "item": (lambda x: x.sum().item(), 1, 1),
     "float": (lambda x: float(x.sum()), 1, 1),
@@ -134,51 +120,6 @@ def test_waits_are_counted(device: PretendedDevice, case: str):
     tensor = ours(4)
     found = count(device, lambda: what(tensor))
     assert (found.waits, found.copies_out) == (waits, copies)
-
-
-MADE: dict[str, Callable[[Tensor], Tensor]] = {
-    "list of indices": lambda x: x[[1, 2]],
-    "list of indices, to set": lambda x: x.clone().index_put_((torch.tensor([0, 3], device=x.device),), x[[1, 2]]),
-    "new_tensor": lambda x: x.new_tensor([1, 2, 3]),
-    "new_zeros": lambda x: x.new_zeros(3),
-    "full_like": lambda x: torch.full_like(x, 2.0),
-    "as_tensor": lambda x: torch.as_tensor(np.arange(3), device=x.device),
-    "one_hot": lambda x: F.one_hot(x.long(), 5),
-    "scalar": lambda x: 2.0 / x,
-    "index of the CPU": lambda x: x[torch.tensor([3, 1])],
-    "slices": lambda x: torch.cat([x[1:3], x[None, :, None][0, 2:, 0]]),
-    "stft": lambda x: torch.view_as_real(torch.stft(x.repeat(8), 8, window=torch.ones(8, device=x.device), return_complex=True)),
-    "einsum": lambda x: torch.einsum("i,j->ij", x, x),
-    "interpolate": lambda x: F.interpolate(x[None, None], size=7, mode="linear"),
-    "sort": lambda x: (-x).sort().indices,
-    "typed": lambda x: x.type_as(torch.ones(1, dtype=torch.float64)) if x.device.type == "cpu" else x.double(),
-}
-
-
-@pytest.mark.parametrize("case", MADE)
-def test_values_equal_the_cpus(device: PretendedDevice, case: str):
-    here = torch.arange(4.0)
-    made = MADE[case](here.cuda())
-    assert made.device == torch.device("cuda", 0)
-    assert torch.equal(made.cpu(), MADE[case](here))
-
-
-def test_copies_are_counted_with_their_bytes_and_whether_they_block(device: PretendedDevice):
-    here = torch.ones(5, dtype=torch.float64)
-    found = count(device, lambda: (here.cuda(), here.to("cuda", non_blocking=True), torch.tensor([1.0, 2.0], device="cuda"), ours(5).copy_(here)))
-    assert (found.copies_in, found.blocking_copies_in, found.bytes_in) == (4, 3, 3 * 40 + 8)
-    there = ours(3)
-    found = count(device, lambda: (there.cpu(), there.sum().item(), there.to("cpu", non_blocking=True)))
-    assert (found.copies_out, found.blocking_copies_out, found.bytes_out) == (3, 2, 12 + 4 + 12)
-    assert found.waits == 2
-
-
-def test_a_backward_pass_is_counted_at_the_line_that_starts_it(device: PretendedDevice):
-    weight = ours(3).requires_grad_()
-    loss = (weight * 2).sum()
-    found = count(device, loss.backward)
-    assert found.launches == 2  # of ones, and a product
-    assert {place.partition(":")[0] for place in found.lines("launches")} == {"tests/pretend/test_device.py"}
 
 
 def test_samples_that_draw_on_the_device_are_the_same_whatever_was_drawn_before(device: PretendedDevice):

@@ -23,7 +23,6 @@ NEEDS_HARDWARE: Mapping[str, str] = {
 }
 """The tests marked `gpu` that only a real device can pass, and why."""
 WITH_CUDA = (
-    "ema.py::test_an_average_that_begins_at_a_checkpoint_without_one_begins_with_its_weights[0.9]",
     "ema.py::test_the_average_matches_the_textbook",
     "frozen.py::test_layers_frozen_until_an_epoch_are_trained_from_its_first_step",
     "frozen.py::test_only_frozen_layers_keep_their_parameters_and_statistics",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
@@ -53,15 +51,3 @@ def test_a_graph_has_the_bits_of_operators(without_at: int | None, monkeypatch: 
     one_by_one = trained(without_at)
     assert all(torch.equal(one, other) for one, other in zip(replayed, one_by_one, strict=True))
     assert all(one.isfinite().all() for one in replayed)
-
-
-def test_from_its_second_step_a_group_launches_its_iterations_at_once(device: Any) -> None:
-    weights, optimizer = created()
-    launches: list[int] = []
-    for step in range(3):
-        with device.counting() as counts:
-            take_step(weights, optimizer, step)
-        launches.append(counts.launches)
-        assert not counts.waits - counts.blocking_copies_in
-    products = 3 * 5 * len(SHAPES)
-    assert launches[1] == launches[2] < launches[0] - products

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -11,15 +10,13 @@ import pytest
 import torch
 from pretended_cuda import PretendedDevice, pretended
 
-from samewise.recipes.classification import Classification
 from samewise.runner.config.compose import compose
 from samewise.runner.config.project import find
-from samewise.runner.data.device import Prefetcher, mover, prefetch_one
+from samewise.runner.data.device import Prefetcher, mover
 from samewise.runner.errors import Interrupted
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.training.batches import TrainingBatches
 from samewise.runner.training.build import build
-from samewise.runner.training.evaluation import measure_split
 from samewise.runner.training.loop import train_step
 from samewise.runner.training.session import session
 
@@ -42,24 +39,6 @@ def test_a_batch_arrives_unchanged_and_nothing_waits(device: PretendedDevice, ah
     assert torch.equal(doubled.cpu(), BATCH["image"] * 2)
     assert [one.tolist() for one in sent["boxes"]] == [[1.0, 1.0], [0.0]]
     assert sent["name"] == "one"
-
-
-def test_an_item_is_prepared_one_ahead_and_its_error_is_raised_in_turn() -> None:
-    made = list[int]()
-
-    def items() -> Iterator[int]:
-        for number in range(3):
-            made.append(number)
-            yield number
-        raise OSError("the third")
-
-    one_by_one = prefetch_one(items())
-    seen = [(next(one_by_one), len(made)) for _ in range(3)]
-    assert seen == [(0, 2), (1, 3), (2, 3)]
-    with pytest.raises(OSError, match="the third"):
-        next(one_by_one)
-    assert list(prefetch_one(iter("abc"))) == ["a", "b", "c"]
-    assert list(prefetch_one([])) == []
 
 
 def test_in_training_the_next_batch_is_sent_before_this_step_is_waited_for(tmp_path: Path) -> None:
@@ -87,18 +66,3 @@ def test_in_training_the_next_batch_is_sent_before_this_step_is_waited_for(tmp_p
                 copied.append((asked.copies_in, *loaded))
             raise Interrupted("seen")
     assert copied == [(2, 2), (0, 2), (0, 0)], "an image and a label each; the last step has none to load"
-
-
-def test_in_evaluation_the_next_batch_is_sent_before_this_one_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    overrides = ["experiment=resnet18_digits", "debug=tiny", "model.width=4", "device=cuda", "tracking=none", "callbacks=none", "evaluate.batch_size=8"]
-    project, moved, measured = find(tmp_path), list[Any](), list[int]()
-    composed = compose([*overrides, "evaluate.limit=3"], project=project)
-    send, measure = Prefetcher.send, Classification.measure
-    monkeypatch.setattr(Prefetcher, "send", lambda ahead, batch: (moved.append(batch), send(ahead, batch))[1])
-    monkeypatch.setattr(Classification, "measure", lambda *given: (measured.append(len(moved)), measure(*given))[1])
-    with pretended():
-        run = build(composed, project, RunFolder(tmp_path))
-        found = measure_split(run, "valid", run.model).compute()
-    assert measured == [2, 3, 3]
-    on_the_cpu = build(compose([*overrides, "device=cpu", "evaluate.limit=3"], project=project), project, RunFolder(tmp_path))
-    assert measure_split(on_the_cpu, "valid", on_the_cpu.model).compute() == pytest.approx(found, rel=1e-5)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,7 +11,7 @@ from pretended_cuda import PretendedDevice, pretended
 from torch import nn
 
 from samewise.runner.records import trace, trace_reader
-from samewise.runner.records.digest import ON_DEVICE, XXH3, begin_value
+from samewise.runner.records.digest import ON_DEVICE, begin_value
 from samewise.runner.records.on_device import begin
 from samewise.runner.records.trace import Trace
 
@@ -62,28 +60,3 @@ def test_digests_on_the_device_equal_the_cpus(tmp_path: Path):
         assert begin_value([tensor.cuda()])() != begin_value([tensor.cuda() + 1])()
     there, here = (trace_reader.read_trace(tmp_path / name)[1] for name in ("cpu", "cuda"))
     assert [line["layers"] for line in there.values()] == [line["layers"] for line in here.values()]
-
-
-GIVEN = ("experiment=gan_digits", "debug=tiny", "tracking=none", "evaluate.pictures=false", "max_steps=3", "--json")
-
-
-@pytest.mark.slow
-def test_runs_on_two_devices_are_compared_by_what_their_traces_share(samewise: Callable[..., Any], tmp_path: Path):
-    def train(root: str, *more: str) -> str:
-        done = samewise("train", *GIVEN, f"run_root={tmp_path / root}", *more)
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout.splitlines()[-1])["folder"]
-
-    cpu = train("cpu", "device=cpu")
-    with pretended():
-        cuda = train("cuda", "device=cuda")
-        again = train("again", "device=cuda")
-        assert "trace:       the same bits in all 3 common steps" in samewise("diff", cuda, again).stdout
-        said = samewise("verify", cuda).stdout
-        assert "the same bits: 3 of 3 steps compared" in said
-        said = samewise("verify", cuda, "--anyway", "device=cpu", "--coarse").stdout
-        assert "the same bits: 3 of 3 steps compared" in said  # it digests as the run did, and the pretended device computes as the CPU
-    said = samewise("diff", cpu, cuda).stdout
-    assert f"trace:       digests by {XXH3} and by {ON_DEVICE} cannot be compared" in said
-    assert "gave different gradients" not in said
-    assert "became a different input" not in said

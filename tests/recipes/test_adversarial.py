@@ -53,13 +53,6 @@ def test_impossible_settings_are_refused(setting, words):
         GenerativeAdversarial(**setting)
 
 
-def test_the_energy_distance_equals_its_definition():
-    x, y = torch.randn(4, 3), torch.randn(5, 3) + 1
-    across = sum(float((a - b).norm()) for a in x for b in y) / 20
-    within = sum(float((a - b).norm()) for a in x for b in x) / 12 + sum(float((a - b).norm()) for a in y for b in y) / 20
-    assert energy_distance(x, y) == pytest.approx((2 * across - within) / 3**0.5, rel=1e-5)
-
-
 def test_scores_do_not_depend_on_batches_and_pictures_are_saved(tmp_path):
     whole = MeasuredAdversarial(real=torch.rand(9) < 0.5, fake=torch.rand(9) < 0.5, images=images(9), generated=images(9).flip(0))
     both = [AdversarialScores(compared=7), AdversarialScores(compared=7)]
@@ -111,23 +104,3 @@ def test_it_trains_with_everything_that_a_run_may_have(samewise, tmp_path):
     assert (folder / "artifacts" / "valid" / "generated.png").is_file()
     done = samewise("eval", folder, "--json")
     assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize(
-    ("overrides", "path", "words"),
-    [
-        (["~optimizer.generator"], "optimizer", "no optimizer for the recipe's phase 'generator'"),
-        (["~optimizer.generator", "+optimizer.genrator={_target_: torch.optim.SGD, _partial_: true}"], "optimizer.genrator", "did you mean 'generator'?"),
-        (["optimizer=sgd"], "optimizer", "`optimizer@optimizer.discriminator=CHOICE` chooses the optimizer of one phase"),
-        (["optimizer@optimizer.genrator=sgd"], "optimizer@optimizer.genrator=sgd", "did you mean 'optimizer@optimizer.generator'?"),
-        (["optimizer.genrator.lr=0.1"], "optimizer.genrator.lr", "did you mean 'optimizer.generator.lr'?"),
-        (["optimizer.generator.lr=-1"], "optimizer.generator.lr", "at least 0"),
-        (["+param_groups.one={match: discriminator.*, frozen_until: 2}"], "param_groups", "below discriminator is trained in the first 2 epochs"),
-        (["model=resnet18_small"], "model", "has no part 'discriminator'"),
-    ],
-)
-def test_optimizers_that_do_not_fit_the_phases_are_reported_with_a_remedy(samewise, overrides, path, words):
-    done = samewise("check", *GAN, *overrides)
-    assert done.returncode == 2
-    assert f"{path}: " in done.stderr
-    assert words in done.stderr

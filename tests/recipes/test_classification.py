@@ -53,15 +53,6 @@ def test_the_loss_is_the_summed_cross_entropy_with_label_smoothing(smoothing: fl
     assert float(loss.total) == pytest.approx(naive_loss(logits, nn.functional.one_hot(labels, 10), smoothing), rel=1e-5)
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_the_loss_accepts_soft_targets(smoothing: float):
-    images, _, logits = draw()
-    soft = torch.rand(40, 10, generator=torch.Generator().manual_seed(5))
-    soft /= soft.sum(1, keepdim=True)
-    loss = Classification(num_classes=10, label_smoothing=smoothing).loss(Fixed(logits), {"image": images, "label": soft}, Phase())
-    assert float(loss.total) == pytest.approx(naive_loss(logits, soft, smoothing), rel=1e-5)
-
-
 @pytest.mark.parametrize("form", [np.uint16, np.int32])
 def test_images_of_16_bits_are_scaled_not_clipped(form: type):
     numbers = np.linspace(0, 65535, 64).reshape(8, 8).astype(form)
@@ -113,23 +104,7 @@ def test_a_model_that_outputs_nan_is_never_counted_as_right():
     assert math.isnan(told["loss"])
 
 
-@pytest.mark.parametrize("soft", [False, True])
-def test_right_answers_in_training_are_counted_for_hard_and_soft_labels(soft: bool):
-    images, labels, logits = draw()
-    given = torch.nn.functional.one_hot(labels, logits.shape[1]) * 0.7 + 0.1 if soft else labels
-    found = Classification().loss(Fixed(logits), {"image": images, "label": given}, Phase("train"))
-    assert found.parts["accuracy"] == (logits.numpy().argmax(1) == labels.numpy()).sum()
-    assert 0 < found.parts["accuracy"] < len(labels)
-
-
 # Collating
-
-
-@pytest.mark.parametrize(("mode", "channels"), [("L", 1), ("RGB", 3), ("P", 3), ("RGBA", 3), ("CMYK", 3), ("1", 1)])
-def test_every_common_pil_mode_becomes_one_or_three_channels(mode: str, channels: int):
-    batch = Classification().collate([(Image.new(mode, (5, 4)), 0)] * 2)
-    assert batch["image"].shape == (2, channels, 4, 5)
-    assert batch["image"].dtype == torch.uint8
 
 
 def test_images_of_different_sizes_are_reported_with_sizes_and_remedy():

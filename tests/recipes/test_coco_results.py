@@ -9,7 +9,6 @@ import pytest
 import torch
 from PIL import Image
 
-from samewise import load
 from samewise.datasets.coco import COCO
 from samewise.recipes.parts.average_precision import Image as Found
 from samewise.recipes.parts.detected import Detected
@@ -59,40 +58,3 @@ def test_the_true_boxes_have_an_average_precision_of_one(tmp_path: Path, categor
         results += Detected(found, torch.zeros(3, 64, 96), data.classes, data.category_ids).coco(int(sample["image_id"]))
     (tmp_path / "results.json").write_text(json.dumps(results))
     assert average_precision(root / "annotations.json", tmp_path / "results.json") == pytest.approx(1)
-
-
-@pytest.mark.slow
-def test_images_are_resized_as_the_data_set_resizes_them(samewise, tmp_path: Path) -> None:
-    root = annotate(tmp_path, 24)
-    tiny = ["model.channels=32", "model.min_size=64", "model.max_size=96", "max_steps=2", "batch_size=2", "tracking=none", "model.score_thresh=0"]
-    data = ["dataset=coco_folder", f"dataset.root={root}", "dataset.num_classes=4", "dataset.size=[90,50]"]
-    done = samewise("train", "experiment=retinanet_own_images", *data, *tiny, f"run_root={tmp_path}/runs", "--json")
-    assert done.returncode == 0, done.stderr
-    run = json.loads(done.stdout)["folder"]
-    done = samewise("predict", run, root / "images" / "1.png", "--json")
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    data = COCO(root=str(root), images="images", annotations="annotations.json", category_ids="dense", size=[90, 50])
-    loaded = load(run)
-    with torch.no_grad():
-        (expected,) = loaded.model(list(loaded.transforms(data[0])["image"]))
-    scaled = expected["boxes"] * torch.tensor([96 / 50, 64 / 90, 96 / 50, 64 / 90])
-    assert (found["width"], found["height"], len(found["detections"])) == (96, 64, len(scaled))
-    assert [one["score"] for one in found["detections"]] == expected["scores"].tolist()
-    assert torch.tensor([one["box"] for one in found["detections"]]).sub(scaled).abs().max() < 0.01
-
-
-@pytest.mark.slow
-def test_a_run_writes_the_category_numbers_of_its_training_file(samewise, tmp_path: Path) -> None:
-    root = annotate(tmp_path, 24)
-    tiny = ["model.channels=32", "model.min_size=64", "model.max_size=96", "max_steps=2", "batch_size=2", "tracking=none"]
-    data = ["dataset=coco_folder", f"dataset.root={root}", "dataset.num_classes=4"]
-    done = samewise("train", "experiment=retinanet_own_images", *data, *tiny, f"run_root={tmp_path}/runs", "--json")
-    assert done.returncode == 0, done.stderr
-    done = samewise(
-        "predict", json.loads(done.stdout)["folder"], root / "images", "model.score_thresh=0", "--out", tmp_path / "results.json", "--format", "coco"
-    )
-    assert done.returncode == 0, done.stderr
-    found = {one["category_id"] for one in json.loads((tmp_path / "results.json").read_text())}
-    assert found - {0} == {*CATEGORIES}, "0 is the background, which weights that are hardly trained find too"
-    assert 0 <= average_precision(root / "annotations.json", tmp_path / "results.json") <= 1

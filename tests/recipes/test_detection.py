@@ -7,13 +7,11 @@ import math
 import pytest
 import torch
 from torch import Tensor
-from torchvision.models.detection import RetinaNet as TorchvisionRetinaNet
 from torchvision.ops import box_iou
 
 from samewise.datasets.digits_on_canvas import DigitsOnCanvas
 from samewise.recipes.detection import Detection
 from samewise.recipes.models.retinanet import RetinaNet, retinanet
-from samewise.recipes.parts import dense_losses
 from samewise.runner.interfaces import Batch, Phase
 
 
@@ -152,25 +150,6 @@ def test_under_autocast_boxes_are_decoded_and_suppressed_in_float32(batch: Batch
         assert overlap[image.found_labels[:, None] == image.found_labels].max() <= model.nms_thresh + 1e-6
         assert len(image.found_boxes) > 10
         assert torch.equal(image.found_boxes, again.found_boxes)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("box_loss", ["l1", "giou"])
-def test_under_autocast_losses_are_float32(batch: Batch, dtype: torch.dtype, box_loss: str):
-    """By torchvision's loss in float64, from what the heads give in the low format."""
-    model, images = small(box_loss=box_loss), [image.float() / 255 for image in batch["image"]]
-    outputs, anchors = heads_outputs(model), [anchors_by_hand()] * 4
-    aims = [{**one, "boxes": one["boxes"].double()} for one in targets(batch)]
-    for losses in (
-        lambda: model.eval().losses_and_detections(images, targets(batch))[0],
-        lambda: model.train()(images, targets(batch)),
-        lambda: dense_losses.losses(model.train(), images, targets(batch)),
-    ):
-        with torch.no_grad(), torch.autocast("cpu", dtype):
-            given = losses()
-        wanted = TorchvisionRetinaNet.compute_loss(model, aims, {name: output.double() for name, output in outputs.items()}, anchors)
-        assert {output.dtype for output in outputs.values()} == {dtype}
-        assert {name: float(one) for name, one in given.items()} == {name: pytest.approx(float(one), rel=1e-5) for name, one in wanted.items()}
 
 
 @pytest.mark.parametrize("head_norm", ["none", "group"])

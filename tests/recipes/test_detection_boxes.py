@@ -22,32 +22,6 @@ from samewise.recipes.detection import Detection
 from samewise.runner.errors import ConfigError, DataError
 
 
-class Corners(nn.Module):
-    """Finds the whole image, and its left upper quarter."""
-
-    def forward(self, images: list[Tensor]) -> list[dict[str, Tensor]]:
-        sizes = [(image.shape[-1], image.shape[-2]) for image in images]
-        boxes = [torch.tensor([[0.0, 0, width, height], [0, 0, width / 2, height / 2]]) for width, height in sizes]
-        return [{"boxes": found, "labels": torch.tensor([1, 2]), "scores": torch.tensor([0.9, 0.8])} for found in boxes]
-
-
-@pytest.mark.parametrize("read_size", [None, [32, 32], [200, 100]])
-def test_boxes_are_in_pixels_of_a_file_that_is_resized_as_it_is_read(tmp_path: Path, read_size: list[int] | None):
-    for name, size in (("a", (80, 64)), ("b", (50, 150))):
-        PIL.Image.new("RGB", size, (200, 10, 10)).save(tmp_path / f"{name}.png")
-    recipe = Detection()
-    recipe.read_size = read_size
-    batch = recipe.collate([recipe.read(tmp_path / f"{name}.png") for name in "ab"])
-    assert [tuple(image.shape[-2:]) for image in batch["image"]] == ([(64, 80), (150, 50)] if read_size is None else [tuple(read_size)] * 2)
-    for made, (width, height) in zip(recipe.predict(Corners(), batch), ((80, 64), (50, 150)), strict=True):
-        told = made.values()
-        assert (told["width"], told["height"]) == (width, height)
-        assert [one["box"] for one in told["detections"]] == [[0, 0, width, height], [0, 0, width / 2, height / 2]]
-        (picture,) = made.save(tmp_path, "drawn")
-        with PIL.Image.open(picture) as drawn:
-            assert drawn.width / drawn.height == pytest.approx(width / height, rel=0.02)
-
-
 class Planted(nn.Module):
     """Finds objects at these places, given as parts of an image's width and height."""
 

@@ -28,17 +28,6 @@ def test_it_has_the_documented_number_of_parameters():
     assert sum(parameter.numel() for parameter in Airbench().parameters()) == 1_972_792
 
 
-@pytest.mark.parametrize("convolutions", [2, 3])
-def test_neither_the_whitening_weight_nor_a_scale_is_trained(convolutions: int):
-    model = Airbench(widths=(32, 32, 40), convolutions=convolutions, num_classes=7, in_channels=1)
-    held = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
-    assert held == ["whiten.weight", *(f"blocks.{block}.norm{number}.weight" for block in range(3) for number in range(1, convolutions + 1))]
-    output = model(torch.randn(2, 1, 28, 28))
-    assert output.shape == (2, 7)
-    output.sum().backward()
-    assert all((parameter.grad is not None) == parameter.requires_grad for parameter in model.parameters())
-
-
 def test_convolutions_initially_pass_on_inputs_and_the_head_has_deviation_one():
     torch.manual_seed(0)
     model = Airbench()

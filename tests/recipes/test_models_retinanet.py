@@ -5,16 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from torchvision.models import resnet18
 from torchvision.models.detection import RetinaNet_ResNet50_FPN_V2_Weights, RetinaNet_ResNet50_FPN_Weights, retinanet_resnet50_fpn_v2
-from torchvision.ops.misc import FrozenBatchNorm2d
 
 from samewise.recipes.models.retinanet import retinanet
 from samewise.recipes.parts import dense_losses
-from samewise.runner.errors import ConfigError
-
-IMAGES = [torch.rand(3, 64, 80, generator=torch.Generator().manual_seed(1)) for _ in range(2)]
-TARGETS = [{"boxes": torch.tensor([[10.0, 10, 40, 50]]), "labels": torch.tensor([1])} for _ in range(2)]
 
 
 def parameters(model: nn.Module) -> int:
@@ -31,45 +25,6 @@ def test_version_2_has_the_published_number_of_parameters_and_torchvisions_names
     theirs = retinanet_resnet50_fpn_v2(weights=None, weights_backbone=None).state_dict()
     assert {name: value.shape for name, value in ours.state_dict().items()} == {name: value.shape for name, value in theirs.items()}
     assert ours.head.regression_head._loss_type == "giou"
-
-
-def test_a_frozen_backbone_with_classifier_weights_keeps_its_statistics():
-    torch.manual_seed(0)
-    classifier = resnet18().train()
-    classifier(torch.rand(8, 3, 64, 64))  # its batch norms have seen images
-    model = retinanet(backbone="resnet18", norm="frozen_batch", trainable_layers=3, min_size=64, max_size=80).train()
-    state = {name: value for name, value in classifier.state_dict().items() if not name.startswith("fc.")}
-    model.backbone.body.load_state_dict(state)
-    losses = model(IMAGES, TARGETS)
-    sum(losses.values()).backward()
-    assert torch.equal(model.backbone.body.bn1.running_mean, classifier.bn1.running_mean)
-    assert model.backbone.body.conv1.weight.grad is None
-    assert model.backbone.body.layer4[0].conv1.weight.grad is not None
-    assert any(isinstance(module, FrozenBatchNorm2d) for module in model.modules())
-
-
-@pytest.mark.parametrize("depth", ["resnet18", "resnet34", "resnext50_32x4d"])
-def test_any_resnet_can_be_the_backbone_of_both_versions(depth: str):
-    for version in (1, 2):
-        model = retinanet(backbone=depth, version=version, num_classes=3, channels=32, min_size=64, max_size=80).train()
-        assert set(model(IMAGES, TARGETS)) == {"classification", "bbox_regression"}
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"backbone": "resnet19"}, "resnet18"),
-        ({"backbone": "resnet18", "weights_backbone": "IMAGENET1K_V9"}, r"does not have these weights for resnet18(.|\n)*IMAGENET1K_V1"),
-        ({"backbone": "resnet18", "weights": "COCO_V1"}, "does not have these weights for retinanet_resnet18_fpn"),
-        ({"backbone": "resnet18", "norm": "group", "trainable_layers": 3}, "from scratch"),
-        ({"backbone": "resnet18", "trainable_layers": 6}, "0 to 5"),
-        ({"backbone": "resnet18", "stages": [4, 3]}, "ascending"),
-        ({"backbone": "resnet18", "anchor_sizes": [[16], [32]]}, "5 lists of equal length"),
-    ],
-)
-def test_impossible_choices_are_refused(options: dict[str, object], message: str):
-    with pytest.raises(ConfigError, match=message):
-        retinanet(**options)
 
 
 @pytest.mark.parametrize("options", [{"box_loss": kind} for kind in ("l1", "smooth_l1", "giou", "diou", "ciou")] + [{"resize_in_training": True}])

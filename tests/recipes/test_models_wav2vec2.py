@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
 import torchaudio
 import yaml
-from torchaudio.models.wav2vec2 import model as theirs
 
-from samewise.recipes.models.transformers_ctc import TransformersCTC
 from samewise.recipes.models.wav2vec2 import Wav2Vec2
 from samewise.recipes.speech_recognition import SpeechRecognition
 from samewise.runner.interfaces import Phase
-from samewise.runner.optim.groups import parameter_groups
 from samewise.runner.optim.initialise import initialise
 from samewise.runner.records.files import sha256
 
@@ -45,26 +40,6 @@ def test_each_encoder_of_torchaudio_is_a_choice() -> None:
     builders = {name for name in vars(torchaudio.models) if re.fullmatch(r"(wav2vec2|hubert)_(?!model|pretrain).*", name)}
     assert set(CHOICES) == builders
     assert len(CHOICES) == 9
-
-
-@pytest.mark.parametrize("name", CHOICES)
-def test_a_choice_has_the_settings_of_torchaudios_network(name: str) -> None:
-    with mock.patch.object(theirs, "wav2vec2_model", side_effect=lambda **arguments: arguments) as built:
-        getattr(theirs, name)(aux_num_out=29)
-    ours = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
-    assert {key: value for key, value in ours.items() if key not in ("_target_", "num_classes")} == {
-        key: value for key, value in built.call_args.kwargs.items() if key != "aux_num_out"
-    }
-    assert set(inspect.signature(Wav2Vec2).parameters) == set(ours) - {"_target_"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CHOICES)
-def test_a_choice_states_its_number_of_parameters(name: str) -> None:
-    with torch.device("meta"):
-        model = getattr(torchaudio.models, name)(aux_num_out=29)
-    count = sum(parameter.numel() for parameter in model.parameters())
-    assert f"({count:,} parameters with 29 classes)" in (CONFIGS / f"{name}.yaml").read_text()
 
 
 @pytest.mark.parametrize("mode", ["group_norm", "layer_norm"])
@@ -114,36 +89,6 @@ def test_an_evaluation_does_not_depend_on_the_batch(mode: Any) -> None:
         read = [one.text for one in recipe.predict(model, batch(waveforms))]
     assert read == [line.hypothesis for line in together.lines]
     assert len(set(read)) > 1
-
-
-def blocks_as_used(model: torch.nn.Module, prefix: str) -> list[str]:
-    """The children of a module, and of its list of layers, in the order in which they compute."""
-    used = list[str]()
-    for name, child in model.get_submodule(prefix).named_children():
-        for part, module in child.named_children() if isinstance(child, torch.nn.ModuleList) else [("", child)]:
-            if any(True for _ in module.parameters()):
-                place = f"{prefix}.{name}.{part}".rstrip(".")
-                module.register_forward_hook(lambda *_, place=place: used.append(place))
-    model.eval()(torch.randn(1, 1, 900), torch.tensor([900]))
-    return used
-
-
-@pytest.mark.parametrize("norm_last", [True, False])
-@pytest.mark.parametrize("encoder", ["torchaudio", pytest.param("wav2vec2", marks=pytest.mark.slow), pytest.param("hubert", marks=pytest.mark.slow)])
-def test_layerwise_rates_follow_the_order_in_which_layers_compute(encoder: Any, norm_last: bool) -> None:
-    if encoder == "torchaudio":
-        model, prefix = make(encoder_layer_norm_first=norm_last, encoder_layer_drop=0.0), "encoder.transformer"
-    else:  # which takes seconds to import
-        settings = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16, "num_conv_pos_embeddings": 4}
-        settings |= {"num_conv_pos_embedding_groups": 2, "do_stable_layer_norm": norm_last, "feat_extract_norm": "layer"}
-        model, prefix = TransformersCTC(encoder=encoder, num_classes=5, settings=settings), f"{encoder}.encoder"
-    used = blocks_as_used(model, prefix)
-    assert len(used) == 4, used
-    groups = parameter_groups(model, {"layers": {"layer_decay": 0.5, "blocks": [prefix, f"{prefix}.layers"]}})
-    factors = {name: group["lr_factor"] for group in groups for name, _ in group["params"]}
-    mine = [next(factor for name, factor in factors.items() if name.startswith(f"{block}.")) for block in used]
-    places = (2, 1, 0, 0) if norm_last else (2, 2, 1, 0)  # the norm is its predecessor's
-    assert mine == [mine[-1] * 0.5**place for place in places]
 
 
 @pytest.mark.slow

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
 from samewise.recipes.classification import Classification
-from samewise.runner.cli import main
 from samewise.runner.config.compose import compose
 from samewise.runner.config.instantiate import instantiate
 from samewise.runner.config.project import find
-from samewise.runner.errors import ConfigError
 
 CLASSES = 4
 CHOICES = ("f1", "precision", "recall", "auroc", "average_precision", "calibration_error", "cohen_kappa", "matthews")
@@ -103,54 +99,3 @@ def test_metrics_of_several_labels_equal_scikit_learns_for_any_batch_size(loss: 
 
     likeliest = [{k for k in range(CLASSES) if row[k]} or {0} for row in label.tolist()]
     assert found["accuracy"] == sum(int(row.argmax()) in wanted for row, wanted in zip(logits, likeliest, strict=True)) / 203
-
-
-def test_probabilities_of_single_labels_come_from_the_losss_own_link() -> None:
-    import sklearn.metrics
-
-    separate, generator = composed(CHOICES, "loss=bce"), torch.Generator().manual_seed(3)
-    label = torch.randint(CLASSES, (203,), generator=generator)
-    logits = torch.randn(203, CLASSES, generator=generator) + torch.nn.functional.one_hot(label, CLASSES)
-    logits[:9] += 20.0  # sigmoids that float32 cannot tell from 1
-    found = compute(separate, logits, label, 64)
-    true, predicted, probabilities = label.numpy(), logits.argmax(1).numpy(), logits.double().sigmoid().numpy()
-    confidence, one_hot = probabilities.max(1), np.eye(CLASSES)[true]
-    bins = np.minimum((confidence * 15).astype(int), 14)
-    expected = {
-        "f1": sklearn.metrics.f1_score(true, predicted, average="macro"),
-        "cohen_kappa": sklearn.metrics.cohen_kappa_score(true, predicted),
-        "auroc": sklearn.metrics.roc_auc_score(one_hot, probabilities, average="macro"),
-        "average_precision": sklearn.metrics.average_precision_score(one_hot, probabilities, average="macro"),
-        "calibration_error": sum(abs(((predicted == true)[bins == b]).mean() - confidence[bins == b].mean()) * (bins == b).mean() for b in np.unique(bins)),
-    }
-    assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-5)
-
-
-@pytest.mark.parametrize("name", ["cohen_kappa", "calibration_error"])
-def test_a_metric_without_a_meaning_for_several_labels_is_refused(name: str) -> None:
-    logits, label = draw_several()
-    with pytest.raises(ConfigError, match=rf"recipe.metrics.{name}: has no meaning where images may have several labels(.|\n)*Binary"):
-        compute(composed((name,), "loss=bce"), logits, label, 64)
-    with pytest.raises(ConfigError, match=r"recipe.metrics.f1: has no meaning(.|\n)*top_k"):
-        compute(composed(("f1",), "loss=bce", "+recipe.metrics.f1.top_k=2"), logits, label, 64)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        (["metrics=f1", "recipe.metrics.f1.average=none"], "recipe.metrics.f1: gives several numbers"),
-        (["metrics=f1", "recipe.metrics.f1.num_classes=3"], "recipe.metrics.f1: does not take 10 probabilities"),
-        (
-            ["+recipe.metrics.accuracy._target_=torchmetrics.classification.MulticlassAccuracy", "+recipe.metrics.accuracy.num_classes=10"],
-            "recipe.metrics.accuracy: is the name",
-        ),
-        (["+recipe.metrics.sum._target_=torch.nn.Identity"], "recipe.metrics.sum: is not a metric"),
-        (["+recipe.metrics.clip._target_=torchmetrics.multimodal.CLIPScore"], "recipe.metrics.clip"),
-    ],
-)
-def test_metrics_that_do_not_fit_are_reported_before_training(
-    overrides: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["check", "experiment=resnet18_digits", "debug=tiny", "model.width=4", *overrides]) == ConfigError.exit_code
-    assert said in capsys.readouterr().err

@@ -5,14 +5,11 @@ from __future__ import annotations
 import math
 
 import pytest
-import soundfile
 import torch
 import torchaudio
-from samewise_recipes_heard import LETTERS, Told, saying
+from samewise_recipes_heard import LETTERS, Told
 from torch import nn
 
-from samewise.datasets.generated_speech import GeneratedSpeech
-from samewise.datasets.transforms.speech_features import LogMel
 from samewise.recipes.models.wav2letter import Wav2Letter
 from samewise.recipes.speech_recognition import SpeechRecognition
 from samewise.runner.errors import ConfigError, DataError
@@ -93,32 +90,6 @@ def test_on_the_gpu_the_loss_equals_the_cpus_and_its_gradient_repeats():
     torch.testing.assert_close(gradients[0].cpu(), model.scores.grad)
 
 
-def test_your_own_recording_is_read_and_transcribed(tmp_path):
-    soundfile.write(tmp_path / "mine.wav", torch.rand(8000).sub(0.5).numpy(), 8000)
-    recipe, front = SpeechRecognition(letters=LETTERS, sample_rate=16000), LogMel(n_mels=40)
-    batch = front(recipe.collate([recipe.read(tmp_path / "mine.wav")]))
-    (prediction,) = recipe.predict(Told(saying(["he*l*lo"], batch["features"].shape[-1])), batch)
-    assert prediction.values() == {"text": "hello", "seconds": 1.0}
-    assert [path.name for path in prediction.save(tmp_path, "mine")] == ["mine.txt", "mine.png"]
-    assert (tmp_path / "mine.txt").read_text() == "hello\n"
-    (tmp_path / "letter.txt").write_text("dear all")
-    with pytest.raises(DataError, match=r"letter\.txt: is not audio"):
-        recipe.read(tmp_path / "letter.txt")
-
-
-def test_rates_and_losses_do_not_depend_on_the_batch_size():
-    torch.manual_seed(0)
-    recipe, scores = SpeechRecognition(letters=LETTERS), torch.randn(4, 29, 20)
-    reported = []
-    for cuts in ([(0, 4)], [(0, 1), (1, 4)], [(0, 1), (1, 2), (2, 3), (3, 4)]):
-        counted = recipe.scores(None)
-        for start, stop in cuts:
-            counted.add(recipe.measure(Told(scores[start:stop]), make_batch([20] * (stop - start), WORDS[start:stop])))
-        reported.append(counted.compute())
-    assert reported[0] == reported[1] == reported[2]
-    assert reported[0]["cer"] != reported[0]["wer"]
-
-
 def test_rates_and_losses_of_a_model_without_lengths_do_not_depend_on_the_batch_size():
     """In a padded batch, the biases of torchaudio's network spread from the padding into the last frames."""
     torch.manual_seed(0)
@@ -161,18 +132,6 @@ def test_a_transcript_that_does_not_fit_into_its_frames_is_named():
         recipe.measure(Told(scores), make_batch([5], ["three"]))
 
 
-def test_a_transcript_that_does_not_fit_can_be_skipped_and_counted():
-    torch.manual_seed(0)
-    recipe, scores = SpeechRecognition(letters=LETTERS, impossible="skip"), torch.randn(2, 29, 5)
-    model, batch = Told(scores), make_batch([5, 5], ["three", "a"])
-    loss = recipe.loss(model, batch, Phase())
-    loss.total.backward()
-    assert loss.total.item() == pytest.approx(nn.CTCLoss(reduction="none")(scores[1:].log_softmax(1).permute(2, 0, 1), batch["target"][1:], [5], [1]).item())
-    assert (loss.count, loss.parts["skipped"].item()) == (2, 1.0)
-    assert not model.scores.grad[0].any()
-    assert model.scores.grad[1].any()
-
-
 def test_an_evaluation_leaves_skipped_transcripts_out_of_its_loss(tmp_path):
     """As if they were not there, but for their share and their error rate."""
     torch.manual_seed(0)
@@ -191,30 +150,6 @@ def test_an_evaluation_leaves_skipped_transcripts_out_of_its_loss(tmp_path):
     assert nothing.compute()["loss"] == math.inf
 
 
-SHORT = {
-    "ours": lambda: Wav2Letter(num_classes=29, num_features=13, width=8, top_width=8, first_kernel=16, top_kernel=16),
-    "torchaudio's": lambda: torchaudio.models.Wav2Letter(29, "mfcc", 13),
-}
-
-
-@pytest.mark.parametrize("made", SHORT)
-def test_a_recording_that_gives_no_frame_is_named_or_skipped_alone_as_in_a_batch(made):
-    torch.manual_seed(0)
-    model, skipping, recipe = SHORT[made](), SpeechRecognition(letters=LETTERS, impossible="skip"), SpeechRecognition(letters=LETTERS)
-    alone, other, both = make_batch([1], ["a"]), make_batch([60], ["b"]), make_batch([1, 60], ["a", "b"])
-    with pytest.raises(DataError, match=r"a\.wav: its transcript needs 1 frames, but the model gives only 0"):
-        recipe.loss(model, alone, Phase())
-    short, whole = skipping.loss(model, alone, Phase()), skipping.loss(model, both, Phase())
-    assert (short.total.item(), short.count, short.parts["skipped"].item()) == (0.0, 1, 1.0)
-    assert whole.total.item() == pytest.approx(skipping.loss(model, other, Phase()).total.item(), rel=1e-5)
-    assert whole.parts["skipped"].item() == 1.0
-    with torch.no_grad():
-        assert skipping.measure(model, alone).lines[0].hypothesis == skipping.measure(model, both).lines[0].hypothesis == ""
-        for batch in (alone, both):
-            with pytest.raises(DataError, match=r"^a\.wav: the recording is too short for the model"):
-                recipe.predict(model, batch)
-
-
 @pytest.mark.parametrize(
     ("model", "message"),
     [
@@ -226,23 +161,3 @@ def test_a_recording_that_gives_no_frame_is_named_or_skipped_alone_as_in_a_batch
 def test_an_unsuitable_model_is_reported(model, message):
     with pytest.raises(ConfigError, match=message):
         SpeechRecognition(letters=LETTERS).loss(model, make_batch([20], ["a"]), Phase())
-
-
-@pytest.mark.slow
-def test_a_small_network_learns_the_generated_tones():
-    torch.manual_seed(0)
-    recipe, front = SpeechRecognition(letters=LETTERS), LogMel(n_mels=40)
-    train, valid = GeneratedSpeech(characters=(1, 4)), GeneratedSpeech(characters=(1, 4), length=32, split="valid")
-    model = Wav2Letter(num_classes=29, num_features=40, width=32, top_width=64, first_kernel=11, top_kernel=8, depth=2, norm="layer")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    for step in range(160):
-        batch = front(recipe.collate([train[(16 * step + place) % len(train)] for place in range(16)]))
-        loss = recipe.loss(model, batch, Phase())
-        optimizer.zero_grad()
-        (loss.total / loss.count).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-    scores = recipe.scores(valid)
-    with torch.no_grad():
-        scores.add(recipe.measure(model.eval(), front(recipe.collate([valid[index] for index in range(32)]))))
-    assert scores.compute()["cer"] < 0.25

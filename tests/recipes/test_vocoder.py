@@ -39,18 +39,6 @@ def batch_of(recipe: Vocoder, count: int = 3, samples: int = 60) -> dict:
     return recipe.front_end(recipe.collate([clip(samples, index) for index in range(count)]))
 
 
-class Uniform(nn.Module):
-    """Returns the same outputs for any input, and remembers the input."""
-
-    def __init__(self, outputs: torch.Tensor) -> None:
-        super().__init__()
-        self.outputs = nn.Parameter(outputs)
-
-    def forward(self, waveform, mel):
-        self.read = waveform
-        return self.outputs.expand(len(waveform), 1, waveform.shape[-1], -1)
-
-
 def test_the_published_network_has_the_published_parameters_and_output_length():
     model = WaveRNN(**PUBLISHED)
     assert sum(p.numel() for p in model.parameters()) == 4_349_613
@@ -58,35 +46,6 @@ def test_the_published_network_has_the_published_parameters_and_output_length():
     waveform, mel = torch.zeros(1, 1, 1375), torch.zeros(1, 1, 80, frames)
     assert (frames - 5 + 1) * 275 == 1375
     assert model(waveform, mel).shape == (1, 1, 1375, 256)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"context": 51}, "context: is too small for the windows"),
-        ({"kernel_size": 4}, "kernel_size: must be odd"),
-        ({"win_length": 65}, "win_length: is longer"),
-        ({"f_min": 5000.0}, "f_min"),
-        ({"hop_length": 0}, "hop_length: must be at least 1"),
-    ],
-)
-def test_impossible_settings_of_the_front_end_are_refused(settings, message):
-    with pytest.raises(ConfigError, match=message):
-        VocoderMel(**{**SIZES, **settings})
-
-
-def test_the_target_is_the_mu_law_step_of_the_next_sample():
-    recipe = Vocoder(front_end=front_end())
-    # By hand, with mu = 255: |y| = ln(1 + 255 |x|) / ln 256, and the step is (y + 1) / 2 * 255, rounded.
-    waveform = torch.tensor([[0.0, 1.0, -1.0, 1 / 255, -15 / 255]])  # companded: 0, 1, -1, 1/8, -1/2
-    steps = [128, 255, 0, round((1 / 8 + 1) / 2 * 255), round((-1 / 2 + 1) / 2 * 255)]
-    assert recipe.amplitudes.labels(waveform).tolist() == [steps]
-    logits = torch.randn(256)
-    model = Uniform(logits)
-    loss = recipe.loss(model, {"waveform": waveform, "mel": torch.zeros(1, 6, 5)}, Phase())
-    assert loss.count == 4
-    assert model.read[0, 0].tolist() == pytest.approx([2 * step / 255 - 1 for step in steps[:4]], abs=1e-6)
-    assert loss.total.item() == pytest.approx(-sum(logits.log_softmax(0)[step].item() for step in steps[1:]), rel=1e-5)
 
 
 @pytest.mark.parametrize("output", [MuLaw(), LogisticMixture()])
@@ -133,23 +92,6 @@ def test_metrics_do_not_depend_on_the_batch_size():
     assert evaluate(recipe, model, parts).compute() == pytest.approx(evaluate(recipe, model, [whole]).compute(), rel=1e-6)
 
 
-def test_the_first_clips_are_resynthesised_if_requested(tmp_path):
-    recipe, model = Vocoder(front_end=front_end(), resynthesise=2), network()
-    batch = batch_of(recipe, 4, samples=1000)
-    torch.manual_seed(0)
-    scores = evaluate(recipe, model, [batch])
-    assert scores.compute()["log_mel_distance"] > 1.0
-    scores.save_pictures(tmp_path)
-    for number in range(2):
-        waveform, rate = soundfile.read(tmp_path / f"clip_{number}_true.wav")
-        assert rate == 8000
-        assert waveform == pytest.approx(batch["waveform"][number, 1:].clamp(-1, 1).numpy(), abs=0.4)
-        assert len(soundfile.read(tmp_path / f"clip_{number}_resynthesised.wav")[0]) == 1000
-    assert not (tmp_path / "clip_2_true.wav").exists()
-    assert (tmp_path / "spectrograms.png").is_file()
-    assert "log_mel_distance" not in evaluate(Vocoder(front_end=front_end()), model, [batch]).compute()
-
-
 @pytest.mark.parametrize(("output", "n_classes"), [("mu_law", 256), ("logistics", 30)])
 def test_resynthesised_clips_are_the_same_bits_in_any_batch(output, n_classes):
     recipe, model = Vocoder(front_end=front_end(), output=output, n_classes=n_classes, resynthesise=5), network(n_classes)
@@ -173,22 +115,6 @@ def test_a_recording_is_resynthesised(tmp_path, output, n_classes):
     files = spoken.save(tmp_path, "a")
     assert [file.name for file in files] == ["a_resynthesised.wav", "a_spectrograms.png"]
     assert len(soundfile.read(files[0])[0]) == 777
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("output", "n_classes"), [("mu_law", 256), ("logistics", 30)])
-def test_a_network_learns_a_tone(output, n_classes):
-    recipe, model = Vocoder(front_end=front_end(), output=output, n_classes=n_classes), network(n_classes).train()
-    wave = 0.5 * torch.sin(torch.arange(204) * 0.4)
-    batch = recipe.front_end(recipe.collate([{"waveform": wave, "name": "", "index": 0}] * 4))
-    optimizer, losses = torch.optim.Adam(model.parameters(), lr=0.02), []
-    for _ in range(120):
-        loss = recipe.loss(model, batch, Phase())
-        optimizer.zero_grad()
-        (loss.total / loss.count).backward()
-        optimizer.step()
-        losses.append(loss.total.item() / loss.count)
-    assert sum(losses[-20:]) / 20 < losses[0] - 1.0
 
 
 def test_unsuitable_clips_models_and_settings_are_refused():

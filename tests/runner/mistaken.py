@@ -200,10 +200,6 @@ class InTurn(Changing):
         return Classification.loss(self, model, {"image": batch.pop("image").float(), "label": batch["label"]}, phase)
 
 
-class InTurnCopying(InTurn):
-    copies = True
-
-
 class Evaluating(Classification):
     def loss(self, model, batch, phase):
         try:

@@ -103,18 +103,6 @@ def test_training_gives_the_commands_bits_whatever_the_process_has_set(trained: 
     assert (trained.folder / "trace.jsonl").read_bytes() == (command["folder"] / "trace.jsonl").read_bytes()
 
 
-@pytest.mark.slow
-def test_a_finished_run_is_found_by_its_overrides_and_by_its_config(trained: sw.Trained) -> None:
-    again = sw.train(*TINY, f"run_root={trained.folder.parents[1]}")
-    assert again.is_new is False
-    assert again.weights_sha256 == trained.weights_sha256
-    composed = sw.compose(*TINY, f"run_root={trained.folder.parents[1]}")
-    assert composed.folder.path == trained.folder == sw.train(composed).folder
-    fresh = sw.train(composed, fresh=True)
-    assert (fresh.folder.name, fresh.is_new, fresh.weights_sha256) == (f"{trained.folder.name}-2", True, trained.weights_sha256)
-    assert sw.load(trained.folder).config.fingerprint == composed.fingerprint
-
-
 def test_a_loaded_model_predicts_what_the_command_predicts(samewise, trained: sw.Trained, command: dict[str, Any], tmp_path: Path) -> None:
     for name, colour in (("a", 40), ("b", 200)):
         Image.effect_noise((40, 40), colour).save(tmp_path / f"{name}.png")

@@ -16,7 +16,6 @@ from samewise.runner.config.compose import compose
 from samewise.runner.config.project import Project
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.strategies.stages import StageParts
-from samewise.runner.strategies.tree import ReplicaBuffers
 from samewise.runner.training.build import build
 
 MODELS = """
@@ -54,11 +53,6 @@ class Centred(nn.Module):
 
 class InPlace(Centred):
     kind = "in place"
-
-
-class Shared(Centred):
-    def change(self, mean):
-        self.centre = self.last = 0.7 * self.centre + 0.3 * mean
 
 
 class OtherParameter(Centred):
@@ -235,30 +229,6 @@ def test_what_could_not_be_trained_or_saved_is_an_error_with_its_name(
     assert not [*Path("runs").glob("*/*/checkpoints/step-*")]
     checked = samewise("check", *GIVEN)
     assert (checked.returncode, message in checked.stderr) == ((0, False) if model == "LateLayer" else (2, True)), checked.stderr
-
-
-class Growing(nn.Module):
-    """Keeps a table as long as the longest input."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("table", torch.zeros(2), persistent=False)
-        self.register_buffer("none", None)
-
-    def forward(self, length: int) -> None:
-        self.table = torch.arange(max(length, len(self.table)), dtype=torch.float32)
-
-
-def test_each_replica_starts_from_the_initial_buffers_and_the_first_ones_are_kept() -> None:
-    model = Growing()
-    buffers = ReplicaBuffers(model)
-    for replica in range(3):
-        buffers.begin(replica)
-        assert model.table.tolist() == [0.0, 0.0]
-        model(3 + replica)
-    buffers.finish()
-    assert model.table.tolist() == [0.0, 1.0, 2.0]
-    assert [list(one.shape) for one in buffers.tensors] == [[2]], "what ranks exchange has one shape on all of them"
 
 
 def test_stages_share_the_buffers_that_a_layer_has_now(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -225,18 +225,3 @@ def test_weights_that_a_callback_changes_after_they_are_traced_are_not_an_altera
     found = audit(samewise, run)
     assert found["same"]
     assert found["said"][0].startswith(words)
-
-
-def test_a_run_that_continues_another_is_audited_from_the_checkpoint_that_it_began_with(samewise, train, honest, tmp_path) -> None:
-    start = Path(shutil.copytree(honest / "checkpoints/step-00000090", tmp_path / "step-00000090"))
-    run = train("resumed", *SHORT, "max_steps=110", "max_epochs=1000", f"resume_from={start}")
-    found = audit(samewise, run)
-    assert found["same"], found["said"]
-    assert found["audit"]["replayed"] == [[91, 100], [101, 110]]
-    assert "cannot be audited: steps 1 to 90, which are those of the run that it continues" in found["said"]
-    shutil.rmtree(start)
-    found = audit(samewise, run)
-    assert found["same"], found["said"]
-    assert f"cannot be verified: the fingerprint of config.yaml; the checkpoint {start} (resume_from) is gone or does not fit" in found["said"]
-    assert found["audit"]["replayed"] == [[101, 110]]
-    assert "cannot be audited: steps 1 to 100, whose starting state is not kept here" in found["said"]

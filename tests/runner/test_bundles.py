@@ -183,19 +183,6 @@ def test_a_difference_is_reported_with_its_stage(samewise: Callable[..., Any], e
 
 
 @pytest.mark.slow
-def test_changed_data_are_named_before_training(samewise: Callable[..., Any], elsewhere: Path) -> None:
-    (elsewhere / "data").mkdir()
-    for text, words in {"pixels": "word.txt has different content", None: "word.txt is missing"}.items():
-        (elsewhere / "data" / "word.txt").unlink(missing_ok=True)
-        (elsewhere / "data" / ("word.txt" if text else "more.txt")).write_text(text or "")
-        done = samewise("reproduce", "one.bundle", "--here", "--trust", f"dataset.train.root={elsewhere}/data")
-        assert done.returncode == 2
-        assert words in done.stderr
-    assert "more.txt is new" in done.stderr
-    assert "the run's data were not found" in samewise("reproduce", "one.bundle", "--here", "--trust", "dataset.train.root=/none").stderr
-
-
-@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(3000)
 def test_a_bundle_can_be_reproduced_in_a_new_environment(elsewhere: Path, clean_environment: dict[str, str]) -> None:

@@ -94,37 +94,20 @@ def test_every_choice_has_no_problems_in_an_experiment_that_it_fits(choice: str)
     [
         (["batch_size=7", "replicas=2"], "batch_size", "batch_size=8"),
         (["batch_size=0"], "batch_size", "at least 1"),
-        (["max_epochs=0"], "max_epochs", "at least 1"),
-        (["max_steps=-1"], "max_steps", "at least 0"),
-        (["accumulate=-1"], "accumulate", "at least 1"),
         (["clip_norm=-1"], "clip_norm", "positive"),
         (["seed=99999999999999999999"], "seed", "too large"),
-        (["loader.num_workers=-1"], "loader.num_workers", "at least 0"),
-        (["checkpoint.keep_last=0"], "checkpoint.keep_last", "at least 1"),
-        (["reproducibility.threads=0"], "reproducibility.threads", "at least 1"),
-        (["optimizer.lr=-0.1"], "optimizer.lr", "at least 0"),
-        (["optimizer.lr=inf"], "optimizer.lr", "finite"),
-        (["optimizer.momentum=2"], "optimizer.momentum", "less than 1"),
-        (["+param_groups.head={match: fc, momentum: 1.0}"], "param_groups.head.momentum", "less than 1"),
-        (["optimizer.dampening=-1"], "optimizer.dampening", "at least 0"),
-        (["optimizer=rmsprop", "optimizer.alpha=1.2"], "optimizer.alpha", "less than 1"),
-        (["optimizer=adadelta", "optimizer.rho=1.0"], "optimizer.rho", "less than 1"),
         (["optimizer=adamw", "optimizer.betas=[0.9,1.5]"], "optimizer.betas.1", "less than 1"),
         (["evaluate.monitor=accuracy"], "evaluate.monitor", "evaluate.monitor=valid/accuracy"),
         (["evaluate.monitor=valid/accuracy", "evaluate.mode=min"], "evaluate.mode", "max"),
-        (["evaluate.mode=max"], "evaluate.mode", "min"),
         (["name=../elsewhere"], "name", "folder"),
-        (["name=a/b"], "name", "folder"),
         (["+fo=1"], "fo", "no such key"),
         (["~seed"], "seed", "set another value: seed=VALUE"),
         (["~loader"], "loader", "set another value: loader.KEY=VALUE"),
         (["~activation_checkpointing"], "activation_checkpointing", "activation_checkpointing=VALUE\n    expected: a list, each a string"),
-        (["~clip_norm"], "clip_norm", "write clip_norm=null"),
         (["callbacks=ema", "~callbacks.ema.decay"], "callbacks.ema.decay", "cannot be removed while it is null"),
         (["~optimizer.lr=7"], "optimizer.lr", "write ~optimizer.lr, without a value"),
         (["++dataset.num_classes=???"], "dataset.num_classes", "must be given"),
         (["~strategy"], "strategy", "must be given; hint: strategy=CHOICE"),
-        (["+reproducibility.variables.LD_PRELOAD=x.so"], "reproducibility.variables.LD_PRELOAD", "may not set"),
         (["+reproducibility.variables.PYTHONPATH=x"], "reproducibility.variables.PYTHONPATH", "may not set"),
         (["reproducibility.benchmark=true"], "reproducibility.benchmark", "reproducibility=fast"),
         (["reproducibility.level=loose"], "reproducibility.level", "strict"),
@@ -134,19 +117,13 @@ def test_every_choice_has_no_problems_in_an_experiment_that_it_fits(choice: str)
             "scheduler._target_",
             "scheduler=torch scheduler.scheduler._target_=torch.optim.lr_scheduler.StepLR",
         ),
-        (["model._target_=torchvision.models.resnet19"], "model._target_", "did you mean 'resnet18'?"),
         (["callbacks.progress._target_=samewise.runner.callbacks.progres.Progress"], "callbacks.progress._target_", "does not exist"),
         (["+model.num_clases=3"], "model.num_clases", "did you mean 'num_classes'?"),
-        (["+optimizer.nestrov=true"], "optimizer.nestrov", "did you mean 'nesterov'? Or leave it out, or remove it with ~optimizer.nestrov"),
-        (["optimizer.momentum=fast"], "optimizer.momentum", "a number"),
-        (["optimizer.nesterov=3"], "optimizer.nesterov", "true or false"),
         (["model=resnet18", "+model.weights=IMAGENET1K_V9"], "model.weights", "IMAGENET1K_V1"),
         (["transforms.train.batch.1.mean=0.5"], "transforms.train.batch.1.mean", "Sequence[float]"),
         (["optimizer._partial_=false"], "optimizer.params", "needs this argument"),
         (["loader.order={_target_: samewise.runner.data.order.First, samples: 8}"], "loader.order", "lacks _partial_: true"),
-        (["~scheduler._target_"], "scheduler", "not a component"),
         (["~dataset.valid"], "dataset.valid", "not a component"),
-        (["run_root=/dev/null/runs"], "run_root", "cannot write"),
         (["run_root=/proc/runs"], "run_root", "cannot write"),
     ],
 )
@@ -155,47 +132,21 @@ def test_each_problem_is_found_at_its_path(overrides: list[str], path: str, word
     assert words in str(told[path]), told
 
 
-def test_a_component_of_a_declared_package_is_checked_like_any_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "lab_to_check.py").write_text(
-        "from __future__ import annotations\nimport torch\nclass Net(torch.nn.Module):\n    def __init__(self, width: int, *, kind: Unknown = None): ...\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    overrides = ["~model", "+model={_target_: lab_to_check.Net, width: wide, kind: 3}"]
-    declared = Project(ROOT, packages=("lab_to_check",))
-    told = {problem.path: str(problem) for problem in problems(compose(overrides, project=declared), declared)}
-    assert set(told) == {"model.width"}
-    assert "a whole number" in told["model.width"]
-
-
 @pytest.mark.parametrize(
     ("value", "annotation", "right"),
     [
-        (1, int, True),
-        (True, int, False),
-        (1.0, int, False),
-        (1, float, True),
-        ("1", float, False),
-        (False, float, False),
         (1, bool, False),
         ("x", str, True),
-        (None, str, False),
         (None, int | None, True),
         ([1, 2], tuple[int, int], True),
-        ([1, 2, 3], tuple[int, int], False),
         ([1, "a"], list[int], False),
-        ([1, 2], Sequence[float], True),
         ("ab", list[str], False),
         (3, Sequence[int], False),
         ({"a": 1}, dict[str, int], True),
-        (3, dict[str, int], False),
         ("min", Literal["min", "max"], True),
-        ("mid", Literal["min", "max"], False),
-        (3, torch.nn.Module, False),
         ({"_target_": "torch.nn.ReLU"}, torch.nn.Module, True),
-        ({"_target_": "torch.nn.ReLU"}, Callable[..., torch.nn.Module], True),
         ("relu", Callable[..., torch.nn.Module], False),
         ("cpu", torch.device, True),
-        (0.1, float | torch.Tensor, True),
         ("fast", float | torch.Tensor, False),
     ],
 )
@@ -245,7 +196,6 @@ def test_a_data_set_that_expects_to_be_told_the_epoch_is_warned_about() -> None:
 
 
 NOT_POSITIVE = {
-    "a width of a model": (["model.width=0"], "model.width: is 0, which may be why resnet18_small failed: "),
     "a number of classes of a library's model": (["model=resnet18", "model.num_classes=-2"], "model.num_classes: is -2, which may be why resnet18 failed: "),
     "a number of classes of the data": (["dataset.num_classes=-2"], "dataset.num_classes: must be at least 1"),
     "a size that a transform refers to": (["transforms=cifar", "transforms.size=0"], "transforms.size: is not a valid size"),

@@ -39,20 +39,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        ("optimizer.lr=0,1", "one training for each value; one training is optimizer.lr=0.1, or, if it takes a list, 'optimizer.lr=[0,1]'"),
-        ("callbacks=default,ema", "one training for each value; one training is 'callbacks=[default,ema]'"),
-        ("seed=range(2)", "one training for each value\n"),
-    ],
-)
-def test_train_announces_a_sweep_before_starting_it(samewise: Run, given: str, told: str) -> None:
-    done = samewise("train", given, "--fresh")  # which a sweep refuses
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"note: {given} is a sweep, with {told}"), done.stderr
-
-
 def run_in_new_process(*arguments: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run a command in a new interpreter."""
     command = [sys.executable, "-m", "samewise", *arguments]
@@ -91,41 +77,6 @@ def test_train_stopped_before_it_trains_says_so(here: Path, number: signal.Signa
         assert process.stderr.read() == f"interrupted: stopped by {number.name}; run the same command again\n"
     assert process.returncode == 3
     assert not (here / "runs").exists()
-
-
-INTERRUPTING = """
-import os, signal, sys
-from samewise.runner.cli import entry
-
-at = [sys.argv.pop(1)]
-
-class Interrupting:
-    def find_spec(self, name, path=None, target=None):
-        if [name] == at:
-            at.clear()
-            {}
-
-def interrupt():
-    os.kill(os.getpid(), signal.SIGINT)
-
-sys.meta_path.insert(0, Interrupting())
-entry()
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("imported", "how"),
-    [("numpy.linalg", "interrupt()"), ("numpy.lib", "interrupt()"), ("torch", "interrupt()"), ("samewise.runner.config.compose", 'exec("interrupt()")')],
-)
-def test_ctrl_c_while_libraries_are_imported_ends_the_command(here: Path, imported: str, how: str) -> None:
-    """torch imports NumPy from C and drops exceptions; and Python ends by SIGINT after an interrupted `exec` of text, whoever has caught it."""
-    (here / "interrupting.py").write_text(INTERRUPTING.format(how))
-    command = [sys.executable, "-m", "interrupting", imported, "check", "experiment=resnet18_digits"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=partial(signal.signal, signal.SIGINT, signal.default_int_handler))
-    assert done.returncode == 3
-    assert done.stderr.startswith("interrupted")
-    assert len(done.stderr.splitlines()) == 1
 
 
 def caught_signals(pid: int) -> int:
@@ -215,14 +166,6 @@ def test_bad_input_gives_a_clear_message_and_exit_code_2_and_writes_nothing(kind
     assert done.returncode == 2, done.stderr
     assert any(word in done.stderr for word in BAD[kind][1].split("|")), done.stderr
     assert list(here.iterdir()) == []
-
-
-@pytest.mark.slow
-def test_a_bad_config_ends_the_process_with_code_2_before_anything_is_written(tmp_path: Path) -> None:
-    done = run_in_new_process("train", "lr=1", "max_epochs=0", folder=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.startswith("2 problems:")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from samewise.runner.strategies.elastic import Elastic
 from samewise.runner.strategies.fsdp import FSDP
 from samewise.runner.strategies.pipeline import Pipeline
 from samewise.runner.strategies.single import Single
-from samewise.runner.training.same_bits.compiled import compiler, facts, require_possible
+from samewise.runner.training.same_bits.compiled import compiler, require_possible
 
 PACKAGE = "lab_of_compiling"
 LAB = """
@@ -193,10 +193,3 @@ def test_incompatible_settings_are_refused(overrides: list[str], strategy: Any, 
     with pytest.raises(ConfigError) as refused:
         require_possible(compose_config(*overrides), strategy, device=torch.device("cpu"), phases=[0])
     assert path in str(refused.value)
-
-
-def test_cuda_graphs_are_allowed_on_cuda_and_anything_is_with_compile_off() -> None:
-    require_possible(compose_config("compile.cuda_graphs=true"), Single(), device=torch.device("cuda"), phases=[0])
-    off = compose_config("compile=off", "activation_checkpointing=[BasicBlock]", "reproducibility=portable")
-    require_possible(off, FSDP(), device=torch.device("cpu"), phases=[0, 1])
-    assert facts(off.compile, torch.device("cpu")) == {}

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn.utils import prune
+from torch import Tensor
 
 from samewise.runner.callbacks.ema import ExponentialMovingAverage
 from samewise.runner.config.compose import compose
@@ -19,8 +15,6 @@ from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError
 from samewise.runner.interfaces import Callback, Outcome, RunView
 from samewise.runner.records.folder import RunFolder
-from samewise.runner.strategies.layout import Layout
-from samewise.runner.strategies.peers import Alone
 from samewise.runner.training.build import build
 from samewise.runner.training.loop import fit
 
@@ -102,77 +96,6 @@ def test_the_average_matches_the_textbook(rule: str, trained: tuple[list[dict[st
             torch.testing.assert_close(tensor.double(), wanted[name], rtol=1e-5, atol=1e-6)
         else:
             assert tensor.item() == states[max(shares)][name].item()  # a count
-
-
-@pytest.mark.parametrize("make", [nn.Linear, nn.LSTM])
-@pytest.mark.parametrize("prepare", [nn.utils.weight_norm, partial(prune.random_unstructured, amount=0.5), nn.utils.spectral_norm])
-@pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated:FutureWarning")
-def test_a_layer_whose_weight_a_hook_makes_is_averaged(make: Callable[..., nn.Module], prepare: Callable[..., nn.Module]) -> None:
-    name = "weight" if make is nn.Linear else "weight_hh_l0"
-    layer, features, average = prepare(make(3, 3), name=name), torch.randn(5, 2, 3), ExponentialMovingAverage(decay=0.5)
-    layer.eval()
-    view: Any = SimpleNamespace(copy_model=lambda: Layout(Alone()).copy_model(layer), weights=lambda: layer.state_dict().items(), warn=print)
-    view.__dict__.update(step=0, total_steps=20, steps_per_epoch=20)
-    average.on_build(view)
-    average.on_start(view)
-    expected = {key: one.clone() for key, one in layer.state_dict().items()}
-    for step in range(1, 4):
-        with torch.no_grad():
-            for parameter in layer.parameters():
-                parameter += torch.randn_like(parameter)
-        average.on_step(view, Outcome(step, {}, 1.0, {}, 0, 0, 8))
-        expected = {key: 0.5 * one + 0.5 * layer.state_dict()[key] for key, one in expected.items()}
-    averaged = average.models()["ema"]
-    torch.testing.assert_close(dict(averaged.state_dict()), expected)
-    given = averaged(features)
-    layer.load_state_dict(expected)
-    torch.testing.assert_close(given, layer(features))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("decay", [0.9, None])
-def test_an_average_that_begins_at_a_checkpoint_without_one_begins_with_its_weights(decay: float | None, tmp_path: Path, samewise: Callable[..., Any]) -> None:
-    plain = [one for one in TINY if one != "callbacks=ema"]
-    done = samewise("train", *plain, "callbacks=none", "max_steps=6", f"run_root={tmp_path}", "--json")
-    assert done.returncode == 0, done.stderr
-    first = next(tmp_path.glob("*/*/checkpoints/latest")).resolve()
-    run = build(
-        compose([*TINY, f"callbacks.ema.decay={decay or 'null'}", "callbacks.ema.rescale=false", f"resume_from={first}", "seed=5"], project=BARE),
-        BARE,
-        RunFolder(tmp_path / "more"),
-    )
-    seen = Seen()
-    run.callbacks["seen"] = seen
-    fit(run)
-    steps = len(seen.states) - 1
-    wanted = by_shares(seen.states, recursive([*range(steps + 1)], decay) if decay else powers([*range(1, steps + 1)], 0.05))
-    for name, tensor in run.callbacks["ema"].models()["ema"].state_dict().items():
-        if tensor.is_floating_point():
-            torch.testing.assert_close(tensor.double(), wanted[name], rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        (("decay=0.99998", "every_steps=32"), "callbacks.ema: the run has 20 steps: the average would be of none of them"),
-        (("decay=0.999",), "callbacks.ema.decay: the average spans about 1,000 steps, but the run has only 20"),
-        (
-            ("decay=0.94", "warmup_epochs=1"),
-            "callbacks.ema.decay: the average spans about 17 steps, but the run has only 16 for it: it stays close to the weights that it begins with",
-        ),
-        (("decay=0.99", "warmup_epochs=5"), "callbacks.ema: the run has 20 steps: the average would be of none of them"),
-        (("decay=0.999", "every_steps=2", "rescale=true"), "callbacks.ema.decay: the average spans about 1,250 steps, but the run has only 20"),
-    ],
-)
-def test_an_average_that_stays_near_the_initial_weights_or_the_model_is_warned_about(
-    given: tuple[str, ...], said: str, samewise: Callable[..., Any], tmp_path: Path
-) -> None:
-    settings = (*TINY, *(f"callbacks.ema.{one}" for one in given))
-    done = samewise("check", *settings)
-    assert done.returncode == 0
-    assert f"warning: {said}" in done.stdout
-    if "rescale=true" in given:
-        assert f"warning: {said}" in samewise("train", *settings, f"run_root={tmp_path}").stderr
 
 
 @pytest.mark.parametrize("given", ["+callbacks.ema.horizon=1.5", "callbacks.ema.rescale=true", "callbacks.ema.decay=2", "callbacks.ema.every_steps=0"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 
 import pytest
 import torch
@@ -123,24 +122,6 @@ def test_other_data_are_evaluated_with_the_classes_of_the_run(samewise, pictures
     wrong = evaluate("others")
     assert (wrong.returncode, "truck" in wrong.stderr) == (2, True)
     assert "airplane, cat, ship: the classes that the run was trained on" in wrong.stderr
-
-
-def test_an_evaluation_of_other_data_has_its_own_folder_and_names_what_differs(samewise, pictures) -> None:
-    run = find(pictures, "table")
-    samewise("eval", run)
-    (files,) = ({path: path.read_bytes() for path in (run / "eval" / "valid-00000004").iterdir()},)
-    again = samewise("eval", run, f"dataset.table_path={pictures}/fewer.csv", *WHOLE)
-    assert again.stdout.splitlines()[1:5] == [
-        "  dataset.shares.test: 0.5 in the run, 0 here",
-        "  dataset.shares.valid: 0.2 in the run, 1 here",
-        f"  dataset.table_path: {pictures}/same.csv in the run, {pictures}/fewer.csv here",
-        "  classes numbered as in the run: airplane, cat, ship",
-    ]
-    assert re.search(r"pictures in .*/eval/valid-00000004-[0-9a-f]{8}\n", again.stdout)
-    assert {path: path.read_bytes() for path in files} == files
-    same = samewise("eval", run, "device=cpu", "dataset.shares.valid=0.2")
-    assert "in the run" not in same.stdout
-    assert same.stdout.endswith("/eval/valid-00000004\n")
 
 
 def test_a_head_that_is_taken_over_for_classes_of_other_names_gives_a_warning(samewise, pictures) -> None:

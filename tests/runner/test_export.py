@@ -16,7 +16,6 @@ import torch._inductor
 from samewise_runner_exported import TINY, trained_in, verified
 
 from samewise.runner.exports import formats
-from samewise.runner.exports.formats import FORMATS
 from samewise.runner.records.tensor_file import read_tensors, write_tensors
 
 
@@ -74,51 +73,6 @@ def test_each_runtime_gives_the_models_results_on_other_images_and_batch_sizes(r
     (onnx,) = session.run(None, {"image": images.numpy()})
     assert (pt2 - expected).abs().max() < 1e-5 * expected.abs().max()
     assert (torch.from_numpy(onnx) - expected).abs().max() < 1e-5 * expected.abs().max()
-
-
-@pytest.mark.slow
-def test_the_export_describes_inputs_and_outputs_and_holds_the_weights(run: Path, exported: Path) -> None:
-    import samewise as package
-
-    said = json.loads((exported / "export.json").read_text())
-    assert said["inputs"] == {"image": {"dtype": "uint8", "shape": [2, 3, 16, 16]}}
-    assert said["whole"]
-    assert said["outputs"] == {"output": {"dtype": "float32", "shape": [2, 10]}}
-    assert [form["sizes"] for form in said["formats"].values()] == [{"image": ["n1", 3, "n2", "n3"]}] * 2
-    assert "- `model.onnx`: `image` [n1, 3, n2, n3]\n" in (exported / "README.md").read_text()
-    assert len(said["classes"]) == 10
-    assert said["transforms"]["batch"][1]["mean"] == [0.5, 0.5, 0.5]
-    state = package.load(run, trust=True).model.state_dict()
-    weights = read_tensors(exported / "weights.safetensors")
-    assert weights.keys() == state.keys()
-    assert all(torch.equal(weights[name], state[name]) for name in state)
-
-
-@pytest.mark.slow
-def test_a_speech_model_takes_raw_recordings(samewise: Callable[..., Any], tmp_path: Path) -> None:
-    import samewise as package
-
-    assert samewise("train", "experiment=wav2letter_spoken_digits", *TINY, f"run_root={tmp_path}").returncode == 0
-    run = next(tmp_path.glob("wav2letter_spoken_digits/*"))
-    assert samewise("export", run, "--out", tmp_path / "out").returncode == 0
-    said = json.loads((tmp_path / "out" / "export.json").read_text())["formats"]
-    assert [form["sizes"] for form in said.values()] == [{"waveform": ["n1", "n2"], "length": ["n1"]}]
-    model, transforms, _ = package.load(run, trust=True)
-    waveform, length = torch.randn(3, 6000, generator=torch.Generator().manual_seed(1)), torch.tensor([6000, 4000, 5123])
-    given = {"waveform": torch.where(torch.arange(6000) < length[:, None], waveform, 0.0), "length": length}
-    with torch.no_grad():
-        batch = transforms.predictor.transform(dict(given))
-        expected = model(batch["features"], batch["feature_length"])
-        (found,) = torch.export.load(str(tmp_path / "out" / "model.pt2")).module()(given["waveform"], length)
-    assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
-
-
-@pytest.mark.slow
-def test_an_export_is_verified_in_every_runtime(samewise: Callable[..., Any], exported: Path) -> None:
-    found = verified(samewise, exported, 0)
-    assert [found[name]["sound"] for name in ("safetensors", "pt2", "onnx")] == [True, True, True]
-    assert found["pt2"]["same"]
-    assert found["onnx"]["same"] or found["onnx"]["apart"]["relative"] < 1e-5
 
 
 @pytest.mark.slow
@@ -196,17 +150,6 @@ def test_an_unsigned_export_runs_only_if_trusted(samewise: Callable[..., Any], c
     assert samewise("verify", copy, "--trust").returncode == 0
 
 
-@pytest.mark.slow
-def test_results_outside_the_tolerance_refuse_the_export(samewise: Callable[..., Any], run: Path, tmp_path: Path) -> None:
-    pytest.importorskip("onnxscript", reason="onnxscript is not installed")
-    done = samewise("export", run, "--to", "onnx", "--tolerance", "0", "--out", tmp_path / "strict")
-    if done.returncode == 0 and verified(samewise, tmp_path / "strict", 0)["onnx"]["same"]:
-        pytest.skip("onnxruntime gives the same bits here")
-    assert done.returncode == 2
-    assert "was not exported: output differs by" in done.stderr
-    assert not (tmp_path / "strict" / "export.json").exists()
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -261,32 +204,6 @@ def test_an_interrupted_export_can_be_repeated(samewise: Callable[..., Any], run
     assert "hint: it is an export that did not end, without export.json" in samewise("export", run, "--to", "pt2", "--out", tmp_path / "out").stderr
     done = samewise("verify", tmp_path / "out")
     assert (done.returncode, "RUN: is an export that did not end, without export.json" in done.stderr) == (2, True), done.stderr
-
-
-@pytest.mark.slow
-def test_parametrised_weights_are_merged_in_every_format(samewise: Callable[..., Any], run: Path, tmp_path: Path) -> None:
-    pytest.importorskip("onnxscript", reason="onnxscript is not installed")
-    import samewise as package
-
-    kinds = {"conv1.*": "weight_norm", "layer1.*.conv1.*": "spectral_norm", "layer2.*.conv1.*": "orthogonal", "layer3.*.conv1.*, rank: 2": "lora"}
-    parametrised = [f"+initialise.parametrisations.rule{place}={{match: {match}, kind: {kind}}}" for place, (match, kind) in enumerate(kinds.items())]
-    sizes = ["model.width=4", "dataset.image_size=16"]
-    assert samewise("train", "experiment=resnet18_digits", *TINY, *sizes, *parametrised, f"run_root={tmp_path / 'runs'}").returncode == 0
-    found = next(tmp_path.glob("runs/resnet18_digits/*"))
-    done = samewise("export", found, "--bare", "--to", "pt2,onnx", "--out", tmp_path / "out", "--json")
-    assert done.returncode == 0, done.stderr
-    pt2, onnx = json.loads(done.stdout)["formats"]
-    assert pt2["same"]
-    assert onnx["same"] or onnx["apart"]["relative"] < 1e-5
-    weights, vectors = read_tensors(tmp_path / "out" / "weights.safetensors"), read_tensors(tmp_path / "out" / "vectors.safetensors")
-    model = package.load(found, trust=True).model
-    with torch.no_grad():
-        assert torch.equal(model(*(tensor for name, tensor in vectors.items() if name.startswith("input/"))), vectors["output/output"])
-        assert torch.equal(model.conv1.weight, weights["conv1.weight"])
-    plain = package.load(run, trust=True).model
-    plain.load_state_dict(weights)
-    for name in ("pt2", "onnx"):
-        assert FORMATS[name].weights(tmp_path / "out" / FORMATS[name].file).keys() & weights.keys() >= {"conv1.weight", "layer3.0.conv1.weight"}
 
 
 @pytest.mark.slow

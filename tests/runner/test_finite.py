@@ -101,27 +101,6 @@ def test_a_nonfinite_gradient_ends_the_run_before_the_step(train, what, more):
     assert json.loads((folder / "failure.json").read_text())["step"] == 2
 
 
-def test_a_micro_batch_too_small_for_a_norm_says_which_setting_helps(train):
-    """Two samples are left over, one for each replica."""
-    done, _ = train(
-        "model=resnet20_cifar",
-        "model.width=4",
-        "dataset=generated_classification",
-        "dataset.image_size=4",
-        "dataset.samples=34",
-        "batch_size=16",
-        "replicas=2",
-        "loader.drop_last=false",
-        "max_steps=4",
-        name="left_over",
-    )
-    assert done.returncode == 1
-    warned, _, failed = done.stderr.partition("step 3: ValueError: Expected more than 1 value per channel")
-    assert "warning: loader.drop_last: step 3 fails: some of its micro-batches, of an epoch's last batch of 2, have one sample, and " in warned
-    assert failed
-    assert "hint: loader.drop_last=true, or another batch_size" in done.stderr
-
-
 def test_a_float16_overflow_is_skipped_and_one_at_any_scale_is_an_error(train):
     done, folder = train("model=spoilt", "model.what=nothing", "precision=fp16", "precision.initial_scale=1e38")
     assert done.returncode == 0, done.stderr

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from samewise_runner_jobs import Job, run, weights
-from torch import nn
 
-from samewise.runner.errors import ConfigError
 from samewise.runner.records import checkpoint, trace, trace_reader
 from samewise.runner.records.digest import tensor_digests
-from samewise.runner.strategies import fsdp
-from samewise.runner.strategies.fsdp_units import require_all_called
 
 MILD = ["replicas=2", "optimizer.lr=0.01", "max_steps=6", "max_epochs=20", "callbacks=none", "evaluate.pictures=false"]
 FSDP = ["strategy=fsdp", "strategy.shard=[layer3,BasicBlock]"]
@@ -140,14 +134,6 @@ def test_an_optimizer_that_reads_numbers_from_tensors_agrees_with_one_process(tm
 
 @pytest.mark.slow
 @pytest.mark.fsdp
-def test_processes_without_samples_take_part_in_an_epochs_last_step(tmp_path):
-    last_batch_of_two = ["replicas=4", "loader.drop_last=false", "batch_size=24", "dataset.samples=50"]
-    reference = run(tmp_path / "alone", 1, *MILD, *last_batch_of_two, "strategy=single")
-    assert_close(run(tmp_path / "four", 4, *MILD, *FSDP, *last_batch_of_two), reference, tolerance=1e-3)
-
-
-@pytest.mark.slow
-@pytest.mark.fsdp
 @pytest.mark.parametrize("options", [["strategy.param_dtype=bfloat16", "strategy.reduce_dtype=float32"], ["precision=fp16", "memory_format=channels_last"]])
 def test_half_precision_stays_close(two, tmp_path, options):
     folder = run(tmp_path, 2, *MILD, *FSDP, *options)
@@ -212,54 +198,3 @@ def test_processes_that_call_different_layers_are_refused_before_a_step_is_made(
     assert set(job.wait()) == {2}
     assert "strategy.shard: the processes call different layers" in job.errors
     assert not list(tmp_path.glob("*/*/checkpoints/step-*"))
-
-
-def test_a_model_that_drops_layers_is_refused_in_several_processes_where_they_are_gathered_apart():
-    def wrap(setting: dict[str, object]) -> None:
-        model = nn.ModuleDict({"encoder": nn.Sequential(nn.Linear(2, 2))})
-        vars(model["encoder"]).update(setting)
-        fsdp.FSDP(shard=["Linear"]).wrap(model)
-        require_all_called(model, ["encoder"])
-        require_all_called(model, ["encoder.0"])
-
-    wrap({"layer_drop": 0.0, "config": SimpleNamespace(layerdrop=0.0)})
-    with pytest.raises(ConfigError, match=r"each process drops other layers \(encoder.layer_drop = 0.1\)"):
-        wrap({"layer_drop": 0.1})
-    for key in ("layerdrop", "decoder_layerdrop"):
-        with pytest.raises(ConfigError, match=f"transformers drops no layers under FSDP, and the model's {key} is 0.1"):
-            wrap({"config": SimpleNamespace(**{key: 0.1})})
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("strategy.rank_invariant=true", "depends on the number of processes"),
-        ("strategy.param_dtype=bf16", "did you mean 'bfloat16'"),
-        ("strategy.shard_min_parameters=0", "is too small"),
-        ("strategy.nproc=3", "more processes than replicas"),
-    ],
-)
-def test_settings_that_cannot_work_are_refused(samewise, tmp_path, override, message):
-    done = samewise("train", "experiment=resnet18_digits", "replicas=2", "strategy=fsdp", f"run_root={tmp_path}", override)
-    assert done.returncode == 2
-    assert message in done.stderr
-
-
-class Mixed(nn.Module):
-    """Weights of two dtypes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.spectrum = nn.Module()
-        self.spectrum.weight = nn.Parameter(torch.randn(5, dtype=torch.complex64))
-        self.head = nn.Linear(5, 2)
-
-
-def test_weights_of_different_dtypes_are_not_gathered_together():
-    said = "strategy.shard: gathers weights of different dtypes together: spectrum.weight (complex64) and head.weight (float32)"
-    with pytest.raises(ConfigError, match=re.escape(said)):
-        fsdp.FSDP().wrap(Mixed())
-    fsdp.FSDP(shard=["head"]).wrap(Mixed())
-    frozen = Mixed()
-    frozen.spectrum.requires_grad_(False)
-    fsdp.FSDP().wrap(frozen)

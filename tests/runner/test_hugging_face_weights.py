@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,6 @@ import pytest
 import torch
 from torch import nn
 
-from samewise.runner.config.compose import compose
-from samewise.runner.config.fingerprint import identity
-from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.optim.initialise import initialise
 from samewise.runner.records.files import sha256
@@ -101,44 +97,8 @@ def test_a_folder_with_only_a_pickle_is_refused_with_how_to_read_its_tensors(tmp
     assert loads(tmp_path / "pytorch_model.bin")
 
 
-@pytest.mark.parametrize(
-    ("weights", "message", "hint"),
-    [
-        ("hf:someone/nett", "is not in Hugging Face's cache", "did you mean 'hf:someone/net'?; on a machine with network access: hf download someone/nett; "),
-        ("hf:someone/net@v2", "has no revision 'v2'", "on a machine with network access: hf download someone/net --revision v2"),
-        ("hf:../net", "is not the name of a Hugging Face model", ""),
-        ("hf:someone/net@../../../refs", "is not the name of a Hugging Face model", ""),
-    ],
-)
-def test_weights_missing_from_the_cache_are_reported_with_how_to_get_them(cache: Path, weights: str, message: str, hint: str) -> None:
-    told = problem(weights)
-    assert message in told.message
-    assert str(told.hint or "").startswith(hint)
-
-
 def test_a_cached_file_that_does_not_match_its_checksum_is_refused(cache: Path) -> None:
     blob = (cache / "snapshots" / COMMITS[1] / "model.safetensors").resolve()
     write_tensors(blob, {name: value + 1 for name, value in other().items()})
     told = problem("hf:someone/net")
     assert (told.message.partition(":")[0], told.expected) == ("the file in Hugging Face's cache does not match its checksum", blob.name)
-
-
-def test_a_name_is_resolved_at_once_and_its_content_counts_in_the_fingerprint(cache: Path, tmp_path: Path) -> None:
-    def compose_weights(weights: str, strict: bool = True) -> Any:
-        return compose([f"initialise.weights='{weights}'"], project=Project(tmp_path), strict=strict)
-
-    by_name, by_tag = compose_weights("hf:someone/net"), compose_weights("hf:someone/net@v1")
-    assert by_name.cfg.initialise.weights == f"hf:someone/net@{COMMITS[1]}"
-    blob = (cache / "snapshots" / COMMITS[1] / "model.safetensors").resolve().name
-    assert identity(by_name.whole)["initialise"]["weights"] == f"sha256:{blob}"
-    shutil.copytree(cache / "snapshots" / COMMITS[1], tmp_path / "copy")
-    assert (
-        by_name.fingerprint == compose_weights(str(tmp_path / "copy")).fingerprint == compose_weights(str(tmp_path / "copy" / "model.safetensors")).fingerprint
-    )
-    assert by_name.fingerprint != by_tag.fingerprint
-    (told,) = compose_weights("hf:someone/other", strict=False).problems
-    assert told.path == "initialise.weights"
-    files = write_in_parts(tmp_path / "parts")
-    before = compose_weights(str(tmp_path / "parts")).fingerprint
-    write_tensors(files[1], {})
-    assert compose_weights(str(tmp_path / "parts")).fingerprint != before

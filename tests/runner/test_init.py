@@ -55,24 +55,6 @@ def test_a_folder_that_is_not_empty_is_left_unchanged(samewise: Run, here: Path)
     assert "is a file" in samewise("init", ".notes").stderr
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("torch", "is the name of an existing package"),
-        ("json", "is the name of an existing package"),
-        ("class", "is a keyword of Python"),
-        ("9lives", "is not a valid name for a package"),
-        ("tests", "is the name of another folder in the project"),
-    ],
-)
-def test_a_name_that_is_not_valid_for_a_package_is_refused(samewise: Run, here: Path, name: str, reason: str) -> None:
-    done = samewise("init", name)
-    assert done.returncode == 2
-    assert reason in done.stderr
-    assert "--package NAME" in done.stderr
-    assert list(here.iterdir()) == []
-
-
 @pytest.mark.slow
 def test_a_new_project_trains_and_passes_its_own_test(samewise: Run, here: Path) -> None:
     assert samewise("init", "lab", "--package", "init_lab").returncode == 0

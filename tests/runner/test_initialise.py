@@ -216,33 +216,19 @@ def test_merged_weights_load_into_a_model_whose_own_class_uses_weight_norm(tmp_p
 WRONG = [
     ({"weigths": None}, "initialise.weigths", "did you mean 'weights'"),
     (rules(a={"match": "embedding", "weight": "zeros"}), "initialise.rules.a.match", "matches no parameter"),
-    (rules(a={"match": "linear", "weight": "zeross"}), "initialise.rules.a.weight", "did you mean 'zeros'"),
     (rules(a={"match": "linear", "weight": {"method": "normal", "sdt": 1}}), "initialise.rules.a.weight.sdt", "did you mean 'std'"),
     (rules(a={"match": "linear", "weight": {"method": "constant"}}), "initialise.rules.a.weight.val", "missing"),
-    (rules(a={"match": "linear"}), "initialise.rules.a", "not a rule"),
     (rules(a={"weight": "zeros"}), "initialise.rules.a", "not a rule"),
-    (rules(a={"match": "linear", "wieght": "zeros", "bias": "zeros"}), "initialise.rules.a", "not a rule"),
     (rules(a={"match": "*.bias", "weight": "zeros"}), "initialise.rules.a", "no weight among them"),
     (rules(a={"match": "norm", "weight": "orthogonal"}), "initialise.rules.a", r"cannot initialise 1.weight \[8\]"),
     ({"frozen": ["9.*"]}, "initialise.frozen", "matches no parameter"),
-    ({"frozen": ["0.*", "9.*"]}, "initialise.frozen", "matches no parameter"),
     (rules(a={"match": ["linear", "embeding"], "weight": "zeros"}), "initialise.rules.a.match", "did you mean 'embedding'"),
-    ({"parametrisations": {"a": {"match": "linear"}}}, "initialise.parametrisations.a", "is not a rule"),
-    ({"parametrisations": {"a": {"kind": "weight_norm"}}}, "initialise.parametrisations.a", "is not a rule"),
     ({"parametrisations": {"a": {"match": "linear", "kind": "wieght_norm"}}}, "initialise.parametrisations.a.kind", "did you mean 'weight_norm'"),
-    (
-        {"parametrisations": {"a": {"match": "linear", "kind": "spectral_norm", "iterations": 2}}},
-        "initialise.parametrisations.a.iterations",
-        "n_power_iterations",
-    ),
     ({"parametrisations": {"a": {"match": "norm", "kind": "orthogonal"}}}, "initialise.parametrisations.a", "cannot make orthogonal of 1.weight"),
     ({"parametrisations": {"a": 3}}, "initialise.parametrisations.a", "is not a rule"),
     ({"parametrisations": {"a": {"match": "linear", "kind": "weight_norm", "no": 1, "nor": 2}}}, "initialise.parametrisations.a.no", "not an argument"),
     (rules(a=3), "initialise.rules.a", "not a rule"),
     (rules(a={"match": "linear", "weight": {"method": "zeross"}}), "initialise.rules.a.weight.method", "did you mean 'zeros'"),
-    (rules(a={"match": "linear", "weight": {"method": "normal", "sdt": 1, "no": 2}}), "initialise.rules.a.weight.sdt", "did you mean 'std'"),
-    (rules(a={"match": "linear", "weight": {"method": "uniform", "a": 1, "b": 0}}), "initialise.rules.a", "cannot initialise 3.weight"),
-    (rules(a={"match": "linear", "weight": {"method": "constant", "val": "x"}}), "initialise.rules.a", "cannot initialise 3.weight"),
 ]
 
 

@@ -117,27 +117,6 @@ def test_a_text_is_kept_once_by_its_sha256_and_as_long_as_a_run_or_sweep_names_i
     assert kept(root) == {texts[2]}
 
 
-def test_what_was_not_kept_is_said(lab, samewise, tmp_path):
-    root = tmp_path / "runs"
-    (lab / "net.py").write_text("")
-    (lab / "long.py").write_text("# " + "x" * kept_sources.LARGEST + "\nONE = 1\n")
-    (lab / "latin.py").write_bytes("# -*- coding: latin-1 -*-\nNAME = 'é'\n".encode("latin-1"))
-    before = record(root, "some/1", lab)
-    net, long, latin = (f"{lab.name}/{name}.py" for name in ("net", "long", "latin"))
-    assert kept_sources.texts_of(before) == {net: "", long: None, latin: None}
-    (lab / "long.py").write_text("ONE = 2\n")
-    assert kept_sources.line_differences(before) == {long: kept_sources.NOT_KEPT}
-    after = record(root, "some/2", lab)
-    assert kept_sources.line_differences(before, after) == {long: kept_sources.NOT_KEPT}
-    content = json.loads(before.read_text())
-    del content["texts"]
-    before.write_text(json.dumps(content))
-    assert set(kept_sources.texts_of(before).values()) == {None}, "a record of an earlier version"
-    digest = json.loads(after.read_text())["texts"][long]
-    (root / ".code" / digest).write_text("ONE = 3\n")
-    assert kept_sources.texts_of(after)[long] is None, "altered"
-
-
 def test_runs_that_start_at_once_keep_the_same_code(lab, tmp_path):
     for number in range(20):
         (lab / f"part{number}.py").write_text(f"PART = {number}\n")

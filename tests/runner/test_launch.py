@@ -12,9 +12,6 @@ import pytest
 from samewise_forked import Forked
 from samewise_runner_launched import TINY, ranks_of, start, wait_for_step
 
-from samewise.runner.errors import Problem, TrainingError
-from samewise.runner.training import launch
-
 
 def wait_for_end(process: Forked, code: int) -> str:
     """Its standard error."""
@@ -91,13 +88,3 @@ def assert_each_point_once(run_root: Path, steps: int) -> None:
     (tracked,) = client.search_runs([one.experiment_id for one in client.search_experiments()])
     assert tracked.info.status == "FINISHED"
     assert sorted(point.step for point in client.get_metric_history(tracked.info.run_id, "train/loss")) == list(range(1, steps + 1))
-
-
-def test_a_rank_that_aborts_once_it_has_finished_is_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    error = TrainingError(Problem("rank 1", "was killed by SIGABRT", hint="resume"))
-    (tmp_path / "done-0").touch()
-    with pytest.raises(TrainingError, match="SIGABRT"):
-        launch._report_outcomes(tmp_path, 2, error, debug=False)
-    (tmp_path / "done-1").touch()
-    launch._report_outcomes(tmp_path, 2, error, debug=False)
-    assert "warning: rank 1: was killed by SIGABRT\n    it had finished: the result is complete" in capsys.readouterr().err

@@ -75,18 +75,6 @@ def test_who_changes_a_batch_in_place_does_not_change_the_data(kind, collate, nu
     assert len(seen) == 1
 
 
-class OneFile:
-    """Numbers in a file that is kept open, without a buffer; each with the position at which this process found the file."""
-
-    def __init__(self, file):
-        self.file, self.found_at = file, None
-
-    def __getitem__(self, index):
-        self.found_at = self.file.tell() if self.found_at is None else self.found_at
-        self.file.seek(8 * index)
-        return {"x": torch.tensor(int.from_bytes(self.file.read(8), "little")), "found at": self.found_at}
-
-
 FILES = {
     "both": lambda path: path.open("r+b", buffering=0),
     "reading": lambda path: path.open("rb", buffering=0),
@@ -94,36 +82,6 @@ FILES = {
     "temporary": lambda path: tempfile.TemporaryFile(buffering=0),  # noqa: SIM115
     "in memory": lambda path: os.fdopen(os.memfd_create("numbers"), "w+b", buffering=0),
 }
-
-
-@pytest.mark.parametrize("kind", FILES)
-def test_each_worker_has_its_own_position_in_a_file_that_the_data_set_keeps_open(kind, tmp_path):
-    numbers = torch.arange(200).numpy().tobytes()
-    (tmp_path / "numbers").write_bytes(numbers)
-    with FILES[kind](tmp_path / "numbers") as file:
-        if not os.fstat(file.fileno()).st_size:
-            file.write(numbers)
-        file.seek(24)
-        keys = [Key(0, start, (start, start + 1)) for start in range(100, 120, 2)]
-        loader = Loader(KeyedDataset(OneFile(file), default_collate, seed=0, stream="sample"), lambda: iter(keys), schema.Loader(num_workers=2))
-        found = [*loader]
-        assert file.tell() == 24
-    assert torch.cat([batch["x"] for batch in found]).tolist() == [*range(100, 120)]
-    assert {*torch.cat([batch["found at"] for batch in found]).tolist()} == {24}
-
-
-def test_a_worker_finishes_its_batches_after_sigterm():
-    """The main process stops by itself when its step is done, and needs the worker's batches for that."""
-    wanted = [Key(0, start, (start,)) for start in range(20)]
-    others = multiprocessing.active_children()
-    loader = iter(Loader(KeyedDataset(Noisy(), default_collate, seed=0, stream="sample"), lambda: iter(wanted), schema.Loader(num_workers=1)))
-    found = [value_digest(next(loader))]
-    (worker,) = (child for child in multiprocessing.active_children() if child not in others)
-    worker.terminate()
-    found += [value_digest(batch) for batch in loader]
-    assert found == batches(0, keys=wanted)
-    worker.join(20)
-    assert worker.exitcode == 0
 
 
 def with_a_worker() -> tuple[Loader, Iterator[Any], Any]:
@@ -158,14 +116,3 @@ def test_an_error_in_a_sample_arrives_as_it_was_raised(num_workers):
     with pytest.raises(DataError) as caught:
         batches(num_workers, keys=[Key(0, 56, tuple(range(56, 64)))])
     assert str(caught.value) == "sample 63: is broken"
-
-
-@pytest.mark.parametrize("first", [0, 8])
-def test_a_batch_that_a_worker_cannot_send_is_an_error_that_names_its_entry(first):
-    def collate(samples):
-        return {"x": torch.stack([sample["value"] for sample in samples]), "odd": [{}.keys()] if samples[0]["value"][0] >= first else 0}
-
-    keys = [Key(0, start, tuple(range(start, start + 4))) for start in range(0, 16, 4)]
-    loader = Loader(KeyedDataset(Noisy(), collate, seed=0, stream="sample"), lambda: iter(keys), schema.Loader(num_workers=2))
-    with pytest.raises(DataError, match="'odd' in a batch is of type dict_keys, which cannot be sent by a loader's worker: TypeError: cannot pickle"):
-        list(loader)

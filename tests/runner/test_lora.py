@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from torch import nn
-from torchvision.models import VisionTransformer
 
 from samewise.runner.errors import ConfigError
 from samewise.runner.optim.groups import parameter_groups
@@ -54,25 +52,6 @@ def test_steps_match_the_two_small_matrices_written_out() -> None:
     assert {name for name, parameter in model.named_parameters() if parameter.requires_grad} == set(trained)
     assert all(torch.allclose(trained[name], by_hand[name], rtol=1e-9, atol=0) for name in trained)
     assert not torch.allclose(model(images), before(images))
-
-
-def test_the_choices_train_the_low_rank_changes_and_the_head_of_a_transformer(tmp_path: Path) -> None:
-    def new_model() -> nn.Module:
-        torch.manual_seed(0)
-        return VisionTransformer(image_size=8, patch_size=4, num_layers=2, num_heads=2, hidden_dim=16, mlp_dim=16, num_classes=3)
-
-    torch.save(new_model().state_dict(), tmp_path / "published.pt")
-    model, settings = new_model(), yaml.safe_load((CONFIGS / "initialise" / "lora.yaml").read_text())
-    initialise(model, {**settings, "weights": str(tmp_path / "published.pt")})
-    images = torch.randn(2, 3, 8, 8)
-    assert torch.equal(model(images), new_model()(images))
-    groups = parameter_groups(model, yaml.safe_load((CONFIGS / "param_groups" / "lora.yaml").read_text()))
-    assert [group["name"] for group in groups] == ["changes", "head"]
-    assert len(groups[0]["params"]) == 2 * 4 * 2  # two layers of four matrices
-    assert [name for name, _ in groups[1]["params"]] == ["heads.head.weight", "heads.head.bias"]
-    model(images).square().sum().backward()
-    assert all(parameter.grad is not None for group in groups for _, parameter in group["params"])
-    assert {name for name, parameter in model.named_parameters() if parameter.requires_grad} == {name for group in groups for name, _ in group["params"]}
 
 
 @pytest.mark.parametrize(

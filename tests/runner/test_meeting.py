@@ -10,13 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch.distributed as dist
 from samewise_forked import Forked
 from samewise_tiny import DIGITS
 
 from samewise.runner.errors import ConfigError, PeerFailed
 from samewise.runner.strategies import lost_connections, meeting
-from samewise.runner.strategies.elastic import Elastic
 
 
 @pytest.fixture
@@ -53,26 +51,6 @@ def test_a_tcp_address_with_a_taken_port_is_refused_naming_the_setting(as_rank_0
         taken.listen()
         told = refusal(f"tcp://localhost:{taken.getsockname()[1]}")
     assert "strategy.init_method: another program uses this port" in told
-
-
-def test_a_tcp_address_that_does_not_answer_is_refused(as_rank_0, monkeypatch) -> None:
-    monkeypatch.setenv("RANK", "1")
-    with socket.socket() as free:
-        free.bind(("localhost", 0))  # nobody listens
-        told = refusal(f"tcp://localhost:{free.getsockname()[1]}")
-    assert "strategy.init_method: rank 0 does not answer within 2 s" in told
-
-
-def test_a_backend_missing_from_torch_is_refused_with_the_available_ones() -> None:
-    there = {"gloo": dist.is_gloo_available(), "nccl": dist.is_nccl_available(), "mpi": dist.is_mpi_available()}
-    for name, is_there in there.items():
-        if is_there:
-            Elastic(backend=name)
-        else:
-            with pytest.raises(ConfigError) as caught:
-                Elastic(backend=name)
-            assert f"this torch is built without {name.upper()}" in str(caught.value)
-            assert " or ".join(one for one in there if there[one]) in str(caught.value)
 
 
 @pytest.mark.slow

@@ -63,14 +63,6 @@ def test_a_convolution_is_trained_as_a_matrix() -> None:
     assert torch.equal(convolution.view(6, 27), matrix)
 
 
-def test_weights_are_scaled_to_an_rms_row_norm_of_one_before_a_step() -> None:
-    weight = random_weights(6, 3, 3, 3)
-    weight.grad = torch.zeros_like(weight)
-    Muon([weight], normalize_weights=True).step()
-    assert weight.detach().norm().item() == pytest.approx(6**0.5, rel=1e-6)
-    assert torch.allclose(weight / weight.norm(), random_weights(6, 3, 3, 3) / random_weights(6, 3, 3, 3).norm())
-
-
 @pytest.mark.parametrize("momentum", [0.0, 0.85])
 def test_a_group_without_muon_has_the_bits_of_torchs_sgd(momentum: float) -> None:
     mine, torchs = [random_weights(7), random_weights(4, 3)], [random_weights(7), random_weights(4, 3)]

@@ -128,19 +128,12 @@ def test_unmatched_phases_and_optimizers_are_reported_together() -> None:
 
 WRONG = [
     (sgd(), {"layers": {"layer_decay": 0.5}, "norms": {"match": "norm", "momentum": -1}}, "param_groups.norms.momentum", "Invalid momentum"),
-    (sgd(lr=-1.0), {}, "optimizer.lr", "Invalid learning rate"),
-    (sgd(momentum=-0.1), {}, "optimizer.momentum", "Invalid momentum"),
     ({"_target_": "torch.optim.Adam", "betas": [0.9, 1.5]}, {}, "optimizer.betas", "Invalid beta parameter at index 1"),
-    (sgd(lr="fast"), {}, "optimizer", "not supported"),
-    (sgd(momentun=0.9), {}, "optimizer", "momentun"),
     ({"_target_": "torch.optim.LBFGS"}, {}, "optimizer", "several times per step"),
     ({"_target_": "torch.optim.Muon"}, {}, "optimizer", r"not 0.bias \[8\], 1.weight \[8\], 1.bias \[8\], 2.bias \[3\]"),
     ({"_target_": "torch.nn.Linear", "in_features": 3, "out_features": 3}, {}, "optimizer._target_", "is not an optimizer"),
     (sgd(), {"norms": {"match": "norm", "weight_dcay": 0}}, "param_groups.norms.weight_dcay", "did you mean 'weight_decay'"),
-    (sgd(), {"norms": {"match": "norm", "lr": -3.0}}, "param_groups.norms.lr", "Invalid learning rate"),
     (sgd(fused=True, foreach=True), {}, "optimizer", "cannot be `True` together"),
-    (sgd(), {"norms": {"match": "norm", "fused": True, "foreach": True}}, "param_groups.norms", "cannot be `True` together"),
-    (sgd(), {"norms": {"match": "norm", "weight_decay": "much"}}, "param_groups.norms", "not supported"),
     (sgd(lr="fast"), {"norms": {"match": "norm", "lr_factor": 2}}, "optimizer.lr", "is needed by lr_factor"),
 ]
 

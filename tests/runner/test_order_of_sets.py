@@ -13,8 +13,6 @@ from pathlib import Path
 import pytest
 from samewise_tiny import DIGITS
 
-import samewise
-
 CODE = """
 import os
 
@@ -86,13 +84,3 @@ def test_a_model_created_from_a_set_is_resumed_and_spread_over_ranks_with_the_sa
     again = finish(command(tmp_path / "killed", "train", *lab, *TINY, "replicas=2", "max_steps=6", "checkpoint.every_steps=1", "--json"))[0]
     ranks = finish(command(tmp_path / "ranks", "train", *lab, *TINY, "replicas=2", "strategy=elastic", "strategy.nproc=2", "--json"))[0]
     assert json.loads(again)["weights_sha256"] == json.loads(ranks)["weights_sha256"] == whole
-
-
-def test_own_code_without_a_fixed_hash_seed_is_warned_about(lab: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr("samewise.runner.processes.this_process.has_fixed_hash_seed", lambda: False)
-    where = [f"run_root={tmp_path}/runs", "max_steps=1"]
-    samewise.train(*TINY, "model.order=list", *where, packages=["lab_of_sets"], config_dirs=[tmp_path / "configs"])
-    assert "warning: PYTHONHASHSEED: is not fixed, so a set of strings in your code has another order in each process" in capfd.readouterr().err
-    samewise.train(*QUICK, *where)
-    assert "PYTHONHASHSEED" not in capfd.readouterr().err

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from samewise.runner.cli import main
 from samewise.runner.config.check import problems
 from samewise.runner.config.compose import Composed, compose
 from samewise.runner.config.project import Project
-from samewise.runner.sweeps.points import Composer
 
 BASE = """# @package _global_
 defaults:
@@ -74,65 +71,6 @@ def test_settings_that_another_choice_does_not_take_are_left_out_with_one_line_e
     same = compose(["experiment=resnet18_digits", "optimizer=adamw", "scheduler=cosine", *by_hand], project=mine)
     assert composed.fingerprint == same.fingerprint
     assert [one.path for one in same.cautions] == ["optimizer"]
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        (["loss=cross_entropy"], ["base.yaml:11: recipe.loss: gamma is left out: experiment=base sets it for focal, and cross_entropy does not set it"]),
-        (["~loss"], ["base.yaml:11: recipe.loss: gamma is left out: experiment=base sets it for focal, and nothing is chosen now"]),
-        (["model=resnet18"], ["base.yaml:10: model: width is left out: experiment=base sets it for resnet20_cifar, and resnet18 does not set it"]),
-        (["scheduler=cosine"], ["base.yaml:15: scheduler: schedules is left out: experiment=base sets it for warmup_cosine, and cosine does not set it"]),
-        (
-            ["scheduler=warmup_multi_step"],
-            [
-                "base.yaml:16: scheduler: schedules.decay.eta_min is left out: experiment=base sets it for warmup_cosine, "
-                "and warmup_multi_step does not set it",
-                "base.yaml:15: scheduler: warmup_multi_step keeps schedules.warmup.duration=1, which experiment=base sets for warmup_cosine",
-            ],
-        ),
-        (["callbacks=default"], ["base.yaml:17: callbacks: ema is left out: experiment=base sets it for [default, ema], and default does not set it"]),
-        (["callbacks=[default,ema,early_stopping]"], []),
-        (["param_groups=none"], ["base.yaml:18: param_groups: norms is left out: experiment=base sets it for no_decay_on_norms, and nothing is chosen now"]),
-        (["transforms=digits"], ["base.yaml:19: transforms: digits keeps size=9, which experiment=base sets for images"]),
-        (["model=resnet32_cifar", "model.width=8", "tracking=none", "reproducibility=fast"], []),
-        (["optimizer=sgd", "scheduler=warmup_cosine", "debug=tiny"], []),
-    ],
-    ids=lambda one: " ".join(one) if one and "=" in one[0] and ":" not in one[0] else "",
-)
-def test_choices_of_every_kind_of_group_can_be_replaced(mine: Project, given: list[str], said: list[str]) -> None:
-    composed = compose(["experiment=base", *given], project=mine)
-    assert warnings_of(composed) == said
-    assert problems(composed, mine) == []
-
-
-def test_a_point_of_a_sweep_composes_as_it_does_alone(mine: Project) -> None:
-    composer = Composer(mine)
-    for given in (
-        ["optimizer=adamw"],
-        ["optimizer=sgd"],
-        ["optimizer=adamw", "optimizer.nesterov=true"],
-        ["model=resnet18", "optimizer._target_=torch.optim.RAdam"],
-    ):
-        point, alone = composer.compose(["experiment=base", *given]), compose(["experiment=base", *given], project=mine)
-        assert (point.whole, point.cautions) == (alone.whole, alone.cautions)
-
-
-@pytest.mark.slow
-def test_check_and_show_report_left_out_settings_and_strict_refuses_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    given = ["experiment=resnet18_digits", "scheduler=cosine", "device=cpu"]
-    assert main(["check", "--static", "--json", *given]) == 0
-    (note,) = json.loads(capsys.readouterr().out)["notes"]
-    assert "warning: samewise's configs/experiment/resnet18_digits.yaml:32: scheduler: cycle_momentum and pct_start are left out" in note
-    assert main(["check", "--strict", *given]) == 2
-    assert capsys.readouterr().out.splitlines()[1:] == [f"  {note}"]
-    assert main(["show", *given]) == 0
-    shown = capsys.readouterr()
-    assert note in shown.err
-    assert "pct_start" not in shown.out
 
 
 IN_A_NEW_PROCESS = """

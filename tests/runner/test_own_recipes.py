@@ -148,11 +148,6 @@ class Several(Nothing):
         return {"loss": torch.ones(2)}
 
 
-class Vector(Classification):
-    def scores(self, dataset):
-        return Several()
-
-
 class Undefined(Nothing):
     def compute(self):
         return {"loss": float("nan"), "accuracy": 0.5}

@@ -186,13 +186,10 @@ def tied(*, bias: bool) -> nn.ModuleDict:
     ("pattern", "expected"),
     [
         ("out.*", ["embed.weight", "out.bias"]),
-        ("embed.*", ["embed.weight"]),
         ("re:^out", ["embed.weight", "out.bias"]),
         ("linear", ["embed.weight", "body.weight", "body.bias", "out.bias"]),
         ("type:Linear", ["embed.weight", "body.weight", "body.bias", "out.bias"]),
-        ("embedding", ["embed.weight"]),
         ("head", ["embed.weight", "out.bias"]),
-        ("norm", ["norm.weight", "norm.bias"]),
     ],
 )
 def test_a_tied_weight_matches_by_each_of_its_names_and_layers(pattern: str, expected: list[str]) -> None:
@@ -229,35 +226,20 @@ def test_an_expression_that_takes_too_long_to_match_is_refused(resnet: nn.Module
 
 
 WRONG = [
-    ({"a": {"match": "layer5.*", "lr": 1}}, "param_groups.a.match", r"did you mean 'layer\d\.\*'"),
     ({"a": {"match": "layer4", "lr": 1}}, "param_groups.a.match", r"did you mean 'layer4\.\*'"),
-    ({"a": {"match": "conv1.weigth"}}, "param_groups.a.match", "did you mean 'conv1.weight'"),
-    ({"a": {"match": "type:BatchNorm"}}, "param_groups.a.match", "did you mean 'type:BatchNorm2d'"),
     ({"a": {"match": "embedding"}}, "param_groups.a.match", "the model has none"),
     ({"a": {"match": "re:("}}, "param_groups.a.match", "not a valid regular expression"),
-    ({"a": {"match": []}}, "param_groups.a.match", "not a pattern"),
     ({"a": {"match": 3}}, "param_groups.a.match", "not a pattern"),
-    ({"a": {"lr": 0.1}}, "param_groups.a", "not a rule"),
     ({"a": "norm"}, "param_groups.a", "not a rule"),
     ({"a": {"match": "norm", "frozen": "yes"}}, "param_groups.a.frozen", "true or false"),
-    ({"a": {"match": "norm", "lr_factor": -1}}, "param_groups.a.lr_factor", "at least 0"),
     ({"a": {"match": "norm", "lr_factor": 1, "lr": 1}}, "param_groups.a", "both lr and lr_factor"),
-    ({"a": {"layer_decay": "much"}}, "param_groups.a", "layer-wise decay"),
     ({"a": {"match": "re:.", "frozen": True}}, "param_groups", "no parameter is left to train"),
-    ({"a": {"match": [""]}}, "param_groups.a.match", "not a pattern"),
-    ({"a": {"match": ["norm", 3]}}, "param_groups.a.match", "not a pattern"),
     ({"a": {"match": ["layer5.*", "embedding"]}}, "param_groups.a.match", r"did you mean 'layer\d\.\*'"),
-    ({"a": {"match": ["norm", "biass"]}}, "param_groups.a.match", "did you mean 'bias'"),
     ({"a": {"match": ["fc.*", "type:Conv3d"]}}, "param_groups.a.match", "did you mean 'type:Conv2d'"),
     ({"a": {"match": "type:torch.optim.Linear"}}, "param_groups.a.match", "did you mean 'type:Linear'"),
     ({"a": {"match": "norm", "lr_factor": True}}, "param_groups.a.lr_factor", "at least 0"),
-    ({"a": {"match": "norm", "lr_factor": -0.5}}, "param_groups.a.lr_factor", "at least 0"),
-    ({"a": {"match": "norm", "lr_factor": "much"}}, "param_groups.a.lr_factor", "at least 0"),
     ({"a": {"layer_decay": -0.5}}, "param_groups.a", "layer-wise decay"),
-    ({"a": {"layer_decay": 0.5, "lr": 1.0}}, "param_groups.a", "layer-wise decay"),
-    ({"a": {"layer_decay": 0.5, "match": "norm"}}, "param_groups.a", "not a rule"),
     ({"a": {"layer_decay": 0.5, "unfreeze_every": 0}}, "param_groups.a.unfreeze_every", "a whole number of at least 1"),
-    ({"a": {"layer_decay": 0.5, "unfreeze_every": True}}, "param_groups.a.unfreeze_every", "a whole number of at least 1"),
     ({"a": {"layer_decay": 0.5, "blocks": ["layer5"]}}, "param_groups.a.blocks", r"did you mean 'layer\d'"),
     ({"a": {"match": "norm", "frozen_statistics": "train"}}, "param_groups.a.frozen_statistics", "does not freeze anything"),
 ]
@@ -298,8 +280,6 @@ def test_a_rule_that_cannot_freeze_all_it_matches_is_refused(resnet: nn.Module) 
         ("vgg11", "classifier.6"),
         ("mobilenet_v3_small", "classifier.3"),
         ("vit_b_16", "heads.head"),
-        ("convnext_tiny", "classifier.2"),
-        ("squeezenet1_1", "classifier.1"),
     ],
 )
 def test_the_head_is_the_last_layer_of_a_model_whatever_its_name(name: str, head: str) -> None:

@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +22,6 @@ from torch.optim import SGD
 from samewise.runner.config import schema
 from samewise.runner.config.compose import compose
 from samewise.runner.config.project import Project
-from samewise.runner.data.keyed import Key, training_keys
 from samewise.runner.data.plan import Plan
 from samewise.runner.errors import ConfigError, Interrupted, TrainingError
 from samewise.runner.interfaces import Batch, Callback, Outcome, Phase
@@ -311,22 +310,6 @@ def test_a_nonfinite_step_is_reported_by_its_first_cause(run: Run) -> None:
     assert message({"loss": 1.0}, 1.0) == "", "the norm is looked at first"
     assert message({"loss": 1.0}, math.nan, precision=Scaled()) == "", "the scale will be lowered"
     assert message({"loss": math.nan}, math.nan, precision=Scaled()) == "the loss is"
-
-
-def test_a_nonfinite_step_names_the_samples_whose_data_are_not_finite(run: Run) -> None:
-    class Spoilt:
-        def __getitem__(self, key: Key) -> dict[str, Any]:
-            return {"image": torch.full((1, 2), math.nan if key.indices[0] in spoilt else 0.0), "label": torch.zeros(1, dtype=torch.int64)}
-
-    keys = training_keys(run.order, run.plan, first_step=5, steps=6, micro_batches=range(run.micro_batches))
-    spoilt = [index for key in keys for index in key.indices][1:3]
-    other: Any = dataclasses.replace(run.splits["train"], keyed=cast(Any, Spoilt()))
-    with pytest.raises(TrainingError) as caught:
-        require_finite_step(at(run, 5, splits={**run.splits, "train": other}), {"loss": math.nan}, math.nan)
-    (problem,) = caught.value.problems
-    assert problem.path == "step 6"
-    assert problem.message == f"the loss is not finite, nor is image of sample {spoilt[0]}, sample {spoilt[1]}"
-    assert "no other setting helps" in problem.hint
 
 
 def test_a_nonfinite_step_names_batch_transforms_that_make_numbers_not_finite(run: Run) -> None:

@@ -44,23 +44,6 @@ def test_every_root_is_the_nearest_representable_number(dtype: torch.dtype) -> N
     assert torch.equal(torch._foreach_sqrt([values])[0], roots)
 
 
-def test_roots_of_other_values_are_torchs() -> None:
-    values = [
-        torch.tensor(4.0),
-        torch.tensor([4, 9]),
-        torch.tensor([-1.0, 0.0, -0.0, torch.inf, torch.nan]),
-        torch.tensor([2.0], dtype=torch.bfloat16),
-        torch.empty(0),
-    ]
-    values += [torch.tensor([-4 + 0j]).conj(), torch.zeros(2, 3, 4, 4).to(memory_format=torch.channels_last)]
-    before = [value.sqrt() for value in values]
-    use_portable_operators(wanted=True)
-    for value, root in zip(values, before, strict=True):
-        found = value.sqrt()
-        assert (found.dtype, found.shape, found.stride()) == (root.dtype, root.shape, root.stride())
-        assert torch.equal(found.nan_to_num(-5), root.nan_to_num(-5)), value
-
-
 def test_images_are_sampled_by_the_scalar_kernel() -> None:
     drawn = torch.Generator().manual_seed(0)
     images, grid = torch.randn(2, 3, 8, 8, generator=drawn, requires_grad=True), torch.rand(2, 9, 9, 2, generator=drawn) * 2.2 - 1.1

@@ -150,14 +150,6 @@ def test_a_recording_is_resynthesised_the_same_whatever_other_files_are_given(sa
     assert (soundfile.read(together[1]["files"][0])[0] == alone_samples).all()
 
 
-def test_files_with_the_same_name_do_not_overwrite_each_other(samewise, runs, tmp_path):
-    for folder in ("x", "y"):
-        (tmp_path / folder).mkdir()
-        recording(tmp_path / folder / "a.wav")
-    found = predict(samewise, runs["separation"], tmp_path / "x" / "a.wav", tmp_path / "y" / "a.wav", "--output", tmp_path)
-    assert len({path for one in found for path in one["files"]}) == 6
-
-
 def test_an_unreadable_file_is_named_and_the_others_are_predicted(samewise, runs, tmp_path):
     (tmp_path / "no.wav").write_bytes(b"no sound, only words" * 20)
     sound = recording(tmp_path / "yes.wav")
@@ -189,19 +181,6 @@ def photographs(tmp_path) -> Path:
     return folder
 
 
-def test_folders_and_patterns_expand_in_order_to_files_the_model_takes(samewise, runs, photographs):
-    ordered = [str(photographs / name) for name in ("7.png", "b.png", "below/a.JPG")]
-    assert [one["file"] for one in predict(samewise, runs["classification"], photographs)] == ordered
-    assert [one["file"] for one in predict(samewise, runs["classification"], photographs / "*.png")] == ordered[:2]
-    (photographs / "empty").mkdir()
-    done = samewise("predict", runs["classification"], photographs / "*.gif", photographs / "empty")
-    assert done.returncode == 2
-    assert "*.gif: no file matches this pattern" in done.stderr
-    assert f"warning: {photographs}: 1 file of other types left out (.txt)" in samewise("predict", runs["classification"], photographs).stderr
-    assert "empty: has no files of a type that the model takes" in done.stderr
-    assert "expected: images: files that end in .jpg" in done.stderr
-
-
 def test_all_predictions_can_be_written_to_one_file_as_json_csv_or_coco(samewise, runs, photographs, tmp_path):
     run = runs["detection"]
     (run / "predictions").mkdir(exist_ok=True)
@@ -227,23 +206,6 @@ def test_all_predictions_can_be_written_to_one_file_as_json_csv_or_coco(samewise
         assert [x, y, x + width, y + height] == pytest.approx(box["box"])
 
 
-def test_a_threshold_leaves_out_lower_scores(samewise, runs, photographs, tmp_path):
-    file = photographs / "7.png"
-    (everything,) = predict(samewise, runs["detection"], file)
-    least = everything["detections"][4]["score"]
-    (found,) = predict(samewise, runs["detection"], file, "--threshold", least)
-    assert found["detections"] == [one for one in everything["detections"] if one["score"] >= least]
-    (found,) = predict(samewise, runs["detection"], file, "--threshold", "1", "--output", tmp_path)
-    assert found["detections"] == []
-    with Image.open(found["files"][0]) as drawn, Image.open(file) as plain:
-        assert set(drawn.convert("L").get_flattened_data()) <= set(plain.convert("L").get_flattened_data()), "nothing is drawn in it"
-    (found,) = predict(samewise, runs["classification"], file, "--threshold", "1")
-    assert (found["label"], found["class"], found["probabilities"]) == (None, None, {})
-    done = samewise("predict", runs["separation"], recording(tmp_path / "a.wav"), "--threshold", "0.5")
-    assert done.returncode == 2
-    assert "--threshold: what this model predicts (Separated) has no score" in done.stderr
-
-
 @pytest.mark.parametrize("recipe", ["classification", "detection"])
 def test_a_batch_predicts_the_same_and_a_bad_file_spoils_no_other(samewise, runs, photographs, recipe):
     alone = predict(samewise, runs[recipe], photographs)
@@ -256,16 +218,3 @@ def test_a_batch_predicts_the_same_and_a_bad_file_spoils_no_other(samewise, runs
             assert one["probabilities"] == pytest.approx(other["probabilities"])
         else:
             assert [box["score"] for box in one["detections"][:3]] == pytest.approx([box["score"] for box in other["detections"][:3]], rel=1e-4)
-
-
-def test_impossible_requests_are_refused(samewise, runs, tmp_path):
-    sound = recording(tmp_path / "a.wav")
-    done = samewise("predict", runs["separation"], sound, "--checkpoint", "77")
-    assert done.returncode == 2
-    assert "no such checkpoint" in done.stderr
-    done = samewise("predict", runs["separation"], "seed=1")
-    assert done.returncode == 2
-    assert "no files to predict from" in done.stderr
-    done = samewise("predict", runs["separation"], sound, "sede=1")
-    assert done.returncode == 2
-    assert "did you mean 'seed'" in done.stderr

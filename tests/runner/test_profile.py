@@ -12,10 +12,6 @@ from typing import Any
 import pytest
 from samewise_tiny import QUIET
 
-from samewise.runner.config.compose import compose
-from samewise.runner.config.project import Project
-from samewise.runner.training.guards import memory
-
 LAB = """
 import gc
 import os
@@ -132,71 +128,3 @@ def test_a_profile_has_the_bits_of_training_and_touches_no_run(here: Path, samew
     assert {"data", "forward", "backward", "optimizer", "trace", "step 5", "step 6"} <= named
     assert any(event.get("cat") == "python_function" and "train_step" in event["name"] for event in events)
     assert any(event.get("name") == "[memory]" for event in events)
-
-
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        (["--steps", "0"], "--steps: must be at least 1"),
-        (["max_steps=3"], "max_steps: a profile takes at least 6 steps"),
-        (["--out", "."], "--out: is not an empty folder"),
-        (["optimiser.lr=1"], "did you mean 'optimizer"),
-    ],
-)
-def test_mistakes_are_reported_before_anything_is_measured(given: list[str], told: str, here: Path, samewise: Callable[..., Any]) -> None:
-    done = samewise("profile", *SMALL, *given)
-    assert done.returncode == 2
-    assert told in done.stderr
-
-
-def test_memory_is_reported_by_part(here: Path, tmp_path: Path) -> None:
-    from samewise.runner.measuring.profile import rehearse
-
-    project = Project(here, ("lab_of_profiles",))
-    overrides = [*SMALL, "batch_size=32", "optimizer=adam", "accumulate=2"]
-    with rehearse(compose(overrides, project=project)) as run:
-        parts = memory.parts_of(run)
-        few = memory.parts_of(run, samples=4)
-    weights = 4 * (64 * 32 + 32 + 32 * 10 + 10)
-    assert parts["weights"] == parts["gradients"] == weights
-    assert parts["optimizer state"] == 2 * weights, "Adam's, known before its first step"
-    micro = 16
-    assert parts["batch"] == micro * (64 * 4 + 8)
-    hidden, classes = micro * 32 * 4, micro * 10 * 4
-    assert hidden + classes <= parts["activations"] <= hidden + 4 * classes, "what the second layer and the loss need again"
-    assert few["batch"] == parts["batch"]
-    assert abs(few["activations"] - parts["activations"]) <= classes
-
-
-@pytest.mark.slow
-def test_out_of_memory_reports_the_size_of_each_part_and_how_to_reduce_it(here: Path, samewise: Callable[..., Any]) -> None:
-    greedy = [*SMALL, "+model.greedy=true", "batch_size=8"]
-    for command in ("train", "check", "profile"):
-        done = samewise(command, *greedy)
-        assert done.returncode == 2, done.stderr
-        assert "the first step asks for 4.5e+06 GB of memory at once, which is not available. A step takes: weights 9.64 kB, gradients 9.64 kB" in done.stderr
-        assert "(estimated from 2 samples for 8)" in done.stderr
-        assert "batch_size=4, or accumulate=2: half the activations at a time" in done.stderr
-    assert not list(here.glob("runs/*/*/summary.json"))
-    assert not list(here.glob("profiles/*/*"))
-
-
-@pytest.mark.slow
-def test_each_process_has_its_own_trace_also_if_one_crashed_first(here: Path, samewise: Callable[..., Any]) -> None:
-    (here / "crash").touch()
-    done = samewise("profile", *SMALL, "replicas=2", "strategy=elastic", "strategy.nproc=2", "--steps", 2, "--traced", 1, "--out", here / "told")
-    assert done.returncode == 0, done.stderr
-    assert "warning: rank 1 was killed by SIGSEGV in __del__ (" in done.stderr
-    assert "starting again (restart 1 of 1)" in done.stderr
-    assert "rank 1: " in done.stdout
-    found = json.loads((here / "told" / "profile.json").read_text())
-    assert len(found["ranks"]) == 2
-    for rank in range(2):
-        trace = json.loads(gzip.decompress((here / "told" / f"rank-{rank}.trace.json.gz").read_bytes()))
-        assert (trace["distributedInfo"]["rank"], trace["distributedInfo"]["world_size"]) == (rank, 2)
-        assert {"exchange", "gloo:all_to_all"} <= {event["name"] for event in trace["traceEvents"]}
-    assert {file.name for file in (here / "told").iterdir()} == {*found["files"]}, "no logs of the ranks"
-    assert not (here / "runs").exists()
-    assert samewise("train", *SMALL, "replicas=2", "max_steps=5").returncode == 0
-    trained = [json.loads(line) for line in next(here.glob("runs/*/*/trace.jsonl")).read_text().splitlines()]
-    assert trained[-1]["chain"] == found["chain"], "2 steps before, 2 measured, 1 watched"

@@ -15,8 +15,6 @@ from torch import Tensor, nn
 
 from samewise.runner.errors import ConfigError
 from samewise.runner.records.digest import digests, value_digest
-from samewise.runner.strategies.cutting import cut_model
-from samewise.runner.strategies.pipeline import Pipeline
 from samewise.runner.strategies.recompute import recompute
 
 PATH = "activation_checkpointing"
@@ -128,16 +126,6 @@ def test_a_module_that_changes_parameters_is_not_recomputed(update: Callable[[Te
     recompute(net, ["Momentum"], PATH)
     with pytest.raises(ConfigError, match=r"changes parameters in its forward pass \(slow.weight\), which would be done twice"):
         net(torch.ones(4, 8))
-
-
-def test_a_pipeline_treats_a_recomputed_module_as_a_whole() -> None:
-    net = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)))
-    recompute(net, ["1", "2"], PATH)
-    assert [str(node.target) for stage in cut_model(net, ["2"]) for node in stage.graph.nodes if node.op == "call_module"] == ["0", "1", "2"]  # type: ignore[union-attr]
-    with pytest.raises(ConfigError, match="lies within 2, which activation_checkpointing"):
-        cut_model(net, ["2.1"])
-    with pytest.raises(ConfigError, match="stage 1 draws random numbers"):
-        Pipeline(split=["2"]).require_fit(net)
 
 
 MILD = ["replicas=2", "optimizer.lr=0.01", "max_steps=3", "callbacks=none", "evaluate.pictures=false", "initialise.frozen=[conv1.*]"]

@@ -122,25 +122,6 @@ def test_a_misspelt_key_and_a_wrong_type_are_marked(wrong: Callable[[str, Any], 
     assert len(wrong(group, said)) == 1
 
 
-@pytest.mark.parametrize(
-    ("group", "said"),
-    [
-        ("experiment", "{seed: '${oc.env:SEED}', max_epochs: '???', clip_norm: null, max_steps: '${max_epochs}'}"),
-        (
-            "experiment",
-            "{defaults: [override /callbacks: [default, ema], /optimizer@optimizer.generator: adam, override /dataset: 'a_${recipe}']}",
-        ),
-        ("experiment", "{optimizer: {generator: {lr: 0.1, betas: [0.5, 0.9]}}, callbacks: {mine: {_target_: schema_lab.later.Callback, any: 3}}}"),
-        ("experiment", "{defaults: [override /loss: focal], recipe: {loss: {gamma: 1.5}}}"),
-        ("model", "{defaults: [small_net, _self_], width: '${dataset.width}'}"),
-        ("dataset", "{facts_of: mine, more: ['${dataset.facts_of}'], train: {_target_: schema_lab.data.Stripes, length: '${dataset.length}'}}"),
-        ("strategy", "{_target_: samewise.runner.strategies.elastic.Elastic, nproc: null}"),
-    ],
-)
-def test_references_and_values_from_other_files_are_allowed(wrong: Callable[[str, Any], list[str]], group: str, said: str) -> None:
-    assert wrong(group, said) == []
-
-
 def test_a_file_that_is_not_yaml_is_named_and_the_schemas_know_the_others(tmp_path: Path) -> None:
     texts = {"half": "# Mine\nlr: [1\n", "odd": "# Mine\nlr: !!int x\n", "made": "# Mine\nlr: !mine x\n", "whole": "# Mine\nlr: 1\n"}
     (tmp_path / "optimizer").mkdir()
@@ -217,16 +198,3 @@ def editor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Editor]:
     finally:
         server.kill()
         server.wait()
-
-
-@pytest.mark.slow
-def test_a_language_server_offers_choices_and_marks_a_misspelt_key(editor: Editor, lab: Path) -> None:
-    head = "# yaml-language-server: $schema=../../.schema/{}.json\n"
-    file = lab / "configs" / "experiment" / "second.yaml"
-    marked = editor.open(file, head.format("experiment") + "defaults:\n  - override /model: \noptimizer:\n  lr: 0.1\nevaluate:\n  moniter: valid/loss\n")
-    assert [(one["range"]["start"]["line"], one["message"]) for one in marked] == [(6, "Property moniter is not allowed.")]
-    assert {"small_net", "resnet18", "resnet50"} <= editor.offers(file, 2, len("  - override /model: "))
-    file = lab / "configs" / "model" / "second.yaml"
-    marked = editor.open(file, head.format("model") + "_target_: schema_lab.model.SmallNet\nwidht: 3\n\n")
-    assert [(one["range"]["start"]["line"], one["message"]) for one in marked] == [(2, "Property widht is not allowed.")]
-    assert {"channels", "outputs", "width"} <= editor.offers(file, 3, 0)

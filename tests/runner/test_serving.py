@@ -109,27 +109,3 @@ def test_a_logged_model_of_each_recipe_answers_like_samewise_predict(samewise, r
         example = json.loads((model / "serving_input_example.json").read_text())
         answer = server.ask(example)
         assert isinstance(answer, list) or "silence.wav" in answer["message"], answer
-
-
-@pytest.mark.slow
-def test_a_model_logged_by_another_user_is_served_only_if_trusted(samewise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import mlflow
-
-    trained = samewise("train", *overrides_of("classification"), "tracking=none", f"run_root={tmp_path}")
-    assert trained.returncode == 0, trained.stderr
-    (run,) = (file.parent for file in tmp_path.glob("*/*/summary.json"))
-    logged = samewise("sync", run, "--log-model", "--uri", f"sqlite:///{tmp_path}/mlflow.db", "--json")
-    assert logged.returncode == 0, logged.stderr
-    (model,) = tmp_path.glob("mlartifacts/models/*/artifacts")
-    assert json.loads(logged.stdout)["model"] == model.parent.name
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "another"))
-    with pytest.raises(Exception, match="is not signed by you"):
-        mlflow.pyfunc.load_model(str(model))
-    monkeypatch.setenv("SAMEWISE_TRUST_MODEL", "1")
-    import pandas
-
-    file = file_for("classification", tmp_path)
-    asked = pandas.DataFrame({"file": [file.read_bytes()], "name": [file.name]})
-    served = mlflow.pyfunc.load_model(str(model))
-    likeliest = next(iter(served.predict(asked)[0]["probabilities"].values()))
-    assert served.predict(asked, params={"threshold": min(1.0, likeliest + 0.01)})[0]["label"] is None

@@ -12,7 +12,7 @@ from torch import nn
 from samewise.runner.errors import ConfigError
 from samewise.runner.records import shards
 from samewise.runner.records.digest import combine, digests, tensor_digests
-from samewise.runner.strategies.modules import large_children, match_modules
+from samewise.runner.strategies.modules import match_modules
 from samewise.runner.strategies.sharding import require_no_parameter_hooks
 
 
@@ -43,12 +43,6 @@ def test_modules_are_matched_by_class_or_name():
         match_modules(net, ["Sequental"], "strategy.shard")
     with pytest.raises(ConfigError, match=r"never called(.|\n)*blocks\.\*"):
         match_modules(net, ["blocks"], "strategy.shard")
-
-
-def test_large_children_include_items_of_lists_but_not_shared_weights():
-    assert [name for name, _ in large_children(Net(), 60)] == ["stem", "blocks.0", "blocks.1", "head"]
-    assert [name for name, _ in large_children(Net(), 70)] == ["blocks.0", "blocks.1"]
-    assert [name for name, _ in large_children(Net(tied=True), 60)] == ["blocks.0", "blocks.1"]
 
 
 @pytest.mark.parametrize("method", ["register_hook", "register_post_accumulate_grad_hook"])

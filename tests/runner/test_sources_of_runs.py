@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-import importlib
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from samewise_runner_lab_of_code import EDITS, EXPERIMENT, FILES, TINY, at_work_in, edit, forget, runs, trainer, write
+from samewise_runner_lab_of_code import EDITS, EXPERIMENT, FILES, at_work_in, edit, forget, runs, trainer, write
 
 USED = [name for name in sorted(FILES) if name not in ("pyproject.toml", "lab_of_code/unused.py")]
 
@@ -72,87 +69,12 @@ def test_changed_code_starts_another_run_and_differences_are_named_with_both_fol
     assert "layers.py has changed: head; the run was trained with another version" in samewise("eval", second).stderr
 
 
-@pytest.mark.slow
-def test_an_unfinished_run_is_left_alone_if_the_code_has_changed(train, lab):
-    assert train().returncode == 0
-    (first,) = runs(lab)
-    weights = json.loads((first / "summary.json").read_text())["weights_sha256"]
-    (first / "summary.json").unlink()
-    shutil.rmtree(first / "checkpoints" / "step-00000004")
-    before = state(first)
-    text = edit(lab / "lab_of_code" / "parts" / "layers.py", "ReLU", "GELU")
-    done = train()
-    assert done.returncode == 0
-    assert f"layers.py has changed: head\n    before: {first}" in done.stderr
-    assert state(first) == before
-    write(lab / "lab_of_code" / "parts" / "layers.py", text)
-    assert train().returncode == 0
-    assert json.loads((first / "summary.json").read_text())["weights_sha256"] == weights
-
-
 def test_editing_code_while_a_run_starts_ends_it_before_training(train, lab):
     edit(lab / "lab_of_code" / "net.py", "self.head =", f"open({str(lab / 'helper_of_lab_of_code.py')!r}, 'a').write('\\nWIDTH = 16\\n')\n        self.head =")
     done = train()
     assert done.returncode == 2
     assert "the code was edited while the run was starting: helper_of_lab_of_code.py has changed" in done.stderr
     assert not [file for folder in runs(lab) for file in folder.rglob("state.pt")]
-
-
-def test_a_restarted_rank_does_not_continue_with_changed_code(lab, tmp_path, monkeypatch):
-    from samewise.runner.config import compose, project
-    from samewise.runner.errors import ConfigError
-    from samewise.runner.training.launch import _adopt_config
-
-    experiment = compose.compose([*EXPERIMENT, f"run_root={tmp_path}/runs"], project=project.find(lab))
-    said = {"fingerprint": experiment.fingerprint, "folder": str(experiment.folder.path)}
-    experiment.folder.create()
-    experiment.folder.sources.write_text(json.dumps({"files": experiment.code.files}))
-    monkeypatch.setenv("RANK", "1")
-    assert _adopt_config(dataclasses.replace(experiment), said).folder == experiment.folder
-    edit(lab / "lab_of_code" / "parts" / "layers.py", "ReLU", "GELU")
-    with pytest.raises(ConfigError, match=re.escape("lab_of_code/parts/layers.py has changed: head")):
-        _adopt_config(dataclasses.replace(experiment), said)
-
-
-@pytest.mark.slow
-def test_a_process_that_imported_older_code_than_the_files_trains_nothing(train, samewise, lab):
-    assert train().returncode == 0
-    edit(lab / "lab_of_code" / "parts" / "layers.py", "ReLU", "GELU")
-    command = ["train", *EXPERIMENT, f"run_root={lab.parent}/runs"]
-    done = samewise(*command)
-    assert done.returncode == 2
-    assert "lab_of_code/parts/layers.py: was edited after this process had imported it" in done.stderr
-    assert len(runs(lab)) == 1
-    importlib.reload(sys.modules["lab_of_code.parts.layers"])
-    assert samewise(*command).returncode == 0
-    assert len(runs(lab)) == 2
-
-
-@pytest.mark.slow
-def test_train_fresh_trains_again_beside_earlier_runs_and_the_latest_counts(train, samewise, lab, tmp_path):
-    assert train("--fresh").returncode == 0
-    (first,) = runs(lab)
-    before = state(first)
-    done = train("--fresh")
-    assert done.returncode == 0
-    assert "already finished" not in done.stdout
-    assert "the code has changed" not in done.stderr
-    second = first.with_name(f"{first.name}-2")
-    assert state(first) == before
-    digests = [json.loads((folder / "summary.json").read_text())["weights_sha256"] for folder in (first, second)]
-    assert digests[0] == digests[1]
-    assert f" {second}\n" in train().stdout
-    (second / "summary.json").unlink()
-    shutil.rmtree(second / "checkpoints" / "step-00000004")
-    assert f" {second}\n" in train().stdout
-    assert runs(lab) == [first, second]
-    listed = samewise("runs", "--run-root", tmp_path / "runs").stdout
-    assert f"{first.name[:8]}-2" in listed
-    said = [samewise("digest", name, "--run-root", tmp_path / "runs").returncode for name in (first.name[:4], f"{first.name[:4]}-2", f"{first.name[:4]}-3")]
-    assert said == [0, 0, 2]
-    done = samewise("train", *TINY, "seed=0,1", "--fresh", f"run_root={tmp_path}/runs")
-    assert done.returncode == 2
-    assert "--fresh" in done.stderr
 
 
 def test_a_finished_result_is_given_without_importing_torch_or_the_code(train, lab, tmp_path):

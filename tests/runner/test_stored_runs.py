@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.server
 import json
-import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -78,26 +77,6 @@ def test_stored_runs_are_listed_with_overrides_differences_and_best_value(samewi
     assert "seed=0" in table
     assert "seed=1" not in table
     assert in_python.runs(uri=store, diff=True).sort_values("seed")["valid/accuracy"].tolist() == [0.9, 0.8]
-
-
-def test_an_address_that_is_not_a_store_is_refused_and_nothing_is_created(
-    samewise: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))  # bound, but not listening
-        gone = f"http://me:hidden@127.0.0.1:{nobody.getsockname()[1]}"
-        for arguments, words in {
-            ("--uri", gone): "does not answer",
-            ("--uri", "sqlite:///none.db"): "no MLflow store here yet",
-            ("--uri", "mlruns"): "sqlite:///mlruns/mlflow.db",
-            ("gc", "--uri", "sqlite:///none.db"): "deletes folders",
-        }.items():
-            done = samewise("runs", *arguments)
-            assert done.returncode == 2
-            assert words in done.stderr
-            assert "hidden" not in done.stderr
-    assert list(tmp_path.iterdir()) == []
 
 
 class Gateway(http.server.BaseHTTPRequestHandler):

@@ -62,7 +62,7 @@ def test_torchaudio_computes_beside_another_minor_version_of_cuda_only(tmp_path,
 
 
 def test_what_needs_no_torchaudio_does_not_import_it(tmp_path):
-    given = [["check", "experiment=resnet18_digits"], ["check", "experiment=wav2letter_spoken_digits", "debug=tiny"]]
-    code = f"import sys; from samewise.runner.cli import main; sys.exit(any(map(main, {given})) or 'torchaudio' in sys.modules)"
+    given = ["check", "experiment=resnet18_digits"]
+    code = f"import sys; from samewise.runner.cli import main; sys.exit(main({given}) or 'torchaudio' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

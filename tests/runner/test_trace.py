@@ -11,18 +11,13 @@ import pytest
 import torch
 from torch import nn
 
-from samewise.runner.errors import DamagedFile
 from samewise.runner.records import trace, trace_reader
 from samewise.runner.records.digest import digests, weights_sha256
-from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.trace import Trace
 from samewise.runner.verify.divergence import (
     Divergence,
     explain,
-    first_altered_tensor,
     first_divergence,
-    other_start,
-    same_start,
 )
 
 
@@ -71,23 +66,6 @@ def test_a_resumed_trace_equals_an_undisturbed_one(tmp_path):
     assert (tmp_path / "cut").read_bytes() == (tmp_path / "whole").read_bytes()
 
 
-def test_a_run_may_be_resumed_with_a_sparser_trace_or_none(tmp_path):
-    folder = RunFolder(tmp_path)
-    ended = {"status": "finished", "level": "R2", "weights_sha256": "0" * 64, "steps": 15, "timings": {"training_s": 1.0, "step_ms": 1.0}}
-    folder.summary.write_text(json.dumps({**ended, "metrics": {"best": {}, "final": {}, "monitor": "valid/loss"}}))
-    for every, expected in (4, [1, 2, 3, 4, 5, 8, 12]), (0, [1, 2, 3, 4, 5]):
-        chain = record(folder.trace, 5)
-        folder.config.write_text(f"trace:\n  layers_every_steps: 1\n  every_steps: {every}\n")
-        record(folder.trace, 15, start=5, chain=chain, every=every)
-        assert list(trace_reader.read_trace_of(folder)[1]) == expected
-    record(folder.trace, 15, every=0)
-    assert not folder.trace.exists(), "its lines were of steps that are computed again"
-    record(folder.trace, 12)
-    folder.config.write_text("trace:\n  every_steps: 1\n")
-    with pytest.raises(DamagedFile, match="ends at step 12, but the run took 15"):
-        trace_reader.read_trace_of(folder)
-
-
 def test_a_partly_written_line_is_an_error_and_leaves_no_gap_after_resuming(tmp_path, monkeypatch):
     monkeypatch.setattr(trace, "_EVERY_S", 0.0)
     record(tmp_path / "whole", 6)
@@ -106,22 +84,6 @@ def test_a_partly_written_line_is_an_error_and_leaves_no_gap_after_resuming(tmp_
     assert path.read_bytes() == (tmp_path / "whole").read_bytes()
 
 
-def test_a_damaged_line_costs_no_other_line(tmp_path, capsys):
-    record(tmp_path / "whole", 6)
-    record(tmp_path / "spoilt", 5)
-    _, known = trace_reader.read_trace(tmp_path / "whole")
-    lines = (tmp_path / "spoilt").read_bytes().splitlines(keepends=True)
-    lines[2] = b"\xff\0" * 20 + b"\n"
-    (tmp_path / "spoilt").write_bytes(b"".join(lines))
-    record(tmp_path / "spoilt", 6, start=4, chain=int(known[4]["chain"], 16))
-    found = (tmp_path / "spoilt").read_bytes().splitlines(keepends=True)
-    assert found[:5] == lines[:5]
-    assert json.loads(found[6]) == known[6]
-    assert "line 3 cannot be read" in capsys.readouterr().err
-    with pytest.raises(DamagedFile, match="line 3"):
-        trace_reader.read_trace(tmp_path / "spoilt")
-
-
 def divergence(tmp_path, change):
     record(tmp_path / "a", 4), record(tmp_path / "b", 4, change=change)
     head, one = trace_reader.read_trace(tmp_path / "a")
@@ -136,62 +98,6 @@ def test_a_changed_gradient_is_found_at_its_step_and_layer(tmp_path):
 
     assert divergence(tmp_path, change) == (3, "gradients", "1.weight")
     assert str(Divergence(3, "gradients", "1.weight", "why")) == "step 3: why; of the parameters that differ, 1.weight is defined last"
-
-
-@pytest.mark.parametrize("name", model().state_dict())
-def test_the_first_initial_tensor_that_differs_is_named(tmp_path, name):
-    def change(step, net):
-        if step == 0:
-            net.state_dict()[name].view(-1)[-1] += 1
-            net[2].bias[1] += 1e-6
-
-    record(tmp_path / "a", 1)
-    record(tmp_path / "b", 1, change=change)
-    head, other = (trace_reader.read_trace(tmp_path / path)[0] for path in "ab")
-    assert str(other_start(head, other)) == f"step 0: the initial weights: training begins with different ones; first in {name}"
-    assert other_start(head, head) is None
-    assert (same_start(head, head, 1), same_start(head, head, 2), same_start(head, other, 1)) == (True, False, False)
-    unlike = {**other, "shards": 2}, {**other, "algorithm": "multilinear64"}, {key: one for key, one in other.items() if key != "initial"}
-    assert [other_start(head, one) for one in unlike] == [None] * 3
-
-
-class MakesState(nn.Module):
-    """Makes its extra state anew, and saves its tensors under other names."""
-
-    def __init__(self):
-        super().__init__()
-        self.body, self.passes = nn.Linear(4, 3), 0
-        self.register_buffer("mean", torch.zeros(3))
-        self.register_state_dict_post_hook(self.rename)
-
-    @staticmethod
-    def rename(module, state, prefix, metadata):
-        for name in list(state):
-            state[f"net/{name}"] = state.pop(name)
-
-    def get_extra_state(self):
-        return torch.tensor(self.passes)
-
-    def forward(self, x):
-        self.passes += 1
-        self.mean = x.mean(0)[:3]
-        return self.body(x)
-
-
-def test_state_that_a_model_makes_itself_is_digested_as_it_is_after_the_step(tmp_path):
-    net = MakesState()
-    written = Trace(tmp_path / "trace", net)
-    written.open(0, 0)
-    for step in (1, 2):
-        net(torch.ones(2, 4) * step).sum().backward()
-        written.digest_gradients(step)
-        written.digest_weights(step)
-        written.record(step, batch=step, inputs=step, loss=float(step))
-        assert first_altered_tensor(trace_reader.read_trace(tmp_path / "trace")[0], written.last, net.state_dict()) is None
-    written.close()
-    head, _ = trace_reader.read_trace(tmp_path / "trace")
-    assert trace.describe_stage("weights", "net/body.weight", head).startswith("the optimizer")
-    assert trace.describe_stage("weights", "net/mean", head).startswith("the forward pass")
 
 
 def test_digests_accept_every_dtype_and_follow_the_memory_layout():

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 import signal
@@ -54,22 +53,6 @@ def test_sync_sends_what_is_missing_only_once(unsent: RunFolder, capsys: pytest.
     assert json.loads(capsys.readouterr().out)["metrics"] == 0
 
 
-def test_mlflow_lists_the_best_value_so_far_before_any_other_metric(unsent: RunFolder) -> None:
-    unsent.config.write_text(unsent.config.read_text() + "evaluate: {monitor: valid/loss, mode: min}\n")
-    tracker = open_tracker(unsent, OmegaConf.structured(Tracking(enabled=False)), resume_step=5)
-    tracker.start()
-    for step, loss in ((6, 0.5), (7, 0.25), (8, 0.75)):
-        tracker.log({"valid/loss": loss}, step)
-        tracker.before_checkpoint(step)
-        assert main(["sync"]) == 0  # each call is a new sender
-    tracker.finish("FINISHED")
-    store = sqlite3.connect(unsent.path.parents[1] / "mlflow.db")
-    query = "select step, value, is_nan from metrics where key = 'best/valid/loss' order by step"
-    assert store.execute(query).fetchall() == [(0, 0, 1), (6, 0.5, 0), (7, 0.25, 0), (8, 0.25, 0)]
-    assert [key for (key,) in store.execute("select key from latest_metrics order by rowid")] == ["best/valid/loss", "train/loss", "valid/loss"]
-    store.close()
-
-
 def test_a_sharded_checkpoint_is_restored_whole_from_the_store(unsent: RunFolder) -> None:
     made = keeper(unsent.checkpoints, keep_last=1, keep_best=0)
     inner = made.shards_folder(5)
@@ -115,23 +98,6 @@ def test_the_model_of_an_unfinished_run_is_not_logged(unsent: RunFolder, capsys:
     assert "models:/" not in said.out
 
 
-def test_a_run_whose_folder_disappears_keeps_its_status(unsent: RunFolder, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    from samewise.runner.tracking.sending import Sending
-
-    describe = Sending._describe
-
-    def vanish(sending: Sending) -> None:
-        describe(sending)
-        shutil.rmtree(unsent.path)
-
-    monkeypatch.setattr(Sending, "_describe", vanish)
-    assert main(["sync"]) == 1
-    assert "could not be sent: FileNotFoundError: the run's folder is gone: runs/tried/0123456789ab" in capsys.readouterr().out
-    with contextlib.closing(sqlite3.connect(unsent.path.parents[1] / "mlflow.db")) as store:
-        assert store.execute("select status from runs").fetchall() == [("RUNNING",)]
-    assert not unsent.path.exists()
-
-
 def test_sync_leaves_a_run_to_its_own_sender(unsent: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     from samewise.runner.records.locks import hold
 
@@ -141,25 +107,6 @@ def test_sync_leaves_a_run_to_its_own_sender(unsent: RunFolder, capsys: pytest.C
         with unsent.hold_lock():
             assert main(["sync"]) == 0
         assert "in progress" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("argv", "word"),
-    [
-        (["sync", "--run-root", "nowhere"], "no runs were found"),
-        (["sync", "no-such-run"], "no such run"),
-        (["sync", "--uri", "mlruns"], "sqlite:///mlruns/mlflow.db"),
-        (["ui"], "samewise train experiment=resnet18_digits"),
-        (["ui", "--uri", "file:///somewhere"], "no longer stores runs as files"),
-        (["ui", "--port", "70000"], "not a valid port number"),
-        (["ui", "--uri", "http://127.0.0.1:9"], "the server does not answer: "),
-    ],
-)
-def test_a_wrong_argument_is_reported_with_what_to_do(unsent: RunFolder, capsys: pytest.CaptureFixture[str], argv: list[str], word: str) -> None:
-    if argv[-1] == "70000":
-        (unsent.path.parents[1] / "mlflow.db").write_bytes(b"SQLite format 3\0")
-    assert main(argv) == 2
-    assert word in capsys.readouterr().err
 
 
 def test_ui_refuses_a_taken_port(unsent: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from samewise.runner.tracking.best import best_so_far
 from samewise.runner.tracking.journal import Journal, read_entries
 
 
@@ -25,15 +24,6 @@ def test_floats_nan_and_infinities_are_read_back_exactly(tmp_path: Path) -> None
     assert [found[step, "loss"].hex() for step in range(len(values))] == [float(value).hex() for value in values]
     assert all(math.isnan(found[step, "not a number"]) for step in range(len(values)))
     assert found[0, 'odd "key"\n'] == 1.0
-
-
-def test_numbers_without_quotes_of_older_versions_are_read_and_other_strings_are_not(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    numbers = ["Infinity", "-Infinity", '"Infinity"', '"-Infinity"', '"inf"', '"1.5"', "null"]
-    path.write_text("".join(f'{{"step": {step}, "time_ms": 1, "metrics": {{"loss": {number}}}}}\n' for step, number in enumerate(numbers)))
-    assert points(path) == [(0, "loss", math.inf), (1, "loss", -math.inf), (2, "loss", math.inf), (3, "loss", -math.inf)]
-    path.write_text('{"step": 0, "time_ms": 1, "metrics": {"loss": NaN}}\n{"step": 1, "time_ms": 1, "metrics": {"loss": "NaN"}}\n')
-    assert [math.isnan(value) for _, _, value in points(path)] == [True, True]
 
 
 def test_a_step_logged_again_after_a_restart_keeps_its_first_value_and_time(tmp_path: Path) -> None:
@@ -106,15 +96,3 @@ def test_a_full_disk_costs_neither_a_value_nor_the_order(tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("held in memory") == 1
     assert points(path) == [(step, "loss", step / 3) for step in range(210)]
-
-
-def test_the_best_evaluation_up_to_a_step_is_found(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "metrics.jsonl", resume_step=None)
-    for step, value in enumerate([math.nan, 2.0, 3.0, 2.0, 1.0]):
-        journal.log({"train/loss": 0.0}, step)
-        journal.log({"valid/loss": value, "valid/accuracy": step / 10, "epoch": 1.0}, step)
-    journal.close()
-    lowest, highest = (best_so_far(tmp_path / "metrics.jsonl", {"valid/loss": mode, "valid/other": "min"}, until=3) for mode in ("min", "max"))
-    assert lowest == {"valid/loss": {"valid/loss": 2.0, "valid/accuracy": 0.1, "epoch": 1.0, "step": 1}}
-    assert highest == {"valid/loss": {"valid/loss": 3.0, "valid/accuracy": 0.2, "epoch": 1.0, "step": 2}}
-    assert best_so_far(tmp_path / "nothing.jsonl", {"valid/loss": "min"}) == {}

@@ -1,12 +1,9 @@
 from __future__ import annotations
 
-import math
 from typing import Any
-from urllib.parse import unquote
 
 import pytest
 
-from samewise.runner.tracking.best import Best
 from samewise.runner.tracking.views import StoredRun, note, parts, view
 
 
@@ -66,34 +63,8 @@ def test_a_view_and_its_charts_begin_with_the_best_by_the_monitored_metric(which
     assert {one["metricSectionId"] for one in made["compareRunCharts"]} == {one["uuid"] for one in made["compareRunSections"]}
 
 
-def test_the_description_begins_with_the_best_run_and_what_sets_it_apart() -> None:
-    told = note("7", parts(RUNS))
-    first, read, *others = told.split("\n\n")
-    assert "best of 2 is [run 5](#/experiments/7/runs/id5), `valid/distance` **0.2**, with optimizer.lr **0.1** (not 0.2)" in first
-    assert "the best first" in read
-    lines = others[0].splitlines()
-    words = "best of 3 is [run 2](#/experiments/7/runs/id2), `valid/accuracy` **0.9**, with optimizer.lr **0.03** (not 0.1, 0.3), seed **0** (not 1)"
-    assert f"{words}; not compared: 1 run with another monitored metric or without a value" in lines[0]
-    assert "sweep wide-1" in lines[2]
-    assert 'compare-runs?runs=["id2","id3","id1"]&experiments=["7"]' in unquote(lines[0])
-
-
 def test_names_are_escaped_in_the_description() -> None:
     odd = [run(number, number, **{"model.act": name}) for number, name in enumerate(["relu", "<img src=x> [a](javascript:b) `c`"])]
     told = note("1", parts(odd))
     assert "<img" not in told.replace("\\<", "")
     assert "[a]" not in told.replace("\\[", "")
-
-
-def test_the_best_so_far_is_unknown_at_first_and_nan_is_worse_than_any_number() -> None:
-    best = Best("valid/loss", mode="min")
-    assert math.isnan(best.value)
-    assert not best.take({"train/loss": 1.0})
-    seen = []
-    for value in (math.nan, 3.0, math.nan, 2.0, 4.0):
-        assert best.take({"valid/loss": value})
-        seen.append(best.value)
-    assert math.isnan(seen[0])
-    assert seen[1:] == [3.0, 3.0, 2.0, 2.0]
-    upwards = Best("valid/accuracy", mode="max")
-    assert [upwards.take({"valid/accuracy": value}) and upwards.value for value in (0.1, 0.3, 0.2)] == [0.1, 0.3, 0.3]

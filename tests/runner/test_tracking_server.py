@@ -1,16 +1,12 @@
 from __future__ import annotations
 
-import os
-import signal
 import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import psutil
 import pytest
 from samewise_mlflow_server import Server
 
@@ -65,25 +61,3 @@ def test_killing_the_server_twice_and_the_trainer_once_loses_and_doubles_nothing
     assert connection.execute("select status from runs").fetchall() == [("FINISHED",)]
     assert len(list((server.folder / "files").rglob("confusion.txt"))) == 1
     connection.close()
-
-
-@pytest.mark.slow
-def test_what_an_absent_server_missed_is_sent_by_sync(server: Server, samewise: Callable[..., Any], tmp_path: Path) -> None:
-    folder = tmp_path / "runs" / "tried" / "0123456789ab"
-    trainer, said = start(folder, server.uri, 200, 0.0), folder / "sender.log"
-    until = time.monotonic() + 120
-    while not (said.exists() and "cannot send to MLflow" in said.read_text()):
-        assert time.monotonic() < until
-        time.sleep(0.1)
-    everything = [trainer.pid, *(child.pid for child in psutil.Process(trainer.pid).children(recursive=True))]
-    for pid in everything:  # like a scheduler that kills a whole job
-        os.kill(pid, signal.SIGKILL)
-    trainer.communicate()
-    assert not server.database.exists()
-    server.start()
-    done = samewise("sync", "--run-root", tmp_path / "runs")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "sent 400 metrics" in done.stdout
-    assert points(server) == expected(200)
-    again = samewise("sync", "--run-root", tmp_path / "runs", "--json")
-    assert '"metrics": 0' in again.stdout

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from samewise_runner_tracking_store import Store, expected, finish, sending, start, write
@@ -17,7 +13,6 @@ from samewise_runner_tracking_store import Store, expected, finish, sending, sta
 from samewise.runner.records import own_code
 from samewise.runner.records.files import read_json, write_json
 from samewise.runner.records.folder import RunFolder
-from samewise.runner.tracking import sender
 from samewise.runner.tracking.progress import is_behind
 
 
@@ -86,43 +81,6 @@ def test_sending_everything_again_changes_nothing(written: RunFolder, store: Sto
     assert store.points(first.progress.run_id) == (20, expected(10))
 
 
-def test_a_status_that_arrives_after_the_end_is_corrected_by_the_last_sender(written: RunFolder, store: Store) -> None:
-    killed = sending(written, store)
-    killed.synchronise(alive=True)  # and its next "RUNNING" is still on its way when the run has ended
-    after = sending(written, store)
-    ends = after.client.set_terminated
-
-    def end(*given: Any) -> None:
-        ends(*given)
-        late.start()
-
-    late = threading.Timer(0.1, killed.client.update_run, (killed.progress.run_id,), {"status": "RUNNING"})
-    after.client.set_terminated = end
-    with pytest.raises(RuntimeError, match="is shown as RUNNING, though it was set to FINISHED"):
-        after.synchronise(alive=False)
-    after.client.set_terminated = ends
-    assert after.synchronise(alive=False).status == "RUNNING to FINISHED"
-    assert store.rows("select status from runs where run_uuid = ?", killed.progress.run_id) == [("FINISHED",)]
-
-
-def test_a_run_with_only_its_end_unsent_is_behind_until_it_is_sent(written: RunFolder, store: Store) -> None:
-    one = sending(written, store)
-    ends = one.client.set_terminated
-
-    def lose(*given: Any) -> None:
-        raise ConnectionError("the answer was lost")
-
-    one.client.set_terminated = lose
-    with pytest.raises(ConnectionError):
-        one.synchronise(alive=False)
-    known = json.loads(written.tracking.read_text())
-    assert known["sent"]["metrics.jsonl"] == written.metrics.stat().st_size
-    assert is_behind(written)
-    one.client.set_terminated = ends
-    one.synchronise(alive=False)
-    assert not is_behind(written)
-
-
 def test_metrics_that_the_server_accepts_and_does_not_store_are_sent_again(written: RunFolder, store: Store) -> None:
     one = sending(written, store)
     logs = one.client.log_batch
@@ -187,17 +145,6 @@ def test_metrics_that_mlflow_would_call_the_same_are_kept_apart_in_every_session
     assert sorted(series.values()) == [(12, 12), (13, 13)]
 
 
-def test_only_a_changed_artifact_is_uploaded_again(written: RunFolder, store: Store) -> None:
-    picture = written.artifacts / "picture.txt"
-    picture.write_text("one")
-    done = sending(written, store)
-    assert done.synchronise(alive=False).files == 1
-    assert done.synchronise(alive=False).files == 1
-    picture.write_text("another")
-    assert done.synchronise(alive=False).files == 2
-    assert (store.path.parent / "mlartifacts" / done.progress.run_id / "artifacts" / "picture.txt").read_text() == "another"
-
-
 EIGHT = """
 import os, sys
 from samewise.runner.tracking.store import open_client, artifact_location
@@ -224,40 +171,3 @@ def test_eight_processes_that_start_on_a_fresh_file_share_one_whole_store(tmp_pa
     assert fresh.rows("select count(*), count(distinct run_uuid) from metrics") == [(160, 8)]
     assert fresh.rows("select count(*) from alembic_version") == [(1,)]
     assert {path.name for path in fresh.path.parent.iterdir()} == {"mlflow.db", ".mlflow.db.lock"}
-
-
-class Refusing(http.server.BaseHTTPRequestHandler):
-    """A server that is out of order, and counts requests."""
-
-    asked = 0
-
-    def do_GET(self) -> None:
-        type(self).asked += 1
-        self.send_error(503)
-
-    do_POST = do_GET
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-def test_a_sender_that_waited_for_another_does_not_wait_as_long_again(written: RunFolder) -> None:
-    """If a run is killed ten times while its server is unavailable, ten senders would wait one after the other, and `samewise sync` would be delayed."""
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    with sender.quiet_mlflow(), http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        settings = {
-            "enabled": True,
-            "uri": f"http://127.0.0.1:{server.server_port}",
-            "experiment": "x",
-            "report_to": ["mlflow"],
-            "log_system": False,
-            "send_every_s": 0.01,
-        }
-        settings |= {"flush_timeout_s": 1000.0, "artifact_location": None, "run_name": None, "tags": {}}
-        try:
-            assert sender.run(written, settings, sender.Lifeline(ended.pid), ended.pid, since=time.monotonic() - 1001) == 1
-        finally:
-            server.shutdown()
-    assert Refusing.asked == 1

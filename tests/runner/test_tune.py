@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
 import os
-import random
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,7 +13,7 @@ from typing import Any
 import pytest
 
 from samewise.runner.errors import TrainingError
-from samewise.runner.measuring import batch_size, learning_rate
+from samewise.runner.measuring import batch_size
 
 LAB = """
 import torch
@@ -115,18 +113,6 @@ def test_the_range_test_finds_the_edge_of_stability_of_a_bowl(here: Path, samewi
     assert not (here / "runs").exists()
 
 
-@pytest.mark.parametrize("rule", ["lr_factor: 10", "lr_factor: 0.1"])
-def test_the_range_test_gives_the_optimizers_own_rate_with_parameter_groups(here: Path, samewise: Callable[..., Any], rule: str) -> None:
-    """The bowl's only weight trains at a multiple of it, so the edge of stability is at a fraction of what it is without groups."""
-    factor = float(rule.rpartition(" ")[2])
-    done = samewise("tune", "lr", *SMALL, f"+param_groups.all={{match: weights, {rule}}}", "--json")
-    assert done.returncode == 0, done.stderr
-    edge = 2 / 8 / factor
-    found = json.loads(done.stdout)
-    assert edge / 1.3 <= found["lowest"] <= edge * 1.3
-    assert edge / 100 < found["settings"]["optimizer.lr"] < edge / 2
-
-
 @pytest.mark.parametrize(
     ("given", "told"),
     [
@@ -138,37 +124,6 @@ def test_a_range_test_whose_result_would_do_nothing_is_refused(here: Path, samew
     done = samewise("tune", "lr", *SMALL, *(given.split() if given.startswith("scheduler") else [given]))
     assert done.returncode == 2
     assert told in done.stderr
-
-
-def test_the_suggested_rate_is_where_the_smoothed_loss_falls_fastest() -> None:
-    rates = [10 ** (-5 + step / 20) for step in range(100)]
-    chance = random.Random(0)
-    fall = [1 - 1 / (1 + math.exp(-6 * (math.log10(rate) + 3))) for rate in rates]  # steepest at 1e-3
-    rise = [max(0.0, 4 * (math.log10(rate) + 1.2)) for rate in rates]  # from 0.06 on
-    noisy = [(rate, 1 + down + up + chance.gauss(0, 0.01)) for rate, down, up in zip(rates, fall, rise, strict=True)]
-    found = learning_rate.suggest(noisy)
-    assert 5e-4 < found["lr"] < 2e-3
-    assert found["lowest"] < 0.1 < found["diverges"] < 0.3
-    with pytest.raises(TrainingError, match="did not fall"):
-        learning_rate.suggest([(rate, 1.0 + rate) for rate in rates])
-
-
-def _drawn(steps: int, noise: float, seed: int) -> list[tuple[float, float]]:
-    """A loss that falls from 1.3 to 0.3, fastest at a rate of 3e-3, and rises again from 0.1 on."""
-    chance, curve = random.Random(seed), list[tuple[float, float]]()
-    for step in range(steps):
-        power = -6 + 7 * step / (steps - 1)
-        curve.append((10**power, 0.3 + 1 / (1 + math.exp(6 * (power + 2.5))) + max(0.0, 4 * (power + 1)) + chance.gauss(0, noise)))
-        if curve[-1][1] > 4:
-            break
-    return curve
-
-
-@pytest.mark.parametrize(("steps", "noise"), [(50, 0.1), (100, 0.3), (400, 0.3), (1000, 0.5)])
-def test_a_suggestion_is_not_noise(steps: int, noise: float) -> None:
-    known = learning_rate.suggest(_drawn(steps, 0.0, 0))["lr"]
-    for seed in range(50):
-        assert known / 10 < learning_rate.suggest(_drawn(steps, noise, seed))["lr"] < known * 10
 
 
 def test_only_full_batches_are_measured(here: Path, samewise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,25 +148,6 @@ def test_the_smallest_of_equally_fast_batch_sizes_is_suggested() -> None:
     assert found["samples_per_s"] == pytest.approx(2000)
     with pytest.raises(TrainingError, match="no batch fits"):
         batch_size.suggest([batch_size.Size(8, why="no")], samples=100)
-
-
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        (["rl"], "WHAT: cannot be tuned; hint: one of: batch_size, lr"),
-        (["lr", "--largest"], "--largest: is for `tune batch_size`"),
-        (["lr", "--low", "1", "--high", "0.1"], "--low, --high: are not a range of learning rates"),
-        (["lr", "--steps", "3"], "--steps: must be at least 20"),
-        (["batch_size", "--memory", "0"], "--memory: must be greater than 0"),
-        (["lr", "optimizer.lrr=1"], "did you mean 'optimizer.lr'"),
-        (["batch_size", "strategy=elastic", "strategy.nproc=2", "replicas=2"], "strategy: `tune batch_size` measures a single process"),
-    ],
-)
-def test_mistakes_are_reported_before_anything_is_measured(given: list[str], told: str, here: Path, samewise: Callable[..., Any]) -> None:
-    done = samewise("tune", *given, *SMALL)
-    assert done.returncode == 2, done.stderr
-    assert told in done.stderr
-    assert not (here / "profiles").exists()
 
 
 LIMITED = """

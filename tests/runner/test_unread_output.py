@@ -66,11 +66,3 @@ def test_a_command_with_unread_output_ends_without_a_message() -> None:
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
     os.close(writer)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_a_full_disk_behind_standard_output_is_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    for buffering in (1, -1):
-        with open("/dev/full", "w", buffering=buffering) as full:
-            monkeypatch.setattr(sys, "stdout", full)
-            assert main(["--help"]) == 1
-            assert capfd.readouterr().err.startswith("error: the disk is full at /dev/full; hint: free some space")

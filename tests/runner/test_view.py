@@ -12,7 +12,6 @@ from torch import Tensor
 
 from samewise.runner.config.compose import compose
 from samewise.runner.config.project import Project
-from samewise.runner.errors import ConfigError
 from samewise.runner.interfaces import Callback, Outcome, RunView
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.training.build import build
@@ -66,32 +65,6 @@ def test_a_callback_that_spoils_all_it_sees_changes_no_bit(tmp_path: Path) -> No
     assert weights_digest(alone) == weights_digest(spoilt)
     assert first["metrics"] == second["metrics"]
     assert alone.folder.trace.read_bytes() == spoilt.folder.trace.read_bytes()
-
-
-class Logging(Callback):
-    def __init__(self, at: str, metric: str) -> None:
-        self.at, self.metric = at, metric
-
-    def on_step(self, run: RunView, outcome: Outcome) -> None:
-        if self.at == "step":
-            run.log({self.metric: 1.5})
-
-    def on_evaluation(self, run: RunView, metrics: Any) -> None:
-        if self.at == "evaluation":
-            run.log({self.metric: 1.5})
-
-
-@pytest.mark.parametrize(
-    ("at", "metric", "step"),
-    [("step", "train/loss", 1), ("step", "train/gradient_norm", 1), ("step", "valid/loss", 3), ("step", "epoch", 1), ("evaluation", "valid/accuracy", 2)],
-)
-def test_a_callback_that_logs_one_of_the_runs_own_metrics_is_refused_by_its_name(at: str, metric: str, step: int, tmp_path: Path) -> None:
-    run = build_run(tmp_path, "evaluate.every_steps=2")
-    run.recorder.log_every_steps = 3
-    run.callbacks["mine"] = Logging(at, metric)
-    with pytest.raises(ConfigError, match=f"callbacks.mine: logs '{metric}', which samewise logs itself; expected: a metric with another name"):
-        fit(run)
-    assert run.step == step
 
 
 @pytest.mark.parametrize("name", ["model", "network", "phases", "strategy", "precision", "recipe", "schedule", "progress", "recorder", "optimizer"])

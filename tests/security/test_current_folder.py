@@ -50,23 +50,6 @@ def test_ranks_import_nothing_from_the_current_folder(strange: Path, is_project:
     assert marks or not is_project
 
 
-@pytest.mark.slow
-def test_the_ui_imports_nothing_from_the_current_folder(strange: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """uvicorn, which serves MLflow's pages, puts the current folder first on sys.path of its own accord."""
-    store = tmp_path_factory.mktemp("store") / "mlflow.db"
-    made = f"import mlflow; mlflow.MlflowClient('sqlite:///{store}').create_experiment('one', artifact_location='{store.parent}/mlartifacts')"
-    subprocess.run([sys.executable, "-c", made], check=True, capture_output=True, cwd=store.parent)
-    command = [sys.executable, "-P", "-m", "samewise", "ui", "--run-root", str(store.parent)]
-    served = subprocess.Popen(command, cwd=strange, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        assert served.stdout is not None
-        assert "MLflow UI: http://127.0.0.1:" in served.stdout.readline()
-    finally:
-        served.terminate()
-        served.communicate(timeout=60)
-    assert not (strange / "mark").exists()
-
-
 def test_another_users_project_file_above_the_current_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if os.getuid() != 0:
         pytest.skip("only root can give a file to another user")
@@ -133,22 +116,3 @@ def test_recording_the_state_of_a_received_checkout_runs_nothing(kind: str, tmp_
     for control in (("diff", "HEAD"), ("status",)):
         subprocess.run(["git", *control], cwd=here, capture_output=True, check=False)
     assert mark.exists()  # otherwise the test could not fail
-
-
-@pytest.mark.parametrize("line", ["samewise train experiment=", "samewise train +experiment=x"])
-def test_shell_completion_does_not_run_file_names(line: str, strange: Path) -> None:
-    (strange / "pyproject.toml").write_text('[tool.samewise]\nconfigs = "own"\n')
-    (strange / "own" / "experiment").mkdir(parents=True)
-    for name in ("x$(touch mark)", "x`touch mark`", "x;touch mark;"):
-        (strange / "own" / "experiment" / f"{name}.yaml").write_text("# @package _global_\n")
-    (strange / "bin").mkdir()
-    (strange / "bin" / "samewise").write_text(f'#!/bin/sh\nexec {sys.executable} -m samewise "$@"\n')
-    (strange / "bin" / "samewise").chmod(0o755)
-    script = f"""eval "$(samewise completion bash)"
-COMP_LINE='{line}' COMP_POINT={len(line)} COMP_CWORD={len(line.split()) - 1}
-_samewise_completion
-printf '%s\\n' "${{COMPREPLY[@]}}" """
-    environment = {**os.environ, "PATH": f"{strange / 'bin'}:{os.environ['PATH']}"}
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=strange, env=environment, timeout=120, check=False)
-    assert "experiment=" in done.stdout or "x" in line
-    assert not (strange / "mark").exists(), done.stdout

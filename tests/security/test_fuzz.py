@@ -23,7 +23,6 @@ from hypothesis import strategies as st
 
 from samewise.runner.config import compose, slots
 from samewise.runner.config.check.components import problems_in
-from samewise.runner.config.check.settings import problems_in as settings_problems
 from samewise.runner.config.instantiate import instantiate
 from samewise.runner.config.override_text import read_overrides
 from samewise.runner.config.project import Project
@@ -185,16 +184,3 @@ def test_a_strange_config_does_nothing_to_the_machine(kind: str, tmp_path: Path)
 @pytest.mark.parametrize("kind", QUICK)
 def test_twenty_thousand_strange_configs_do_nothing_to_the_machine(kind: str, tmp_path: Path) -> None:
     run(kind, 20 * QUICK[kind], tmp_path)
-
-
-def test_the_rules_return_problems_whatever_the_settings_are() -> None:
-    initial = compose.compose([], project=BARE, strict=False)
-    whole: dict[str, Any] = compose.OmegaConf.to_container(initial.cfg, resolve=False, enum_to_str=True)  # type: ignore[assignment]
-
-    @settings(max_examples=200, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
-    @given(st.dictionaries(st.sampled_from(sorted(whole)), VALUES, max_size=4))
-    def rules(changed: dict[str, Any]) -> None:
-        with require_no_effects():
-            assert isinstance(settings_problems({**whole, **changed}), list)
-
-    rules()

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 from pathlib import Path
 
 import pytest
 from samewise_tiny import DIGITS
 
-from samewise.runner.config.instantiate import instantiate
 from samewise.runner.errors import ConfigError, DamagedFile
 from samewise.runner.records.folder import RunFolder
 
@@ -70,30 +68,6 @@ def test_a_logged_model_holds_only_its_checkpoint_files_and_no_links(run, beside
     assert not (tmp_path / "another").exists()
 
 
-def test_pictures_and_reports_are_written_through_no_link(samewise, run, sweep, tmp_path) -> None:
-    mine, other = tmp_path / "mine", tmp_path / "other"
-    mine.write_text("mine")
-    other.mkdir()
-    pictures = run / "eval" / "valid-00000002"
-    for made, target in (
-        (pictures / "confusion_matrix.png", mine),
-        (pictures, other),
-        (run / "eval", other),
-        (sweep / "report" / "points.csv", mine),
-        (sweep / "report", other),
-    ):
-        shutil.rmtree(made.parent, ignore_errors=True) if made.parent not in (run, sweep) else shutil.rmtree(made, ignore_errors=True)
-        made.parent.mkdir(parents=True, exist_ok=True)
-        made.symlink_to(target)
-        of_run = run in made.parents
-        done = samewise("eval", run) if of_run else samewise("report", sweep)
-        assert done.returncode == (0 if of_run else 2), done.stderr
-        assert f"{made}: is damaged: it is a link" in done.stderr
-        assert mine.read_text() == "mine"
-        assert not [*other.rglob("*.*")]
-        made.unlink()
-
-
 def test_an_archive_is_named_as_one_without_advice_to_unpickle_it(samewise, run, home) -> None:
     import tarfile
 
@@ -105,16 +79,3 @@ def test_an_archive_is_named_as_one_without_advice_to_unpickle_it(samewise, run,
         assert "tar -xf" in done.stderr
         assert "weights_only" not in done.stderr
     assert "is not an override; hint: give one run at a time" in samewise("eval", run, run).stderr
-
-
-def test_addresses_listed_in_a_data_set_folder_are_not_fetched(tmp_path: Path) -> None:
-    """torchvision's Kinetics fetches and unpacks all that a file there lists."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        (tmp_path / "files").mkdir()
-        (tmp_path / "files" / "k400_train_path.txt").write_text(f"http://127.0.0.1:{listening.getsockname()[1]}/x.tar.gz\n")
-        node = {"_target_": "torchvision.datasets.Kinetics", "root": str(tmp_path), "frames_per_clip": 1, "download": True}
-        with pytest.raises(ConfigError, match="downloads from the addresses that a file in its folder lists"):
-            instantiate(node, "dataset.train", allowed=())
-        listening.settimeout(0)
-        with pytest.raises(BlockingIOError):
-            listening.accept()

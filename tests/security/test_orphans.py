@@ -51,30 +51,6 @@ def test_processes_end_when_the_one_that_started_them_is_killed(overrides: list[
     )
 
 
-LATE = """
-import os, signal, sys, time
-from pathlib import Path
-from samewise.runner.processes.this_process import end_with_parent
-main = os.getpid()
-if os.fork():
-    os._exit(0)
-while os.getppid() == main:
-    time.sleep(0.01)
-end_with_parent(signal.SIGKILL, main)
-Path(sys.argv[1]).touch()
-"""
-
-
-def test_a_worker_whose_parent_is_killed_before_it_has_begun_ends(tmp_path: Path) -> None:
-    """Linux tells it nothing then, and torch takes whatever adopted it for its parent."""
-    read, write = os.pipe()
-    subprocess.run([sys.executable, "-c", LATE, str(tmp_path / "lives")], check=True, pass_fds=[write], timeout=60)
-    os.close(write)
-    os.read(read, 1)  # until no process holds the other end
-    os.close(read)
-    assert not (tmp_path / "lives").exists()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("served", "number"),

@@ -80,19 +80,6 @@ def test_a_package_may_be_declared_for_a_single_command(samewise, run, lab, tmp_
     assert mark.exists()
 
 
-@pytest.mark.parametrize("command", ["eval", "verify", "report", "sweep", "status", "cancel"])
-def test_an_unreadable_file_is_not_signed(samewise, run, sweep, command) -> None:
-    of_run = command in ("eval", "verify")
-    file = run / "config.yaml" if of_run else sweep / "sweep.json"
-    file.write_text(file.read_text() + "\n[")
-    file.with_name(trust.SIGNATURE).unlink()
-    option = [f"--{command}"] if command in ("status", "cancel") else []
-    done = samewise(command if command in ("eval", "verify", "report") else "sweep", file.parent, *option, "--trust")
-    assert done.returncode == 2, done.stdout
-    assert file.name in done.stderr
-    assert not file.with_name(trust.SIGNATURE).exists()
-
-
 def test_a_signature_made_with_another_key_is_not_valid(samewise, run, tmp_path, monkeypatch) -> None:
     mine = os.environ["XDG_CONFIG_HOME"]
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "stranger"))
@@ -122,20 +109,6 @@ def test_each_config_in_a_folder_is_trusted_separately(samewise, run, home) -> N
         assert samewise("train", "--config", name, "--trust").returncode == 0
     for name in ("mine.yaml", "other.yaml"):
         assert samewise("train", "--config", name).returncode == 0
-
-
-@pytest.mark.slow
-def test_a_received_config_trains_below_runs_not_in_its_old_run_root(samewise, run, home, tmp_path, monkeypatch) -> None:
-    theirs = tmp_path / "theirs"
-    assert samewise("train", "--config", run / "config.yaml", f"run_root={theirs}", "max_steps=1", "--trust").returncode == 0
-    (file,) = theirs.glob("*/*/config.yaml")
-    before = sorted(theirs.rglob("*"))
-    shutil.copytree(file.parent, home / "received", symlinks=True)
-    done = samewise("train", "--config", home / "received" / "config.yaml", "seed=7")
-    assert done.returncode == 0, done.stderr
-    assert f"add run_root={theirs} to keep them together" in done.stderr
-    assert sorted(theirs.rglob("*")) == before
-    assert len(list(home.glob("runs/one/*"))) == 2
 
 
 def test_train_continues_an_unsigned_run_without_trust_and_signs_it(samewise, run) -> None:

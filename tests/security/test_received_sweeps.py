@@ -57,17 +57,3 @@ def test_a_copy_of_a_sweep_cannot_be_continued(samewise, home, sweep) -> None:
         assert done.returncode == 2, done.stdout
         assert "copy: is a copy, or was started in a folder other than the current one" in done.stderr
     assert {file: file.stat().st_mtime_ns for file in sweep.rglob("*")} == mine
-
-
-def test_a_job_trains_under_another_home_than_the_sweep_s(sweep, tmp_path, monkeypatch) -> None:
-    """As in a pod, or on a machine that does not share the home folder."""
-    from samewise.runner.launchers.job import main
-
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "other"))
-    for run in sweep.parents[1].glob("swept/*"):
-        shutil.rmtree(run)
-    for _ in range(2):  # and again, as after a preemption, when another pod has another key
-        shutil.rmtree(tmp_path / "other", ignore_errors=True)
-        assert main(sweep, 0) == 0
-        for summary in sweep.parents[1].glob("swept/*/summary.json"):
-            summary.unlink()

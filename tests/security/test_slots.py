@@ -56,12 +56,6 @@ def net(width: int = 1) -> nn.Linear:
 def data() -> Dataset:
     return [1, 2]
 
-def data_of_pairs() -> "Dataset[tuple[int, int]]":
-    return [1, 2]
-
-class Stream(Dataset):
-    pass
-
 def perhaps() -> "nn.Module | None":
     return None
 

@@ -6,19 +6,15 @@ No other machine reaches ranks that share one machine, and a message from anothe
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import pickle
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from datetime import timedelta
 from pathlib import Path
 
 import psutil
 import pytest
-import torch.distributed as dist
 from samewise_forked import Forked
 from samewise_tiny import DIGITS
 
@@ -43,38 +39,6 @@ try:
 except Exception as error:
     print(error, flush=True)
     os._exit(1)
-os._exit(0)
-"""
-CALLS = """
-import os, sys
-import torch.distributed as dist
-from torch._C._distributed_rpc import TensorPipeAgent
-from torch.distributed import autograd, rpc
-from torch.distributed.rpc import api
-from samewise.runner.strategies.rpc import seal_calls
-
-class Attack:
-    def __reduce__(self):
-        return os.system, (f"touch {sys.argv[3]}",)
-
-rank, address = int(sys.argv[1]), sys.argv[2]
-store = dist.HashStore()  # of this process alone: it says of the other what this process wants
-for one in (0, 1):
-    store.set(f"names/{one}", f"rank{one}")
-    store.set(f"addrs/rank{one}", address)
-seal_calls()
-autograd._init(rank)
-agent = TensorPipeAgent(store, f"rank{rank}", rank, 2, rpc.TensorPipeRpcBackendOptions(rpc_timeout=20, init_method="env://"), {}, [])
-api._set_and_start_rpc_agent(agent)
-api._init_rpc_states(agent)
-if rank == 0:
-    print(store.get("addrs/rank0").decode(), flush=True)
-    sys.stdin.read()
-else:
-    try:
-        print(rpc.rpc_sync("rank0", abs, args=(Attack(),), timeout=20), flush=True)
-    except Exception as error:
-        print(error, flush=True)
 os._exit(0)
 """
 
@@ -115,44 +79,6 @@ def test_a_message_from_a_stranger_in_place_of_a_rank_is_not_unpickled(tmp_path,
     assert not mark.exists()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("guess", ["another", "the secret"])
-def test_a_stranger_s_remote_call_is_not_unpickled(tmp_path, clean_environment, guess) -> None:
-    """strategy=rpc takes calls at a port that anybody on the machine can connect to."""
-    more = {"PYTHONPATH": os.environ.get("PYTHONPATH", ""), "TP_SOCKET_IFNAME": "lo"}
-
-    def start(rank: int, secret: str, address: str = "") -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", CALLS, str(rank), address, str(tmp_path / "mark")]
-        environment = {**clean_environment, **more, "SAMEWISE_SECRET": secret}
-        return subprocess.Popen(command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-
-    served = start(0, "the secret")
-    try:
-        assert served.stdout is not None
-        told = start(1, guess, served.stdout.readline().strip()).communicate(timeout=90)[0]
-    finally:
-        served.communicate(timeout=30)
-    assert (tmp_path / "mark").exists() == (guess == "the secret"), told  # with the secret the call is made, otherwise the test could not fail
-    assert guess == "the secret" or "received a message that no rank of this run sent (a remote call)" in told
-
-
-def test_a_config_that_a_stranger_has_put_into_the_store_is_not_trained(tmp_path, monkeypatch) -> None:
-    from samewise.runner.config.compose import compose
-    from samewise.runner.config.project import Project
-    from samewise.runner.errors import SamewiseError
-    from samewise.runner.strategies import meeting
-    from samewise.runner.training.launch import rank
-
-    store = dist.HashStore()
-    store.set("config", json.dumps({"config": "model: null", "done": {"status": "finished"}}))
-    monkeypatch.setattr(meeting, "_met", {"store": store})
-    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "SAMEWISE_SECRET": "secret"}.items():
-        monkeypatch.setenv(name, value)
-    composed = compose(["experiment=resnet18_digits", f"run_root={tmp_path}"], project=Project(tmp_path))
-    with pytest.raises(SamewiseError, match="no rank of this run sent"):
-        rank(composed, as_json=False, look=lambda: None, check=lambda: None)
-
-
 @pytest.fixture
 def training(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[psutil.Process]:
     """A run of two ranks on this machine, once both take steps."""
@@ -179,23 +105,6 @@ def listening(process: psutil.Process) -> list[tuple[str, int]]:
     """The addresses at which a process and its children accept connections."""
     family = [process, *process.children(recursive=True)]
     return [tuple(one.laddr) for each in family for one in each.net_connections("inet") if one.status == psutil.CONN_LISTEN]
-
-
-@pytest.mark.slow
-def test_ranks_listen_locally_and_unpickle_nothing_from_their_store(training, tmp_path) -> None:
-    places = listening(training)
-    assert places
-    assert {host for host, _ in places} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}, places
-    ranks = [one for one in training.children(recursive=True) if "launch" in " ".join(one.cmdline())]
-    store = dist.TCPStore("127.0.0.1", int(ranks[0].environ()["MASTER_PORT"]), is_master=False, timeout=timedelta(seconds=5), wait_for_workers=False)
-    keys, payload = store.list_keys(), pickle.dumps(Attack(tmp_path / "mark"))
-    assert keys
-    for key in keys:
-        store.set(key, payload)
-    ranks[-1].kill()  # the others, and the agent, look into their store
-    with contextlib.suppress(psutil.TimeoutExpired):
-        training.wait(30)
-    assert not (tmp_path / "mark").exists()
 
 
 OTHERS = {

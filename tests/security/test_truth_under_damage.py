@@ -5,59 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
-import samewise_forked
 from samewise_tiny import DIGITS
 
 from samewise.runner.cli import main
 
 TINY = (*DIGITS, "model.width=4", "max_steps=6", "checkpoint.every_steps=2", "checkpoint.keep_last=9")
-
-LAB = """
-import os, shutil, sys
-from samewise.datasets.generated import GeneratedClassification
-from samewise.runner.interfaces import Callback
-
-class Leaves(GeneratedClassification):
-
-    def __init__(self, after, **given):
-        super().__init__(**given)
-        self.left = after
-
-    def batch(self, indices):
-        self.left -= 1
-        if self.left == 0:
-            sys.exit(0)
-        return super().batch(indices)
-
-class Empties(Callback):
-    def on_step(self, run, outcome):
-        if outcome.step == 3:
-            for one in run.folder.glob("*"):  # as `rm -r RUN/*`, which leaves the lock
-                shutil.rmtree(one) if one.is_dir() else one.unlink()
-
-class Vanishes(Callback):
-    def __init__(self, thread=False, at_once=False):
-        self.thread = thread
-        if at_once:
-            os._exit(0)
-
-    def on_step(self, run, outcome):
-        if self.thread:
-            import threading
-            one = threading.Thread(target=os._exit, args=(0,))
-            one.start()
-            one.join()
-        os._exit(0)
-
-class VanishesInC(Callback):
-    def on_step(self, run, outcome):
-        import ctypes
-        ctypes.CDLL(None)._exit(0)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -75,10 +30,6 @@ def run(original: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(original, tmp_path / "one" / original.name, symlinks=True))
 
 
-def train_again(samewise, run: Path, *more: str):
-    return samewise("train", *TINY, "name=one", f"run_root={run.parents[1]}", *more)
-
-
 def test_a_trace_with_a_changed_digest_is_reported_as_damaged(samewise, run) -> None:
     other = shutil.copytree(run, run.with_name("other"), symlinks=True)
     for folder in (run, other):  # the same change in both
@@ -90,15 +41,6 @@ def test_a_trace_with_a_changed_digest_is_reported_as_damaged(samewise, run) -> 
     assert "trace.jsonl: is damaged: line 4 does not follow from the one before it" in done.stderr
     assert "the same bits" not in done.stdout
     assert samewise("verify", run).returncode == 2
-
-
-def test_a_trace_cut_off_by_a_crash_is_compared_up_to_its_last_full_line(samewise, run) -> None:
-    other = shutil.copytree(run, run.with_name("other"), symlinks=True)
-    (other / "trace.jsonl").write_bytes((other / "trace.jsonl").read_bytes()[:-20])
-    (other / "summary.json").unlink()
-    done = samewise("diff", run, other)
-    assert done.returncode == 0, done.stderr
-    assert "the same bits in all 5 common steps" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -186,45 +128,3 @@ def test_final_weights_that_differ_from_the_summary_are_reported(samewise, run) 
     assert "did not occur again" not in done.stdout
     assert "step 6: summary.json has weights_sha256 0000000000000000..., and step-00000006 has" in done.stdout
     assert "summary.json: weights_sha256 is recorded as '0000" in done.stdout
-
-
-@pytest.mark.parametrize("manifest", [None, "", "[]", '{"format": 1}', "pipe"])
-def test_checkpoints_without_a_manifest_stop_training_and_are_kept(samewise, run, manifest) -> None:
-    (run / "summary.json").unlink()
-    for file in run.glob("checkpoints/step-*/manifest.json"):
-        file.unlink()
-        if manifest == "pipe":
-            os.mkfifo(file)
-        elif manifest is not None:
-            file.write_text(manifest)
-    weights = {file: file.read_bytes() for file in run.glob("checkpoints/step-*/state.pt")}
-    trace = (run / "trace.jsonl").read_bytes()
-    done = train_again(samewise, run)
-    assert done.returncode == 2, done.stdout
-    assert "nothing has been deleted" in done.stderr
-    assert len(weights) >= 3
-    assert {file: file.read_bytes() for file in run.glob("checkpoints/step-*/state.pt")} == weights
-    assert (run / "trace.jsonl").read_bytes() == trace
-
-
-@pytest.fixture
-def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "lab_of_damage.py").write_text(LAB)
-    monkeypatch.syspath_prepend(tmp_path)
-    return tmp_path
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("command", "more", "said"),
-    [
-        ("train", ("replicas=2", "batch_size=16", "strategy=ddp", "strategy.nproc=2"), "error: rank 0: ended with exit code 0 before it had finished"),
-        ("sweep", ("seed=1,2",), "2 interrupted"),
-    ],
-)
-def test_a_process_that_exits_silently_does_not_count_as_success(lab, command, more, said, monkeypatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
-    given = [*TINY, *more, "name=one", f"run_root={lab}/runs", "+callbacks.x={_target_:lab_of_damage.VanishesInC}"]
-    done = samewise_forked.run(command, "--package", "lab_of_damage", *given, folder=lab)
-    assert done.returncode == 1, done.stdout
-    assert said in done.stderr + done.stdout

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 import statistics
@@ -20,7 +19,7 @@ from samewise.runner.records.sweep_folder import Point, SweepFolder
 from samewise.runner.sweepers import optuna_study
 from samewise.runner.sweepers.base import Result, Setting
 from samewise.runner.sweepers.optuna import Optuna
-from samewise.runner.sweepers.optuna_study import FILE, optuna, storage
+from samewise.runner.sweepers.optuna_study import optuna, storage
 from samewise.runner.sweepers.random import Random
 from samewise.runner.sweepers.space import read_space
 from samewise.runner.sweeps import engine
@@ -107,16 +106,6 @@ def test_the_same_seed_suggests_the_same_even_if_interrupted(tmp_path: Path) -> 
     assert finish(open_sweeper(tmp_path / "other", trials=14, seed=4)) != whole
 
 
-def test_new_trials_are_suggested_while_others_are_running(tmp_path: Path) -> None:
-    sweeper = open_sweeper(tmp_path, trials=12)
-    running = [sweeper.ask() for _ in range(3)]
-    for _ in range(9):
-        sweeper.tell(running.pop(1), Result("finished", {"valid/loss": 1.0}))
-        running.append(sweeper.ask())
-    assert [one.number for one in running if one] == [0, 10, 11]
-    assert sweeper.ask() is None
-
-
 def test_the_pareto_set_of_a_sweep_is_that_of_its_study(tmp_path: Path) -> None:
     objectives = {"valid/score": "max", "final/valid/loss": "min"}
     sweeper, draw, found = open_sweeper(tmp_path, sampler="random", objectives=objectives, trials=40), random.Random(0), list[PointResult]()
@@ -149,20 +138,6 @@ def test_a_trial_that_was_suggested_but_not_recorded_is_suggested_again(tmp_path
     assert again == asked[1]
     assert [one.number for one in finish(second)] == [2, 3, 4]
     assert [one.state for one in trials(tmp_path)] == [RUNNING, RUNNING, COMPLETE, COMPLETE, COMPLETE]
-
-
-def test_a_trial_that_was_created_without_all_its_values_gets_the_rest(tmp_path: Path) -> None:
-    open_sweeper(tmp_path, trials=5).ask()
-    lines = (tmp_path / FILE).read_bytes().splitlines(keepends=True)
-    last = max(number for number, line in enumerate(lines) if b"optimizer.momentum" in line)
-    kept = json.loads(next(line for line in lines if b"optimizer.lr" in line))["param_value_internal"]
-    (tmp_path / FILE).write_bytes(b"".join(lines[:last]) + lines[last][:20])  # killed in the middle of writing a line
-    again = open_sweeper(tmp_path, trials=5).ask()
-    assert again is not None
-    assert again.number == 0
-    assert float(again.values["optimizer.lr"]) == kept
-    assert 0 <= float(again.values["optimizer.momentum"]) <= 1
-    assert len(trials(tmp_path)) == 1
 
 
 def test_a_result_is_stored_once_and_a_retried_failure_counts(tmp_path: Path) -> None:
@@ -226,9 +201,7 @@ def test_finished_runs_count_for_the_pruner_as_in_optuna(name: str, options: dic
 @pytest.mark.parametrize(
     ("arguments", "path", "said"),
     [
-        ({"sampler": "tpi"}, "sampler", "did you mean 'tpe'"),
         ({"pruner": "medain"}, "pruner", "did you mean 'median'"),
-        ({"sampler_options": {"n_startup_trial": 3}}, "sampler_options.n_startup_trial", "did you mean 'n_startup_trials'"),
         ({"pruner": "median", "pruner_options": {"n_startup": 3}}, "pruner_options.n_startup", "n_startup_trials"),
         ({"trials": 0}, "trials", "at least 1"),
         ({"objectives": {"valid/loss": "less"}}, "objectives.valid/loss", "min or max"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -172,19 +171,6 @@ def test_a_pruned_run_is_saved_and_marked_and_can_be_trained_to_its_end(sweep: S
     assert ends[0]["fingerprint"] == pruned["fingerprint"]
 
 
-@pytest.mark.slow  # twice a sweep of five trials
-def test_a_sweep_over_runs_that_exist_has_the_trials_of_one_that_trains_them(sweep: Sweep, project: Path) -> None:
-    given = (*PRUNING, "sweeper.seed=1", "sweeper.trials=5", "launcher.jobs=1")
-    sweep(*given)
-    folder = only_sweep(project)
-    first = [(one.state, one.values, one.params, one.intermediate_values) for one in trials(folder.path)]
-    assert {state for state, *_ in first} == {COMPLETE, PRUNED}
-    folder.path.rename(project / "first")  # the runs stay: those that finished, and those that were stopped at an evaluation
-    said = sweep(*given)
-    assert [(one.state, one.values, one.params, one.intermediate_values) for one in trials(folder.path)] == first
-    assert [one["state"] for one in said["points"]] == [{COMPLETE: "finished", PRUNED: "pruned"}[state] for state, *_ in first]
-
-
 @pytest.mark.slow  # 24 trainings, and three processes that run them
 @pytest.mark.timeout(900)
 def test_many_trials_survive_two_kills_of_the_controller(sweep: Sweep, project: Path) -> None:
@@ -207,26 +193,3 @@ def test_many_trials_survive_two_kills_of_the_controller(sweep: Sweep, project: 
     assert sweep(*asked) == said, "nothing is run again"
     assert [folder.word(point.number)["tries"] for point in points] == tries
     assert len(trials(folder.path)) == 24
-
-
-@pytest.mark.slow
-def test_a_trial_has_all_its_seeds_and_an_impossible_setting_fails(sweep: Sweep, project: Path) -> None:
-    given = (*PRUNING, "sweeper.seed=2", "sweeper.trials=5", "batch_size=8,0", "seed=range(2)", "launcher.jobs=1")
-    said = sweep(*given)
-    folder = only_sweep(project)
-    settings = dict[int, list[Any]]()
-    for one in said["points"]:
-        settings.setdefault(one["setting"], []).append(one)
-    study = trials(folder.path)
-    assert len(study) == 5
-    for trial in study:
-        points = settings.get(trial.number, [])
-        assert [one["seed"] for one in points] == ([] if trial.params["batch_size"] == "0" else ["0", "1"])
-        if not points:
-            assert trial.state is FAIL
-        elif trial.state is PRUNED:
-            assert [one["state"] for one in points] == ["pruned", "pruned"]
-            assert folder.word(points[1]["number"]) == {"pruned": "as it was with another seed"}
-        else:
-            assert trial.value == statistics.fmean(one["value"] for one in points)
-    assert {one.state for one in study} == {COMPLETE, PRUNED, FAIL}

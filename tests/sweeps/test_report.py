@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import io
 import json
-import os
 import re
 import shutil
 import signal
@@ -29,10 +27,6 @@ from samewise.runner.sweeps.results import LOCAL
 BARE = Project(Path(__file__).parent)
 TINY = ("experiment=resnet18_digits", "debug=tiny", "model.width=4", "max_steps=4", "optimizer.lr=0.01,0.2", "seed=range(2)", "launcher.jobs=2")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-PICTURES = os.environ.get("SAMEWISE_PICTURES")
-"""A folder for the screenshots in the documents; if it is not set, they are not kept."""
-
-
 UI_OF_ANY_MLFLOW = """import sys
 from samewise.runner.cli import main
 from samewise.runner.records import tested
@@ -155,81 +149,6 @@ def page(tmp_path: Path) -> Iterator[Any]:
         made.set_default_timeout(90_000)
         yield made
         browser.close()
-
-
-@pytest.mark.slow
-@pytest.mark.oldest
-@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: apt-get install chromium")
-@pytest.mark.skipif(importlib.util.find_spec("playwright") is None, reason="playwright is not installed")
-def test_the_mlflow_ui_shows_the_sweep_in_tables_charts_and_comparisons(
-    reported: tuple[Path, str, str], ui: tuple[str, str], page: Any, tmp_path: Path
-) -> None:
-    folder, name, _ = reported
-    told = json.loads(run("report", name, "--json", folder=folder).stdout)
-    at = {kind: address.replace("http://127.0.0.1:5000", ui[0]) for kind, address in told["pages"].items() if kind != "opens"}
-    best_first = sorted(told["points"], key=lambda one: -one["value"])
-
-    page.goto(ui[1])  # without a click: the best run, and what set it apart
-    page.get_by_text("4 matching runs").wait_for()
-    for header in ("best/valid/accuracy", "optimizer.lr", "seed"):  # each is waited for: the page draws its parts one after another
-        page.get_by_role("columnheader", name=header, exact=True).first.wait_for()
-    page.get_by_text("resnet18_digits: best of 4 is lr=").first.wait_for()
-    assert page.get_by_role("link", name="Playground").count() == 0  # which the pages for language models have
-    value_of = {f"lr={one['values']['optimizer.lr']} seed={one['seed']} (resnet18_digits)": one["value"] for one in told["points"]}
-    assert value_of[page.get_by_role("link", name=re.compile(r"^lr=.*digits\)$")).first.inner_text()] == max(value_of.values())
-    keep(page, tmp_path, "front_page")
-
-    page.goto(at["table"])
-    page.get_by_text("4 matching runs").wait_for()
-    close_assistant(page)
-    links = page.get_by_role("link", name=re.compile(r"^lr=.*digits\)$"))
-    links.nth(3).wait_for()
-    names = links.all_inner_texts()
-    assert sorted(names) == sorted(f"lr={one['values']['optimizer.lr']} seed={one['seed']} (resnet18_digits)" for one in told["points"])
-    assert [value_of[one] for one in names] == [one["value"] for one in best_first]
-    keep(page, tmp_path, "sweep_table")
-
-    page.goto(at["table"] + "&compareRunsMode=CHART")
-    page.get_by_placeholder("Search metric charts").fill("^valid/accuracy$")
-    page.get_by_text("valid/accuracy", exact=True).first.wait_for()
-    lines = "[...document.querySelectorAll('.js-plotly-plot')].flatMap(one => one.data.map(line => [line.name, [...(line.y || [])]]))"
-    lines += ".filter(line => typeof line[1][0] == 'number')"  # bars of the other charts have names there, until those charts are filtered out
-    page.wait_for_function(f"{lines}.length >= {len(told['points'])}")  # the lines appear after their axes
-    final = {name: round(values[-1], 12) for name, values in page.evaluate(lines)}
-    assert final == {name: round(one["final"]["valid/accuracy"], 12) for name, one in zip(value_of, told["points"], strict=True)}
-    keep(page, tmp_path, "sweep_charts")
-
-    page.goto(at["compare"])
-    page.get_by_text("Comparing 4 Runs from 1 Experiment").wait_for()
-    coloured_by = "[...document.querySelectorAll('.pcp-plot .js-plotly-plot, .pcp-plot.js-plotly-plot')].map(one => one.data[0].line.color)"
-    page.wait_for_function(f"{coloured_by}.length == 1")
-    page.get_by_text(displayed(told["points"][-1]["final"]["valid/accuracy"])).first.wait_for()
-    (colours,) = page.evaluate(coloured_by)
-    body = page.inner_text("body")
-    assert "optimizer.lr" in body
-    assert sorted(colours) == sorted(one["value"] for one in told["points"])
-    assert page.get_by_role("link", name="Playground").count() == 0
-    for one in told["points"]:
-        assert one["mlflow_run_id"] in body
-        assert displayed(one["final"]["valid/accuracy"]) in body
-    keep(page, tmp_path, "sweep_compared")
-
-
-def close_assistant(page: Any) -> None:
-    """Close the panel of MLflow's assistant, which covers a part of the table."""
-    panel = page.get_by_role("button", name=re.compile("close", re.I))
-    if panel.count():
-        panel.first.click()
-
-
-def keep(page: Any, folder: Path, name: str) -> None:
-    page.wait_for_timeout(1500)  # MLflow fades in what it draws
-    page.screenshot(path=Path(PICTURES or folder) / f"{name}.png")
-
-
-def displayed(value: float) -> str:
-    """A metric as the comparison page writes it."""
-    return repr(round(value, 3)).rstrip("0").rstrip(".")
 
 
 def test_a_missing_sweep_is_reported(samewise, tmp_path) -> None:

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-import os
-import re
 from pathlib import Path
-from urllib.parse import unquote
 
 import pytest
 
-from samewise.runner.launchers import job
 from samewise.runner.records.sweep_folder import Point, SweepFolder
-from samewise.runner.sweeps.report import tables
-from samewise.runner.sweeps.report.comparison import pages
 from samewise.runner.sweeps.report.effects import effects, left_out, pareto
-from samewise.runner.sweeps.report.rows import cost, cost_in_words, setting_rows
+from samewise.runner.sweeps.report.rows import setting_rows
 from samewise.runner.sweeps.report.tables import print_effects, print_settings, setting_values
 from samewise.runner.sweeps.results import PointResult, State, point_results
 from samewise.runner.sweeps.settings import Spread, rank_settings
-from samewise.runner.tracking.journal import Journal
 
 
 def outcome(number: int, value: float, mode: str = "max", state: State = State.finished, metrics: dict[str, float] | None = None, **values: str) -> PointResult:
@@ -77,45 +69,6 @@ def test_settings_that_are_the_same_run_count_once() -> None:
     assert [(level.spread.count, level.spread.mean) for level in a.levels] == [(1, 1.0), (1, 4.0), (1, 2.0)]
     assert [level.spread.count for level in b.levels] == [1, 2]
     assert left_out(found) == ""
-
-
-def test_the_cost_has_every_try_and_the_time_of_unfinished_runs(tmp_path: Path) -> None:
-    folder = SweepFolder(tmp_path / "some-1")
-    folder.write_facts({})
-    made = [dataclasses.replace(outcome(number, 0.5).point, folder=str(tmp_path / str(number))) for number in (0, 1)]
-    folder.add_points(made)
-    folder.note(0, began=1000.0, tries=1)  # killed
-    made[0].run.path.mkdir()
-    made[0].run.metrics.touch()
-    os.utime(made[0].run.metrics, (1030.0, 1030.0))
-    folder.note(1, began=1010.0, ended=1030.0, exit_code=3, tries=1)
-    assert cost(folder, point_results(folder)).training_s == pytest.approx(30 + 20)
-    job._begin(folder, 0)  # pyright: ignore[reportPrivateUsage]
-    now = folder.word(0)["began"]
-    folder.note(0, ended=now + 5, exit_code=3)
-    spent = cost(folder, point_results(folder))
-    assert spent.span_s == pytest.approx(now + 5 - 1000)
-    assert spent.training_s == pytest.approx(30 + 5 + 20)
-    assert cost_in_words(dataclasses.replace(spent, steps=1, tries=1)).startswith("0:55 of training, 1 step, 1 job started, ")
-
-
-@pytest.mark.parametrize(("mode", "best"), [("max", 0.9), ("min", 0.1)])
-def test_the_best_of_an_unfinished_point_is_its_best_so_far_and_not_its_last(tmp_path: Path, mode: str, best: float) -> None:
-    folder = SweepFolder(tmp_path / "some-1")
-    folder.write_facts({})
-    point = dataclasses.replace(outcome(0, 0.5, mode).point, folder=str(tmp_path / "0"))
-    folder.add_points([point])
-    folder.note(0, began=1.0, ended=2.0, exit_code=3, pruned="at evaluation 4", tries=1)
-    point.run.create()
-    made = Journal(point.run.metrics, resume_step=None)
-    for step, score in enumerate((math.nan, 0.5, 0.9, 0.1, 0.4), start=1):
-        made.log({"train/loss": 1.0, "valid/score": score, "valid/loss": float(step)}, step)
-        made.log({"train/loss": 2.0}, 10 + step)
-    made.close()
-    (one,) = point_results(folder)
-    assert (one.state, one.value, one.final["valid/score"], one.steps) == (State.pruned, best, 0.4, 15)
-    assert one.best == {"valid/score": best, "valid/loss": 3.0 if mode == "max" else 4.0}
-    assert setting_rows([one])[0]["valid/score"] == str(best)
 
 
 def test_a_point_that_is_the_same_run_as_one_that_failed_has_failed_with_it(tmp_path: Path) -> None:
@@ -178,48 +131,3 @@ def test_the_pareto_set_holds_the_settings_that_no_other_beats() -> None:
     assert pareto(found) == []
     found = [dataclasses.replace(one, objectives={"up": "max", "down": "min"}) for one in found]
     assert [setting[0].point.number for setting in pareto(found)] == [1, 0, 3]
-
-
-@pytest.mark.parametrize(("tries", "filter_by"), [((1, 1), "tags.sweep = 'some-1'"), ((1, 0), "attributes.run_id IN ('run1', 'run0')")])
-def test_the_tables_address_includes_runs_that_another_sweep_trained(tmp_path, tries, filter_by) -> None:
-    folder = SweepFolder(tmp_path / "sweeps" / "some-1")
-    facts = {"id": "some-1", "name": "some", "overrides": [], "root": "", "packages": [], "configs": []}
-    parts = {"launcher": {"_target_": ""}, "sweeper": {"_target_": ""}, "tracking": {"enabled": True, "uri": "http://host:5000/"}}
-    folder.write_facts({**facts, **parts, "run_root": str(tmp_path)})
-    found = []
-    for number, count in enumerate(tries):
-        one = outcome(number, float(number), a=str(number))
-        one = dataclasses.replace(one, point=dataclasses.replace(one.point, folder=str(tmp_path / str(number))), tries=count)
-        one.point.run.path.mkdir()
-        one.point.run.tracking.write_text(json.dumps({"run_id": f"run{number}", "experiment_id": "7"}))
-        found.append(one)
-    at = pages(folder, found)
-    assert at is not None
-    assert f"searchFilter={filter_by}&" in unquote(at.table)
-    assert unquote(at.compare) == 'http://host:5000/#/compare-runs?runs=["run1","run0"]&experiments=["7"]&workflowType=machine_learning'
-    assert at.opens == ""
-    at = pages(folder, [dataclasses.replace(one, final={"valid/loss": -one.value}, objectives={"final/valid/loss": "min"}) for one in found])
-    assert at is not None
-    assert "orderByKey=metrics.`valid/loss`&orderByAsc=true" in unquote(at.table)
-
-
-@pytest.mark.parametrize("width", [200, 80, 60])
-def test_a_table_on_a_narrow_terminal_keeps_every_value_whole(width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", str(width))
-    runs = {"1d10cc18": ("debug=tiny", 0.1, "0.2188"), "a52e6884": ("debug=tiny label_smoothing=0.2", 0.2, "0.25")}
-    common = {"name": "resnet18_digits", "state": "finished"}
-    rows = [
-        {**common, "run": run, "overridden": label, "recipe.label_smoothing": smoothing, "valid/accuracy": value, "changed": "27 min ago"}
-        for run, (label, smoothing, value) in runs.items()
-    ]
-    tables.print_rows(rows, right=("changed",))
-    lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
-    assert (lines[0] == "in all: name resnet18_digits  state finished  changed 27 min ago") == (width < 200)
-    for run, (_, smoothing, value) in runs.items():
-        (line,) = (line for line in lines if run in line)
-        assert {str(smoothing), value} <= {*line.split()}
-        assert ("27 min ago" in line) == (width == 200)
-    assert max(map(len, lines[1:])) <= width
-    words = "".join("".join(lines).split())
-    assert (words.count("debug=tiny"), words.count("label_smoothing=0.2")) == (2, 1), "what is wrapped is not cut"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import re
 import signal
 import subprocess
 import time
@@ -113,23 +112,6 @@ def test_points_are_listed_without_running_any(samewise: Callable[..., Any], tmp
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("sweeper", "wrong"),
-    [
-        ("random", "sweeper.trials=2.0"),
-        ("sobol", "sweeper.trials=null"),
-        ("tpe", "sweeper.trials=2.0"),
-        ("tpe", "sweeper.seed=a"),
-        ("grid", "launcher.jobs=1.5"),
-    ],
-)
-def test_a_setting_of_the_sweeper_or_launcher_with_a_wrong_type_is_named(samewise: Callable[..., Any], tmp_path: Path, sweeper: str, wrong: str) -> None:
-    done = samewise("sweep", *TINY, "optimizer.lr=0.1,0.2", f"run_root={tmp_path}", f"sweeper={sweeper}", wrong)
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"error: {wrong.partition('=')[0]}: wrong type; expected: a whole number")
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_points_whose_jobs_are_refused_are_not_submitted(samewise: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("sbatch", "squeue", "scancel", "sinfo", "scontrol"):
         says = "echo 'sbatch: error: Batch job submission failed: Invalid partition name specified' >&2; exit 1" if name == "sbatch" else "exit 0"
@@ -146,24 +128,6 @@ def test_points_whose_jobs_are_refused_are_not_submitted(samewise: Callable[...,
     assert f"`samewise sweep {folder}` submits these points" in told.stdout
     assert "Invalid partition name" in told.stdout
     assert "2 waiting (not submitted: launcher.partition: SLURM refused" in samewise("sweep", "--status", "--run-root", tmp_path / "runs").stdout
-
-
-@pytest.mark.slow
-def test_a_run_that_another_sweep_trains_is_waited_for_and_the_others_go_first(points, tmp_path: Path) -> None:
-    given = (*TINY, "optimizer.lr=0.1,0.2", "launcher.jobs=1")
-    first = tmp_path / json.loads(sweep("--list", "--json", *given, folder=tmp_path).stdout)["points"][0]["folder"]
-    first.mkdir(parents=True)
-    with locks.hold(first / ".lock"):
-        process = Forked("sweep", *given, said=tmp_path / "said", folder=tmp_path)
-        while len(lines := process.errors.splitlines(keepends=True)) < 3 or not lines[2].endswith("\n"):
-            assert process.poll() is None, process.errors
-            time.sleep(0.05)
-        assert re.match(r"lr=0.1 waits: its run is being written by process \d+ on ", lines[1])
-        assert lines[2].startswith("[2/2] lr=0.2  finished")
-        assert process.poll() is None
-    assert process.wait(100) == 0, process.errors
-    (folder,) = (tmp_path / "runs" / "sweeps").iterdir()
-    assert [(one["state"], one["tries"]) for one in points(tmp_path, folder.name)] == [("finished", 1)] * 2
 
 
 class InThisProcess(Launcher):
