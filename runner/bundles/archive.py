@@ -65,7 +65,8 @@ def write(file: Path, parts: Mapping[str, Part]) -> str:
                     _append(archive, name, part)
             handle.flush()
             os.fsync(handle.fileno())
-        os.link(temporary, file)  # unlike a rename, it replaces nothing
+        # Unlike a rename, it replaces nothing
+        os.link(temporary, file)
     except FileExistsError:
         raise already_exists(file) from None
     except OSError as error:

@@ -92,9 +92,8 @@ def _below(place: Path) -> Iterator[tuple[str, Path]]:
     entered = set[str]()
     for at, folders, names in os.walk(place, followlinks=True):
         real = os.path.realpath(at)
-        if (
-            real in entered
-        ):  # links: thirty nested folders with two links each to the next are a billion paths
+        if real in entered:
+            # Links: thirty nested folders with two links each to the next are a billion paths
             folders.clear()
             continue
         entered.add(real)

@@ -34,14 +34,16 @@ def pins(imported: Iterable[str]) -> dict[str, str]:
         try:
             distribution = metadata.distribution(name)
         except metadata.PackageNotFoundError:
-            continue  # for another platform, or an extra that is not installed
+            # For another platform, or an extra that is not installed
+            continue
         found[canonicalize_name(name)] = distribution.version
         for requirement in map(_parse_requirement, distribution.requires or ()):
             if requirement and (
                 requirement.marker is None or requirement.marker.evaluate({"extra": extra})
             ):
                 todo += [(requirement.name, one) for one in ("", *requirement.extras)]
-    found.pop("samewise", None)  # its code is in the bundle
+    # Its code is in the bundle
+    found.pop("samewise", None)
     return dict(sorted(found.items()))
 
 

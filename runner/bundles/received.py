@@ -193,9 +193,8 @@ def _download(client: Any, run_id: str, into: Path, store: str) -> RunFolder:
             )
         )
     for name in sizes:
-        with tempfile.TemporaryDirectory(
-            prefix=".download-", dir=into
-        ) as fresh:  # MLflow copies `checkpoint/x` of a store's folder to `x`
+        with tempfile.TemporaryDirectory(prefix=".download-", dir=into) as fresh:
+            # MLflow copies `checkpoint/x` of a store's folder to `x`
             got = Path(client.download_artifacts(run_id, name, fresh))
             into.joinpath(name).parent.mkdir(parents=True, exist_ok=True)
             got.rename(into / name)
@@ -211,5 +210,6 @@ def _move_into_place(got: Path, folder: RunFolder) -> None:
     try:
         step = int((read_json(got / "manifest.json", shapes.MANIFEST) or {})["step"])
     except (SamewiseError, KeyError):
-        step = 0  # `load` reports what is wrong with it
+        # `load` reports what is wrong with it
+        step = 0
     got.rename(folder.checkpoints / f"step-{step:08d}")

@@ -1,16 +1,14 @@
-"""Checkpoints: named tensors and plain values, hashed, complete or absent, and loaded without
-running code.
+"""Checkpoints: named tensors and plain values, hashed, and loaded without running code.
 
-    checkpoints/step-00000040/state.pt         torch.save of tensors and plain values; loaded with
-    weights_only=True checkpoints/step-00000040/manifest.json    step, steps of an epoch and in all,
-    sha256 of state.pt, digest of the weights, metrics checkpoints/step-00000040/shards/
-    with checkpoint.sharded, the tensors that the processes held in shards (`shards`)
-    checkpoints/latest, checkpoints/best       links to folders, replaced atomically;
-    checkpoints/best-valid-loss by a metric of `evaluate.also`
+    checkpoints/step-00000040/state.pt        tensors and plain values, by torch.save
+    checkpoints/step-00000040/manifest.json   steps, SHA-256 of state.pt, weights' digest, metrics
+    checkpoints/step-00000040/shards/         with checkpoint.sharded: the sharded tensors
+    checkpoints/latest, checkpoints/best      links to folders, replaced atomically
+    checkpoints/best-valid-loss               link to the best by a metric of `evaluate.also`
 
 A folder is written under another name, synced and renamed, so a folder with that name is complete;
-the hash shows later damage. A damaged one is renamed, and none is removed because it could not be
-read.
+the hash shows later damage. A damaged folder is renamed, and no folder is removed because it could
+not be read.
 """
 
 from __future__ import annotations
@@ -52,30 +50,34 @@ from samewise.runner.records.kept_checkpoints import (
 
 
 def files_of(path: Path) -> list[Path]:
-    """The files that were written into a checkpoint's folder, without others that are beside them.
+    """List the files that belong to a checkpoint, and leave out any others in its folder.
 
-    DamagedFile if one is a link, which may lead to any file of the user's, or is not a regular
-    file.
+    Raises:
+        DamagedFile: A file is a link, which may lead to any file of the user's, or not a regular
+            file.
     """
     folder = path / SHARDS
-    listed = [
+    paths = [
         path / "manifest.json",
         path / "state.pt",
         *(sorted(folder.iterdir()) if folder.is_dir() else ()),
     ]
-    require_no_link(folder, *listed)
-    found = {file: open_to_read(file) for file in listed}
-    for handle in filter(None, found.values()):
+    require_no_link(folder, *paths)
+    handles = {file: open_to_read(file) for file in paths}
+    for handle in filter(None, handles.values()):
         handle.close()
-    return [file for file, handle in found.items() if handle is not None]
+    return [file for file, handle in handles.items() if handle is not None]
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The state in a checkpoint's folder, on the CPU, without the tensors in shards, which
-    `load_sharded` adds.
+    """Return the state in a checkpoint's folder, on the CPU, without the tensors in shards.
 
-    DamagedCheckpoint if it is incomplete, cut short or altered; CheckpointError if it cannot be
-    read now: the disk fails, there is too little memory, its format is another.
+    `load_sharded` adds those.
+
+    Raises:
+        DamagedCheckpoint: It is incomplete, cut short or altered.
+        CheckpointError: It cannot be read now: the disk fails, memory is short, or its format is
+            another.
     """
     try:
         return _read(path)
@@ -105,16 +107,18 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    written = str(read_manifest(path).get("sha256"))
-    found = sha256(path / "state.pt")
-    if found != written:
+    expected = str(read_manifest(path).get("sha256"))
+    actual = sha256(path / "state.pt")
+    if actual != expected:
         reason = "the checkpoint was cut short or altered since it was written"
         hint = (
             "`samewise train` resumes from the newest intact one; with `eval` and `predict`, "
             "choose another with --checkpoint last or a step number"
         )
         raise DamagedCheckpoint(
-            Problem(str(path), reason, f"sha256 {found[:16]}...", f"sha256 {written[:16]}...", hint)
+            Problem(
+                str(path), reason, f"sha256 {actual[:16]}...", f"sha256 {expected[:16]}...", hint
+            )
         )
     state: dict[str, Any] = load_tensors(path / "state.pt")
     require_shape(path / "state.pt", state, {"shards?": {str: str}})
@@ -139,36 +143,39 @@ def _read(path: Path) -> dict[str, Any]:
 def load_tensors(path: Path) -> Any:
     """Load a torch.save file of tensors and plain values.
 
-    Anything else is refused, and nothing that the file names is created or called.
+    Nothing that the file names is created or called.
 
-    pickle.UnpicklingError if there is something else in it, or some other exception if it is not
-    such a file.
+    Raises:
+        pickle.UnpicklingError: The file contains something else.
+        Exception: It is not such a file.
     """
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:  # torch's message advises to disable the protection
-        named = re.search(r"GLOBAL ([\w.]+)", str(error))
-        what = (
-            f"names {named[1]}, which may run code"
-            if named
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        # torch's own message advises to turn the protection off
+        global_name = re.search(r"GLOBAL ([\w.]+)", str(error))
+        reason = (
+            f"names {global_name[1]}, which may run code"
+            if global_name
             else "contains more than tensors and plain values, or is damaged"
         )
-        raise pickle.UnpicklingError(f"it {what}; it was not loaded") from None
-    except RuntimeError as error:  # the same for a tar archive
+        raise pickle.UnpicklingError(f"it {reason}; it was not loaded") from None
+    except RuntimeError as error:
+        # torch takes a tar archive for its oldest format, and gives the same advice
         if "weights_only" not in str(error):
             raise
         raise pickle.UnpicklingError(
             "it is an archive, such as a bundle, which contains more than tensors (`tar "
             "-xf` unpacks it); it was not loaded"
         ) from None
-    return found
 
 
 def load(path: Path) -> dict[str, Any]:
-    """The state in a checkpoint's folder, on the CPU.
+    """Return the whole state in a checkpoint's folder, on the CPU.
 
-    DamagedCheckpoint if it is incomplete, cut short or altered; CheckpointError if it cannot be
-    read now.
+    Raises:
+        DamagedCheckpoint: It is incomplete, cut short or altered.
+        CheckpointError: It cannot be read now.
     """
     return load_sharded(read(path), path)
 
@@ -178,9 +185,15 @@ def load_sharded(
     path: Path,
     empty: Callable[[list[int], torch.dtype], Tensor] | None = None,
 ) -> dict[str, Any]:
-    """The result of `read` with the tensors in shards.
+    """Add the tensors in shards to the result of `read`.
 
-    `empty` creates each, or this process's shard. A CheckpointError if they cannot be read.
+    Args:
+        state: The result of `read`.
+        path: The checkpoint's folder.
+        empty: Creates each tensor, or this process's shard of it, from its whole shape and dtype.
+
+    Raises:
+        CheckpointError: The shards cannot be read.
     """
     if "shards" not in state:
         return state
@@ -200,16 +213,19 @@ def load_sharded(
 def newest_sound(
     folder: Path, *, reader: Callable[[Path], dict[str, Any]] = load
 ) -> tuple[CheckpointFolder | None, dict[str, Any], list[Problem]]:
-    """(checkpoint, its state, problems of newer ones); (None, {}, []) if there are no checkpoints.
+    """Return the newest intact checkpoint, its state, and the problems of newer ones.
 
-    Only damage is a reason to take an older one: what cannot be read now may be read later.
-    CheckpointError if none is sound, or if one that is newer than the newest sound one cannot be
-    read and is not damaged.
+    (None, {}, []) if there are no checkpoints. Only damage is a reason to take an older one: what
+    cannot be read now may be read later.
+
+    Raises:
+        CheckpointError: No checkpoint is intact, or one that is newer than the newest intact one
+            cannot be read and is not damaged.
     """
     problems, refused, older = list[Problem](), False, ""
-    for one in reversed(list_checkpoints(folder)):
+    for checkpoint in reversed(list_checkpoints(folder)):
         try:
-            state = reader(one.path)
+            state = reader(checkpoint.path)
         except DamagedCheckpoint as error:
             problems += (replace(problem, hint="") for problem in error.problems)
             continue
@@ -218,8 +234,11 @@ def newest_sound(
             refused = True
             continue
         if not refused:
-            return one, state, problems
-        older = f"; {one.path.name} can be read: to resume from it, move the newer ones elsewhere"
+            return checkpoint, state, problems
+        older = (
+            f"; {checkpoint.path.name} can be read: to resume from it, move the newer ones "
+            "elsewhere"
+        )
         break
     if problems:
         hint = (

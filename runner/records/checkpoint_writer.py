@@ -1,8 +1,6 @@
 """Writes a run's checkpoints, in the background if asked to, and prunes them.
 
 `checkpoint` defines and reads them.
-
-A folder is written under another name, synced and renamed, so one that has its name is whole.
 """
 
 from __future__ import annotations
@@ -30,13 +28,13 @@ from samewise.runner.records.kept_checkpoints import FORMAT, best_by, best_first
 
 
 class Checkpoints:
-    """Writes, prunes and reads the checkpoints of one run.
+    """Writes and prunes the checkpoints of one run.
 
     Args:
         folder: `checkpoints/` of the run.
         settings: Which to keep, and whether to write in a thread: as `config.schema.Checkpoint`.
-        modes: "min" or "max" for each metric by which the best are kept; the first says which is
-            called best.
+        modes: "min" or "max" for each metric by which the best are kept. The link of the first
+            metric is `best`.
         lengths: `steps_per_epoch` and `total_steps` of the run, for runs that continue from a
             checkpoint.
     """
@@ -52,9 +50,10 @@ class Checkpoints:
         self._error: BaseException | None = None
 
     def shards_folder(self, step: int) -> Path:
-        """A new folder for the processes' shards of the next checkpoint, before `save`.
+        """Create the folder for the processes' shards of the next checkpoint, before `save`.
 
-        A TrainingError if the previous one failed.
+        Raises:
+            TrainingError: The previous checkpoint could not be written.
         """
         self.wait()
         folder = self._shards(step)
@@ -67,13 +66,18 @@ class Checkpoints:
         return self._folder / f".step-{step:08d}.shards.tmp"
 
     def save(self, step: int, state: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
-        """Write a checkpoint with the metrics of an evaluation at its step.
+        """Write a checkpoint with the metrics of the evaluation at its step.
 
-        In the background, a copy is made first so that training may continue.
+        To write in the background, it copies the state first, so that training may continue.
 
-        The state is named tensors and plain values; with `shards`, the SHA-256 of each file in
-        `shards_folder`, it lacks the tensors that are there. TrainingError if this one, or the one
-        before it, could not be written.
+        Args:
+            step: The step, from 1.
+            state: Named tensors and plain values. With `shards`, the SHA-256 of each file in
+                `shards_folder`, it lacks the tensors in those files.
+            metrics: The evaluation's metrics; empty without an evaluation.
+
+        Raises:
+            TrainingError: This checkpoint, or the one before it, could not be written.
         """
         self.wait()
         if not self._settings.background:
@@ -87,7 +91,7 @@ class Checkpoints:
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait until the checkpoint is on disk; a TrainingError if it could not be written."""
+        """Wait until the checkpoint is on disk; raise a TrainingError if it cannot be written."""
         if self._thread:
             self._thread.join()
             self._thread = None
@@ -96,10 +100,7 @@ class Checkpoints:
             raise error
 
     def raise_failure(self) -> None:
-        """A TrainingError if the checkpoint that is written in the background could not be.
-
-        It is not waited for.
-        """
+        """Raise a TrainingError if writing in the background has failed; do not wait for it."""
         if self._error:
             self.wait()
 
@@ -108,14 +109,15 @@ class Checkpoints:
     ) -> None:
         try:
             self._write(step, state, metrics)
-        except BaseException as error:  # raised again in the main thread by `wait`
+        except BaseException as error:
+            # Raised again in the main thread by `wait`
             self._error = error
 
     def _write(self, step: int, state: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
         final = self._folder / f"step-{step:08d}"
         temporary = self._folder / f".step-{step:08d}.{os.getpid()}.tmp"
         try:
-            # But not the run's folder: if it has vanished, it is not created again for half a run
+            # Without parents: if the run's folder has vanished, it is not made again for half a run
             self._folder.mkdir(exist_ok=True)
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir()
@@ -128,11 +130,11 @@ class Checkpoints:
             )
             if "shards" in state:
                 os.replace(self._shards(step), temporary / SHARDS)
-            # The same for the same training
+            # Two runs of the same training have the same digest, whatever time they took
             content = state_sha256(
                 {name: value for name, value in state.items() if name != "seconds"}
             )
-            taken = {
+            manifest = {
                 "step": step,
                 **self._lengths,
                 "sha256": sha256,
@@ -140,12 +142,12 @@ class Checkpoints:
                 "weights": weights,
                 "metrics": dict(metrics),
             }
-            write_json(temporary / "manifest.json", {"format": FORMAT, **taken})
-            before = set_aside(final, "replaced") if os.path.lexists(final) else None
+            write_json(temporary / "manifest.json", {"format": FORMAT, **manifest})
+            replaced = set_aside(final, "replaced") if os.path.lexists(final) else None
             os.replace(temporary, final)
             fsync_folder(self._folder)
-            if before:
-                shutil.rmtree(before, ignore_errors=True)
+            if replaced:
+                shutil.rmtree(replaced, ignore_errors=True)
             self._link("latest", final)
             self._prune()
         except (OSError, RuntimeError, SamewiseError) as error:
@@ -156,9 +158,8 @@ class Checkpoints:
                 else first_line(error)
             )
             code = error.errno if isinstance(error, OSError) else None
-            if isinstance(error, RuntimeError) and (
-                code := _write_error(self._folder)
-            ):  # torch.save reports only that its stream failed
+            if isinstance(error, RuntimeError) and (code := _write_error(self._folder)):
+                # torch.save says only that its stream failed: a trial write gives the reason
                 reason = os.strerror(code)
             hint = "run the same command again to resume"
             hint = f"{_WAYS_OUT[code]}, then {hint}" if code in _WAYS_OUT else hint
@@ -171,51 +172,58 @@ class Checkpoints:
         temporary.unlink(missing_ok=True)
         temporary.symlink_to(target.name)
         link = self._folder / name
-        if link.is_dir() and not link.is_symlink():  # a copy that followed links
+        if link.is_dir() and not link.is_symlink():
+            # A copy of the run that followed links has a folder here
             print(
-                f"warning: {link}: is a folder in the place of a link; moved to "
+                f"warning: {link}: is a folder, not a link; moved to "
                 f"{set_aside(link, 'replaced').name}",
                 file=sys.stderr,
             )
         os.replace(temporary, link)
 
     def _prune(self) -> None:
-        kept = list_checkpoints(self._folder)
-        best = {name: best_first(kept, name, mode) for name, mode in self._modes.items()}
-        wanted = {
-            one.step
-            for one in (
-                *kept[-max(self._settings.keep_last, 1) :],
-                *(one for by in best.values() for one in by[: self._settings.keep_best]),
+        checkpoints = list_checkpoints(self._folder)
+        best = {name: best_first(checkpoints, name, mode) for name, mode in self._modes.items()}
+        kept_steps = {
+            checkpoint.step
+            for checkpoint in (
+                *checkpoints[-max(self._settings.keep_last, 1) :],
+                *(x for ranking in best.values() for x in ranking[: self._settings.keep_best]),
             )
         }
-        wanted |= {one.step for one in kept if one.metrics is None}  # it may be the best
-        wanted |= {
-            one.step
-            for one in kept
-            if self._settings.keep_every_steps and one.step % self._settings.keep_every_steps == 0
+        # Without readable metrics, any of them may be the best
+        kept_steps |= {checkpoint.step for checkpoint in checkpoints if checkpoint.metrics is None}
+        kept_steps |= {
+            checkpoint.step
+            for checkpoint in checkpoints
+            if self._settings.keep_every_steps
+            and checkpoint.step % self._settings.keep_every_steps == 0
         }
         for name, link in self._links.items():
-            if stays := [
-                one for one in best[name] if one.step in wanted
-            ]:  # with keep_best=0, the best of the remaining ones
-                self._link(link, stays[0].path)
-        for one in kept:
-            if one.step not in wanted:
-                shutil.rmtree(one.path, ignore_errors=True)
+            # With keep_best=0 the link leads to the best of those that remain
+            if remaining := [
+                checkpoint for checkpoint in best[name] if checkpoint.step in kept_steps
+            ]:
+                self._link(link, remaining[0].path)
+        for checkpoint in checkpoints:
+            if checkpoint.step not in kept_steps:
+                shutil.rmtree(checkpoint.path, ignore_errors=True)
 
     def set_aside_after(self, step: int, *, sound: Collection[Path] = ()) -> list[Path]:
-        """Rename checkpoints beyond `step` (damaged ones, and `sound` ones, if an older one is
-        resumed), and report it.
+        """Rename checkpoints beyond `step`, and remove what interrupted writes left.
 
-        Remains of interrupted writes are removed.
+        Checkpoints in `sound` are intact, but the run resumes from an older one; the others are
+        damaged.
+
+        Returns:
+            The new paths.
         """
         for leftover in self._folder.glob(".step-*.tmp"):
             shutil.rmtree(leftover, ignore_errors=True)
         return [
-            set_aside(one.path, "untraced" if one.path in sound else "damaged")
-            for one in list_checkpoints(self._folder)
-            if one.step > step
+            set_aside(checkpoint.path, "untraced" if checkpoint.path in sound else "damaged")
+            for checkpoint in list_checkpoints(self._folder)
+            if checkpoint.step > step
         ]
 
 
@@ -227,9 +235,9 @@ _WAYS_OUT = {
 
 
 def _write_error(folder: Path) -> int | None:
-    """The error number if 64 MiB cannot be written.
+    """Return the error number of a trial write of 64 MiB; None if it succeeds.
 
-    Called after torch.save has failed and its partial file is removed.
+    Call it once torch.save has failed and its partial file is removed.
     """
     try:
         with tempfile.TemporaryFile(dir=folder) as probe:
@@ -240,7 +248,7 @@ def _write_error(folder: Path) -> int | None:
 
 
 def copy_to_cpu(value: Any) -> Any:
-    """Copy a state to the CPU, independent of later steps."""
+    """Copy a state to the CPU, so that later steps do not change it."""
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, Mapping):

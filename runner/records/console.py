@@ -13,7 +13,7 @@ from samewise.runner.secrets import printable, redact, unfiltered_stream
 
 
 class PlainConsole(Console):
-    """Interprets no markup and no control sequences in names, and hides secrets.
+    """Prints names without interpreting markup or control sequences, and hides secrets.
 
     Its arguments are rich's.
     """

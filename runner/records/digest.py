@@ -1,6 +1,4 @@
-"""Digests of tensors: xxh3 for the trace of each step (on a device that of `on_device`), SHA-256
-for what is kept.
-"""
+"""Digests: xxh3 or that of `on_device` for the trace of each step, SHA-256 for weights."""
 
 from __future__ import annotations
 
@@ -35,11 +33,11 @@ from samewise.runner.records import on_device
 from samewise.runner.records.written import PLAIN, WRITTEN, is_written_whole, written_set
 
 ALGORITHMS = (XXH3, ON_DEVICE) = ("xxh3", on_device.NAME)
-"""What tensors in a trace are digested by: xxh3 on the CPU."""
+"""Digest algorithms of a trace: xxh3 on the CPU, `on_device`'s on other devices."""
 
 
 def tensor_bytes(tensor: Tensor) -> memoryview:
-    """The tensor's elements in row-major order, as bytes on the CPU."""
+    """Return the tensor's elements in row-major order, as bytes on the CPU."""
     flat = (
         tensor.detach()
         .to("cpu")
@@ -53,8 +51,10 @@ def tensor_bytes(tensor: Tensor) -> memoryview:
 
 
 def digests(tensors: Iterable[Tensor | None]) -> list[int]:
-    """The xxh3 (64 bits) of each tensor's elements in memory order: fast, and equal for equal
-    memory formats; 0 for None.
+    """Return the 64-bit xxh3 of each tensor's elements in memory order; 0 for None.
+
+    Tensors of different memory formats differ, even if their elements are equal: a copy into
+    row-major order at every step would cost more than the digest.
     """
     return [
         0 if tensor is None else xxhash.xxh3_64_intdigest(_memory(tensor)) for tensor in tensors
@@ -62,25 +62,30 @@ def digests(tensors: Iterable[Tensor | None]) -> list[int]:
 
 
 def begin(tensors: Sequence[Tensor | None], algorithm: str) -> Callable[[], list[int]]:
-    """Start to digest tensors in their current state.
+    """Start to digest tensors in their current state, and return a function that reads the digests.
 
-    Return a function that reads the digests (0 for None). With xxh3, device tensors are copied at
-    once.
+    A digest is 0 for None. With xxh3, device tensors are copied at once.
     """
     if algorithm == ON_DEVICE:
         return on_device.begin(tensors)
-    found = digests(tensors)
-    return lambda: found
+    values = digests(tensors)
+    return lambda: values
 
 
 def combine(numbers: Sequence[int]) -> int:
-    """One digest of several digests, in order."""
+    """Return one digest of several digests, in order."""
     return xxhash.xxh3_64_intdigest(pack(f"<{len(numbers)}Q", *numbers))
 
 
 def value_digest(value: object) -> int:
-    """A digest of a batch: tensors, arrays, numbers and texts in mappings, lists, tuples, and
-    objects with attributes. ConfigError for what has none.
+    """Return a digest of a batch.
+
+    Args:
+        value: Tensors, arrays, numbers and texts in mappings, lists, tuples and objects with
+            attributes.
+
+    Raises:
+        ConfigError: The batch contains something else, which has no content to compare.
     """
     total = xxhash.xxh3_64()
     for piece in _listed(value):
@@ -100,10 +105,10 @@ def begin_value(value: object) -> Callable[[], int]:
     read = on_device.begin([piece for piece in pieces if isinstance(piece, Tensor)])
 
     def combined() -> int:
-        total, known = xxhash.xxh3_64(), iter(read())
+        total, numbers = xxhash.xxh3_64(), iter(read())
         for piece in pieces:
             total.update(
-                _form(piece.dtype, piece.shape) + pack("<Q", next(known))
+                _form(piece.dtype, piece.shape) + pack("<Q", next(numbers))
                 if isinstance(piece, Tensor)
                 else piece
             )
@@ -113,7 +118,7 @@ def begin_value(value: object) -> Callable[[], int]:
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors in mappings, lists and tuples, in order."""
+    """Yield the tensors in mappings, lists and tuples, in order."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping | list | tuple):
@@ -122,28 +127,27 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 def entries(value: Any) -> dict[Any, Any]:
-    """The entries of a mapping or a dataclass by name; empty for any other value."""
+    """Return the entries of a mapping or a dataclass by name; empty for any other value."""
     if isinstance(value, Mapping):
         return dict(value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
     return (
-        {one.name: getattr(value, one.name) for one in fields(value)}
+        {field.name: getattr(value, field.name) for field in fields(value)}
         if is_dataclass(value) and not isinstance(value, type)
         else {}
     )
 
 
 def _listed(value: Any) -> list[Any]:
-    """Bytes, arrays and dense tensors: a comma separates a number from the number or the list that
-    follows, as 1, 11 is not 11, 1.
-    """
-    listed: list[Any] = []
+    """Return the pieces of a value as bytes, arrays and dense tensors."""
+    pieces: list[Any] = []
     after_number = False
     try:
         for piece in _pieces(value):
+            # A comma separates a number from a number or list after it: 1, 11 is not 11, 1
             if after_number and isinstance(piece, str | int):
-                listed.append(b",")
+                pieces.append(b",")
             after_number = isinstance(piece, str)
-            listed.append(
+            pieces.append(
                 piece.encode()
                 if isinstance(piece, str)
                 else b"%d:" % piece
@@ -154,12 +158,13 @@ def _listed(value: Any) -> list[Any]:
         raise _undigested(
             f"of type {type(value).__qualname__}, nested too deeply or containing itself", ""
         ) from None
-    return listed
+    return pieces
 
 
 def _pieces(value: Any, name: str = "") -> Iterator[Any]:
-    """What a value's digest is taken of: bytes, arrays, dense tensors, numbers as texts, lengths of
-    lists as ints. `name`: of the entry that the value is.
+    """Yield a value's pieces: bytes, arrays, dense tensors, texts of numbers, lengths of lists.
+
+    `name` is the key of the entry that holds the value.
     """
     if type(value) in PLAIN:
         yield (
@@ -174,7 +179,8 @@ def _pieces(value: Any, name: str = "") -> Iterator[Any]:
             if isinstance(key, str):
                 yield f"{key}:".encode()
             else:
-                yield b"\xff"  # in no text's UTF-8
+                # No UTF-8 text contains this byte
+                yield b"\xff"
                 yield from _pieces(key, name)
                 yield b":"
             yield from _pieces(item, str(key))  # pyright: ignore[reportUnknownArgumentType]
@@ -206,28 +212,32 @@ def _pieces(value: Any, name: str = "") -> Iterator[Any]:
 
 
 _NOT_SEPARATED = ("image_id", "file_size")
-"""Entries whose numbers are digested without commas, as in earlier traces and fingerprints of
-detection: the images to which they belong are digested too."""
+"""Entries whose numbers are digested without commas.
+
+Earlier traces and fingerprints of detection did so, and the images that these numbers belong to are
+digested too.
+"""
 
 
 def _undigested(kind: str, name: str) -> ConfigError:
-    where = f"{name!r} in a sample or batch" if name else "a sample or batch"
-    known = (
+    place = f"{name!r} in a sample or batch" if name else "a sample or batch"
+    expected = (
         "tensors, arrays, numbers and texts; mappings, lists, tuples, dataclasses and other "
         "objects that have these as attributes"
     )
     return ConfigError(
         Problem(
             "dataset, recipe",
-            f"{where} is {kind}, whose content cannot be compared bit by bit",
-            expected=known,
+            f"{place} is {kind}, whose content cannot be compared bit by bit",
+            expected=expected,
         )
     )
 
 
 def tensor_kind(tensor: Tensor) -> str:
-    """In one word, what a tensor is that is not simply elements in memory: `quantised`, `nested`,
-    `sparse_coo`, ...; empty if it is.
+    """Name the kind of a tensor that is not simply elements in memory, such as `sparse_coo`.
+
+    Empty for a dense, strided tensor.
     """
     if tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized:
         return ""
@@ -241,7 +251,7 @@ def tensor_kind(tensor: Tensor) -> str:
 
 
 def _attributes(value: Any, name: str) -> Iterator[Any]:
-    """The pieces of the attributes that a subclass of dict, list or tuple adds."""
+    """Yield the pieces of the attributes that a subclass of dict, list or tuple adds."""
     if (
         type(value) not in (dict, list, tuple)
         and (state := object.__getstate__(value))
@@ -251,29 +261,27 @@ def _attributes(value: Any, name: str) -> Iterator[Any]:
 
 
 def _content(value: Any) -> Any:
-    """What an object consists of: an array, its elements, its entries, or its attributes as pickle
-    saves them; None if it has none.
-    """
+    """Return an object's array, elements, entries or pickled attributes; None if it has none."""
     if hasattr(type(value), "__array_interface__") or hasattr(type(value), "__array__"):
         return _array_content(value)
     if isinstance(value, deque | KeysView | ValuesView | ItemsView):
         return [*value]  # pyright: ignore[reportUnknownVariableType]
     if isinstance(value, re.Pattern):
         return [value.pattern, value.flags]  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-    with suppress(TypeError):  # of what cannot be pickled
-        if not WRITTEN.isdisjoint(
-            type(value).__mro__
-        ):  # a number, text or time of a subclass, with its attributes
+    # An object that cannot be pickled raises TypeError
+    with suppress(TypeError):
+        # An instance of a subclass of a number, text or time may have attributes of its own
+        if not WRITTEN.isdisjoint(type(value).__mro__):
             return [*value.__reduce_ex__(4)[1:], object.__getstate__(value)]
         return entries(value) or value.__getstate__()
     return None
 
 
 def _array_content(value: Any) -> Any:
-    """The array that an object is read as.
+    """Return an object's array, with what the array leaves out.
 
-    With the mode and palette of a picture that the array leaves open, and the axes and name of
-    pandas's.
+    That is the mode, palette and transparency of a Pillow picture, and the axes and name of a
+    pandas object.
     """
     content = np.asarray(value)
     if hasattr(value, "getpalette") and getattr(value, "mode", "") in (
@@ -300,7 +308,7 @@ def _array_content(value: Any) -> Any:
 
 
 def _parts(tensor: Tensor, kind: str, name: str) -> Iterator[Any]:
-    """The pieces of a tensor that is sparse or nested; ConfigError if it is of another kind."""
+    """Yield the pieces of a sparse or nested tensor; raise a ConfigError for any other kind."""
     if kind == "nested":
         yield from _pieces(list(tensor.detach().unbind()))
         return
@@ -316,7 +324,7 @@ _SPARSE = {
     **dict.fromkeys(("sparse_csr", "sparse_bsr"), ("crow_indices", "col_indices", "values")),
     **dict.fromkeys(("sparse_csc", "sparse_bsc"), ("ccol_indices", "row_indices", "values")),
 }
-"""The methods that give the dense tensors which a sparse one consists of."""
+"""Methods that return the dense parts of a sparse tensor, by its kind."""
 
 
 @lru_cache(1024)
@@ -325,10 +333,11 @@ def _form(dtype: torch.dtype, shape: torch.Size) -> bytes:
 
 
 def _memory(tensor: Tensor) -> Any:
-    """The elements in memory order as an array on the CPU, copied only if they are not dense.
+    """Return the elements in memory order, as an array on the CPU.
 
-    Called for every parameter at every step.
+    Copy them only if they are not dense.
     """
+    # Called for every parameter at every step, so each of these copies only where it must
     dense = tensor.detach()
     if not dense.is_cpu:
         dense = dense.to("cpu")
@@ -338,10 +347,8 @@ def _memory(tensor: Tensor) -> Any:
         dense = dense.view(torch.int16)
     try:
         return dense.numpy()
-    except (
-        RuntimeError,
-        TypeError,
-    ):  # NumPy has no such type, or torch computes the elements only when they are read: the conjugate, the negative
+    except (RuntimeError, TypeError):
+        # NumPy has no such dtype, or the tensor is a lazy conjugate or negative
         return dense.resolve_conj().resolve_neg().reshape(-1).view(torch.uint8).numpy()
 
 
@@ -352,40 +359,46 @@ def tensor_digests(
     sharded: Collection[str] = (),
     algorithm: str = XXH3,
 ) -> list[int]:
-    """The digest of each tensor of a state_dict in order, as in a trace, whose `weights` combines
-    them.
+    """Return the digest of each tensor of a state_dict in order, as in a trace.
 
-    Those of `sharded` were split into `shards` parts along the first dimension (as by torch.chunk),
-    each digested separately.
+    Args:
+        state: Tensors by name.
+        shards: Number of parts into which each tensor of `sharded` was split along its first
+            dimension, as by torch.chunk; each part is digested separately.
+        sharded: Names of the tensors that were split.
+        algorithm: One of `ALGORITHMS`.
+
+    Returns:
+        The digests, which a trace's `weights` combines.
     """
     return [
-        combine(begin(_shards(one, shards), algorithm)())
+        combine(begin(_shards(tensor, shards), algorithm)())
         if shards > 1 and name in sharded
-        else begin([one], algorithm)()[0]
-        for name, one in state.items()
+        else begin([tensor], algorithm)()[0]
+        for name, tensor in state.items()
     ]
 
 
 def _shards(tensor: Tensor, shards: int) -> list[Tensor]:
-    cut = list(tensor.chunk(shards))
-    return [*cut, *[tensor[:0]] * (shards - len(cut))]
+    parts = list(tensor.chunk(shards))
+    return [*parts, *[tensor[:0]] * (shards - len(parts))]
 
 
 def weights_sha256(state: Mapping[str, Tensor]) -> str:
-    """SHA-256 of a state_dict: for each name, sorted, its name, dtype, shape and bytes (row-major)."""
+    """Return the SHA-256 of a state_dict: each name, sorted, with its dtype, shape and bytes."""
     return state_sha256(state)
 
 
 def state_sha256(state: Mapping[str, Any]) -> str:
-    """The same of tensors and plain values in mappings, lists and tuples: names are paths
-    (`schedule/best`), values are as Python writes them.
+    """Return the SHA-256 of tensors and plain values in mappings, lists and tuples.
+
+    Names are paths (`schedule/best`); plain values are hashed as their repr.
     """
     total = hashlib.sha256()
     for name, value in sorted(_leaves(state), key=itemgetter(0)):
         if isinstance(value, Tensor):
-            total.update(
-                f"{name}\0{str(value.dtype).removeprefix('torch.')}\0{','.join(map(str, value.shape))}\0".encode()
-            )
+            dtype, shape = str(value.dtype).removeprefix("torch."), ",".join(map(str, value.shape))
+            total.update(f"{name}\0{dtype}\0{shape}\0".encode())
             if value.numel():
                 total.update(tensor_bytes(value))
         else:
@@ -393,9 +406,9 @@ def state_sha256(state: Mapping[str, Any]) -> str:
     return total.hexdigest()
 
 
-def _leaves(value: Any, under: str = "") -> Iterator[tuple[str, Any]]:
+def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping | list | tuple) and value:
         for name, item in value.items() if isinstance(value, Mapping) else enumerate(value):  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-            yield from _leaves(item, f"{under}/{name}" if under else str(name))
+            yield from _leaves(item, f"{prefix}/{name}" if prefix else str(name))
     else:
-        yield under, value
+        yield prefix, value

@@ -1,6 +1,6 @@
-"""Records what cannot be controlled: versions, hardware, variables, git.
+"""Records what samewise cannot control: versions, hardware, variables, git.
 
-What can change bits is listed separately.
+The record lists separately what can change bits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from samewise.runner.records import own_code
 from samewise.runner.secrets import SECRET_FILES, redact, remove_private_keys
 
 NUMERIC = ("torch", "torchvision", "torchaudio", "numpy", "pillow", "soundfile")
-"""The packages whose version can change a result."""
+"""Packages whose version can change a result."""
 PACKAGES = (*NUMERIC, "hydra-core", "omegaconf", "mlflow", "torchmetrics", "scikit-learn")
 _OF_KERNELS = (
     *(
@@ -42,7 +42,7 @@ _OF_KERNELS = (
         "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
     ),
 )
-"""By which libraries on CUDA choose their kernels, and so the order in which they add."""
+"""Variables by which CUDA's libraries choose kernels, and so the order of additions."""
 VARIABLES = (
     *(
         "ATEN_CPU_CAPABILITY",
@@ -54,7 +54,7 @@ VARIABLES = (
     ),
     *_OF_KERNELS,
 )
-"""Those recorded where they are set."""
+"""Environment variables that are recorded if they are set."""
 
 
 def record(
@@ -67,20 +67,20 @@ def record(
     libraries: Iterable[str] = (),
     compiled: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """This process's environment, as plain values.
+    """Return this process's environment, as plain values.
 
     Args:
         device: Where the run computes.
         reproducibility: The config's settings.
         data: By split: name, size, fingerprint.
         optimizers: By phase: class, implementation of its arithmetic, groups.
-        used: The classes, functions and modules of samewise that the config, or the user's own
-            code, names.
-        libraries: The top-level names of the installed packages that the user's own code imports.
+        used: Classes, functions and modules of samewise that the config, or the user's own code,
+            names.
+        libraries: Top-level names of the installed packages that the user's own code imports.
         compiled: What decides the bits of compiled code, by name.
     """
     versions = {"samewise": samewise.__version__, **{name: _version(name) for name in PACKAGES}}
-    found: dict[str, Any] = {
+    contents: dict[str, Any] = {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "versions": versions,
@@ -99,35 +99,35 @@ def record(
         "libraries": _libraries(libraries),
     }
     portable = reproducibility.level == "portable"
-    found["decides"] = {
+    contents["decides"] = {
         **{f"versions.{name}": versions[name] for name in NUMERIC},
-        "device": found["device"],
+        "device": contents["device"],
         **({} if portable else {f"cpu.{name}": value for name, value in _cpu().items()}),
-        "cpu.capability": found["cpu"]["capability"],
+        "cpu.capability": contents["cpu"]["capability"],
         **{f"optimizers.{phase}": facts["implementation"] for phase, facts in optimizers.items()},
         **{f"data.{split}": facts["fingerprint"] for split, facts in data.items()},
         **(compiled or {}),
     }
-    return found
+    return contents
 
 
 def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
-    """The differences between two records that can change bits, as sentences."""
-    one, two = first.get("decides", {}), second.get("decides", {})
+    """Describe the differences between two records that can change bits, a sentence each."""
+    decided, decides = first.get("decides", {}), second.get("decides", {})
     # Runs of 0.1 did not record the processor's generation
-    unknown = {"cpu.generation"} - (one.keys() & two.keys())
-    said = [
-        f"{name} was {one.get(name)!r} and is {two.get(name)!r}"
-        for name in sorted({*one, *two} - unknown)
-        if one.get(name) != two.get(name)
+    unknown = {"cpu.generation"} - (decided.keys() & decides.keys())
+    sentences = [
+        f"{name} was {decided.get(name)!r} and is {decides.get(name)!r}"
+        for name in sorted({*decided, *decides} - unknown)
+        if decided.get(name) != decides.get(name)
     ]
-    here, there = first.get("libraries", {}), second.get("libraries", {})
-    said += [
-        f"version of {name} was {here[name]!r} and is {there[name]!r}"
-        for name in here
-        if name in there and here[name] != there[name]
+    libraries, present = first.get("libraries", {}), second.get("libraries", {})
+    sentences += [
+        f"version of {name} was {libraries[name]!r} and is {present[name]!r}"
+        for name in libraries
+        if name in present and libraries[name] != present[name]
     ]
-    return said + own_code.differences(first, second)
+    return sentences + own_code.differences(first, second)
 
 
 _MAY_DECIDE = (
@@ -147,32 +147,37 @@ def expectation(
     *,
     same_code: bool = True,
 ) -> str:
-    """A sentence on whether the bits can be expected to agree between the recorded environment and
-    this one; `same_code`: whether the user's code is equal.
+    """Say whether the recorded environment and this one can be expected to give the same bits.
+
+    Args:
+        first: The recorded environment.
+        second: This one.
+        differing: The `differences` between the two.
+        same_code: Whether the user's code is equal.
     """
     if differing:
         return f"the bits may differ: {'; '.join(differing)}"
-    one, two = first.get("variables", {}), second.get("variables", {})
-    said = [
-        f"{name} was {one.get(name)!r} and is {two.get(name)!r}"
+    variables, present = first.get("variables", {}), second.get("variables", {})
+    sentences = [
+        f"{name} was {variables.get(name)!r} and is {present.get(name)!r}"
         for name in _MAY_DECIDE
-        if one.get(name) != two.get(name)
+        if variables.get(name) != present.get(name)
     ]
-    said += (
+    sentences += (
         [f"threads were {first['threads']} and are {second['threads']}"]
         if first.get("threads", second["threads"]) != second["threads"]
         else []
     )
-    said += [] if same_code else ["the code differs"]
-    if said:
-        return f"the bits may differ: {'; '.join(said)}"
+    sentences += [] if same_code else ["the code differs"]
+    if sentences:
+        return f"the bits may differ: {'; '.join(sentences)}"
     if first.get("level") == "none":
         return "the bits may differ: the run does not promise to repeat (level none)"
     return "the same bits are expected: the environments agree in everything known to affect them"
 
 
 RECORDS_DIFF = "SAMEWISE_GIT_DIFF"
-"""0: the record of the environment leaves out the diff of uncommitted work."""
+"""Environment variable: 0 leaves the diff of uncommitted work out of the record."""
 
 _LEFT_OUT = [
     f":(top,exclude,icase,glob)**/{name}{below}" for name in SECRET_FILES for below in ("", "/**")
@@ -187,26 +192,26 @@ _GIT = (
     "-c",
     "core.quotePath=false",
 )
+# With these options and variables, git runs no monitor, no hook after it writes its index, and
+# opens no connection for an object that is missing
 _OF_GIT = {
     "GIT_OPTIONAL_LOCKS": "0",
     "GIT_NO_LAZY_FETCH": "1",
     "GIT_ALLOW_PROTOCOL": "none",
     "GIT_TERMINAL_PROMPT": "0",
 }
-"""With the arguments, why git runs nothing: no monitor, no hook after it has written its index, no
-connection for an object that is missing."""
 
 
 def git_state(folder: Path) -> dict[str, Any]:
-    """The commit of the checkout around `folder`, and the diff of uncommitted work.
+    """Return the commit of the checkout around `folder`, and the diff of uncommitted work.
 
     Empty if there is none.
-
-    A checkout may have been received, with a .git/config that names commands: none of them is run,
-    and no folder but its own is looked at.
     """
-    found, filters = _git(folder, "rev-parse", "--show-toplevel", "HEAD"), _filter_options(folder)
-    top, _, commit = (found or "").removesuffix("\n").rpartition("\n")
+    # The checkout may be a stranger's, whose .git/config names commands: none of them is run, and
+    # no folder but its own is read
+    filters = _filter_options(folder)
+    output = _git(folder, "rev-parse", "--show-toplevel", "HEAD")
+    top, _, commit = (output or "").removesuffix("\n").rpartition("\n")
     if not top or filters is None or not os.path.lexists(Path(top, ".git")):
         return {}
     changed = (
@@ -228,7 +233,7 @@ def git_state(folder: Path) -> dict[str, Any]:
     }
     if os.environ.get(RECORDS_DIFF) == "0":
         return state
-    told = (
+    arguments = (
         "diff",
         "--no-ext-diff",
         "--no-textconv",
@@ -238,12 +243,12 @@ def git_state(folder: Path) -> dict[str, Any]:
         ":(top)",
         *_LEFT_OUT,
     )
-    diff = (changed and _git(folder, *filters, *told)) or ""
+    diff = (changed and _git(folder, *filters, *arguments)) or ""
     return {**state, "diff": remove_private_keys(redact(diff))[:1_000_000]}
 
 
 def _filter_options(folder: Path) -> list[str] | None:
-    """Options that stop git from running filters, which are commands in its configuration.
+    """Return the options that stop git from running the filters that its configuration names.
 
     None if one cannot be disabled.
     """
@@ -258,17 +263,17 @@ def _filter_options(folder: Path) -> list[str] | None:
         )
         or ""
     ).split("\0")[:-1]
-    off = [
+    options = [
         part
         for name in names
         for part in ("-c", f"{name}={'false' if name.endswith('.required') else ''}")
     ]
-    return None if any("=" in name for name in names) else off
+    return None if any("=" in name for name in names) else options
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             ["git", *_GIT, *arguments],
             cwd=folder,
             env={**os.environ, **_OF_GIT},
@@ -279,14 +284,14 @@ def _git(folder: Path, *arguments: str) -> str | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout if done.returncode == 0 else None
+    return process.stdout if process.returncode == 0 else None
 
 
 def _device(device: torch.device) -> dict[str, Any]:
     if device.type != "cuda":
         return {"kind": device.type}
     facts = torch.cuda.get_device_properties(device)
-    # The distributions that provide it, if pip has installed it
+    # Distributions of cuBLAS, if pip has installed it
     cublas = (
         f"nvidia-cublas-cu{(torch.version.cuda or '').split('.')[0]}",
         "nvidia-cublas",
@@ -314,24 +319,25 @@ def _cpu() -> dict[str, str]:
     except OSError:
         return {"model": platform.processor()}
     facts = {key.strip(): value.strip() for key, _, value in (x.partition(":") for x in lines)}
-    named = {"model": facts.get("model name", platform.processor())}
-    # Virtual machines call every generation "AMD EPYC", but MKL chooses its kernels by these numbers
+    cpu = {"model": facts.get("model name", platform.processor())}
+    # Virtual machines call every generation "AMD EPYC", but MKL chooses its kernels by these
+    # numbers
     if "cpu family" in facts and "model" in facts:
-        named["generation"] = f"family {facts['cpu family']}, model {facts['model']}"
-    return named
+        cpu["generation"] = f"family {facts['cpu family']}, model {facts['model']}"
+    return cpu
 
 
 def _libraries(names: Iterable[str]) -> dict[str, str | None]:
-    """The version of each distribution that provides a package of one of these names."""
-    left = [name for name in names if name not in NUMERIC and name != "samewise"]
-    found = {name: _version(name) for name in left}
-    if any(version is None for version in found.values()):
+    """Return the version of each distribution that provides one of these packages."""
+    packages = [name for name in names if name not in NUMERIC and name != "samewise"]
+    versions = {name: _version(name) for name in packages}
+    if any(version is None for version in versions.values()):
         # Reads the file lists of all installed packages: slow, and seldom needed
         owners = metadata.packages_distributions()
-        for name in [name for name, version in found.items() if version is None]:
-            found.pop(name)
-            found |= {owner: _version(owner) for owner in owners.get(name, ())}
-    return found
+        for name in [name for name, version in versions.items() if version is None]:
+            versions.pop(name)
+            versions |= {owner: _version(owner) for owner in owners.get(name, ())}
+    return versions
 
 
 @cache

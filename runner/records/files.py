@@ -1,5 +1,6 @@
-"""Files of runs and sweeps: written completely or not at all, and read in one way, which names what
-is damaged. Imports neither torch nor mlflow.
+"""Files of runs and sweeps: written completely or not at all; errors of reading name the damage.
+
+Imports neither torch nor mlflow.
 """
 
 from __future__ import annotations
@@ -22,20 +23,23 @@ from samewise.runner.records.json_text import respelled
 from samewise.runner.records.shapes import describe_misfit, with_numbers
 
 LARGEST = 64 << 20
-"""Bytes of the largest file that is read whole, and of the longest line of one that is read line by
-line."""
+"""Maximum size in bytes of a file that is read whole, and of a line of a file that is read by
+lines."""
 
 
 def write_atomically(path: Path, data: bytes | str) -> None:
     """Write a file so that a reader, even after a crash, sees either the old content or the new.
 
-    TrainingError if the disk is full or the file cannot be written; the old content is still there.
+    Raises:
+        TrainingError: The disk is full or the file cannot be written; the old content is still
+            there.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     raw = data.encode() if isinstance(data, str) else data
     try:
         temporary.unlink(missing_ok=True)
-        with open(temporary, "xb") as handle:  # not through a link that someone else has made
+        # "x" does not write through a link that someone else has made
+        with open(temporary, "xb") as handle:
             handle.write(raw)
             handle.flush()
             os.fsync(handle.fileno())
@@ -67,17 +71,18 @@ def fsync_folder(path: Path) -> None:
 
 
 def nearest_existing(folder: Path) -> Path:
-    """The folder, or its nearest existing parent."""
+    """Return the folder, or its nearest existing parent."""
     return next(
         place for place in (folder.absolute(), *folder.absolute().parents) if place.exists()
     )
 
 
 def try_writing(folder: Path) -> str:
-    """Why nothing can be written to a folder, or its nearest existing parent.
+    """Return the reason that nothing can be written to a folder, or "" if it can.
 
-    "" if it can. Permissions do not show a read-only file system.
+    Tests the nearest existing parent of a folder that does not exist.
     """
+    # By a trial write, since permissions do not show a read-only file system
     try:
         with tempfile.TemporaryFile(dir=nearest_existing(folder)):
             return ""
@@ -86,14 +91,13 @@ def try_writing(folder: Path) -> str:
 
 
 def require_writable(option: str, place: Path, *, file: bool = False, hint: str = "") -> None:
-    """Raise a ConfigError if a place cannot be written, before doing the work whose result goes
-    there.
+    """Raise a ConfigError if a place cannot be written, before the work whose result goes there.
 
     Args:
-        option: What names the place: `--output`.
-        place: A folder, which may have yet to be made; with `file` a file, whose folder is there.
-        file: Whether it is one.
-        hint: What to do.
+        option: The option that names the place: `--output`.
+        place: A folder, which may not exist yet; with `file`, a file in an existing folder.
+        file: Whether the place is a file.
+        hint: The message's hint if the file's folder does not exist, or nothing can be written.
     """
     folder = place.absolute().parent if file else place
     if file and not folder.is_dir():
@@ -119,16 +123,18 @@ def require_writable(option: str, place: Path, *, file: bool = False, hint: str 
 
 
 def require_no_link(*paths: Path) -> None:
-    """Raise DamagedFile before writing through a link: in someone else's folder it may lead to any
-    file of the user's.
+    """Raise DamagedFile if a path is a link.
+
+    In a received folder it may lead to any file of the user's.
     """
-    if found := next((path for path in paths if path.is_symlink()), None):
-        raise damaged_file(found, "it is a link, which may lead to any file of yours")
+    if link := next((path for path in paths if path.is_symlink()), None):
+        raise damaged_file(link, "it is a link, which may lead to any file of yours")
 
 
 def set_aside(path: Path, why: str) -> Path:
-    """Rename a file or folder that is in the way and may contain work to WHY-NAME, or WHY-NAME-2
-    and so on; return its new path.
+    """Rename a file or folder that is in the way and may contain work; return its new path.
+
+    The new name is WHY-NAME, or WHY-NAME-2 and so on.
     """
     names = (
         f"{why}-{path.name}" + (f"-{number}" if number > 1 else "") for number in itertools.count(1)
@@ -139,8 +145,9 @@ def set_aside(path: Path, why: str) -> Path:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value as JSON, atomically: NaN and the infinities, which JSON lacks, as the words of
-    `shapes.NUMBER`.
+    """Write a value as JSON, atomically.
+
+    NaN and the infinities, which JSON lacks, become the strings of `shapes.NUMBER`.
     """
     write_atomically(
         path, json.dumps(respelled(value, json.dumps), indent=2, allow_nan=False) + "\n"
@@ -148,10 +155,11 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def open_to_read(path: Path) -> BufferedReader | None:
-    """Open a file of a run or sweep.
+    """Open a file of a run or sweep; None if it does not exist.
 
-    None if there is none. DamagedFile if it is a pipe or a device, not waited for; ConfigError if
-    it cannot be read now.
+    Raises:
+        DamagedFile: It is a pipe or a device, which is not waited for.
+        ConfigError: It cannot be read now.
     """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -172,7 +180,7 @@ def open_to_read(path: Path) -> BufferedReader | None:
 
 
 def sha256(path: Path) -> str:
-    """The SHA-256 of an existing file, in hexadecimal."""
+    """Return the SHA-256 of an existing file, in hexadecimal."""
     handle = open_to_read(path)
     if handle is None:
         raise FileNotFoundError(path)
@@ -181,10 +189,11 @@ def sha256(path: Path) -> str:
 
 
 def read_text(path: Path) -> str | None:
-    """The text of a file; None if there is none.
+    """Return the text of a file; None if it does not exist.
 
-    DamagedFile if it is larger than any that is written here, not UTF-8, or a pipe; ConfigError if
-    it cannot be read now.
+    Raises:
+        DamagedFile: It is larger than `LARGEST`, not UTF-8, or a pipe.
+        ConfigError: It cannot be read now.
     """
     handle = open_to_read(path)
     if handle is None:
@@ -203,11 +212,13 @@ def read_text(path: Path) -> str | None:
 
 
 def read_json(path: Path, shape: Any = object) -> Any:
-    """The value in a file, checked against a shape of `shapes`.
+    """Return the value in a file, checked against a shape of `shapes`; None if there is no file.
 
-    None if there is no file. An empty file is damaged, not missing.
+    An empty file is damaged, not missing.
 
-    DamagedFile if it is not JSON, or of another shape; ConfigError if it cannot be read now.
+    Raises:
+        DamagedFile: It is not JSON, or of another shape.
+        ConfigError: It cannot be read now.
     """
     text = read_text(path)
     if text is None:
@@ -220,9 +231,9 @@ def read_json(path: Path, shape: Any = object) -> Any:
 
 
 def read_mapping(path: Path, shape: Any = dict) -> dict[str, Any]:
-    """The JSON object in a file.
+    """Return the JSON object in a file, for display; decisions need `read_json`.
 
-    Empty if it is missing or, with one warning, unreadable. Only for display, not for decisions.
+    Empty if the file is missing or, with one warning, unreadable.
     """
     try:
         return read_json(path, shape) or {}
@@ -232,22 +243,23 @@ def read_mapping(path: Path, shape: Any = dict) -> dict[str, Any]:
 
 
 def warn_once(path: Path, problem: Problem) -> None:
-    """Warn of a file without which something is shown, if this process has not yet done so."""
-    if path not in _TOLD:
-        _TOLD.add(path)
+    """Warn of an unreadable file, once in this process."""
+    if path not in _WARNED:
+        _WARNED.add(path)
         print(f"warning: {problem}", file=sys.stderr)
 
 
-_TOLD = set[Path]()
+_WARNED = set[Path]()
 
 
 def read_lines(path: Path, *, offset: int = 0) -> Iterator[tuple[int, bytes]]:
-    """The lines of a file from `offset` with their numbers (from 1) and ends.
+    """Yield the lines of a file from `offset` with their numbers (from 1) and ends.
 
-    The last may lack its end. None if there is no file.
+    Yields nothing if there is no file. The last line may lack its end.
 
-    DamagedFile if it is a pipe, or a line is longer than any that is written here; ConfigError if
-    it cannot be read now.
+    Raises:
+        DamagedFile: It is a pipe, or a line is longer than `LARGEST`.
+        ConfigError: It cannot be read now.
     """
     handle = open_to_read(path)
     if handle is None:
@@ -267,7 +279,7 @@ def read_lines(path: Path, *, offset: int = 0) -> Iterator[tuple[int, bytes]]:
 
 
 def cut_torn_line(file: int) -> None:
-    """Remove an incomplete last line from an open file, left by a process that died while writing."""
+    """Cut an incomplete last line off an open file, left by a process that died while writing."""
     size = end = os.fstat(file).st_size
     while end > 0:
         start = max(0, end - 65536)
@@ -281,7 +293,7 @@ def cut_torn_line(file: int) -> None:
 
 
 def parse_json(text: bytes | str) -> Any:
-    """Parse a JSON value; a ValueError, in words, if the text is invalid."""
+    """Parse a JSON value; raise a ValueError that says plainly why the text is invalid."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -295,18 +307,15 @@ def parse_json(text: bytes | str) -> Any:
 
 
 def require_shape(path: Path, value: Any, shape: Any, at: str = "") -> Any:
-    """The value, with its numbers as floats, if it has the shape.
-
-    Otherwise DamagedFile is raised.
-    """
-    wrong = describe_misfit(value, shape, at)
-    if wrong:
-        raise damaged_file(path, wrong)
+    """Return the value, with its numbers as floats; raise DamagedFile if it has another shape."""
+    misfit = describe_misfit(value, shape, at)
+    if misfit:
+        raise damaged_file(path, misfit)
     return with_numbers(value, shape)
 
 
 def damaged_file(path: Path, why: str) -> DamagedFile:
-    """The error that one of samewise's files is not what was written."""
+    """Return the error that a file of a run or sweep is not as samewise wrote it."""
     return DamagedFile(
         Problem(
             str(path),

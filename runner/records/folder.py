@@ -1,4 +1,4 @@
-"""A run's folder: names of its files, its lock, and writes that are never left incomplete.
+"""A run's folder: the names of its files, its lock, and the other runs of its experiment.
 
 Imports neither torch nor mlflow.
 """
@@ -16,22 +16,24 @@ from samewise.runner.records import locks, trust
 from samewise.runner.records.files import require_no_link
 
 APPENDED = ("metrics.jsonl", "system.jsonl", "trace.jsonl", "sender.log")
-"""Files of a run that are written on; the others are replaced."""
+"""Files of a run that are appended to; the others are replaced."""
 
 SHARDS = "shards"
 """The folder of sharded tensors in a checkpoint."""
 
 
 def latest(first: Path) -> Path:
-    """The folder of an experiment's latest run: its first folder, or the one beside it (`-2`, `-3`,
-    ...) with the highest number.
+    """Return the folder of an experiment's latest run.
+
+    That is the folder beside its first one (`-2`, `-3`, ...) with the highest number, if there are
+    any.
     """
     numbers = _again(first)
     return first.with_name(f"{first.name}-{max(numbers)}") if numbers else first
 
 
 def beside(first: Path) -> Path:
-    """The folder in which to train an experiment again, beside the existing ones."""
+    """Return the folder in which to train an experiment again, beside the existing ones."""
     return (
         first.with_name(f"{first.name}-{max([1, *_again(first)]) + 1}")
         if first.exists() or _again(first)
@@ -40,7 +42,7 @@ def beside(first: Path) -> Path:
 
 
 def _again(first: Path) -> list[int]:
-    """The numbers of the folders in which an experiment was trained again."""
+    """List the numbers of the folders in which an experiment was trained again."""
     return [
         int(number)
         for path in first.parent.glob(f"{first.name}-*")
@@ -48,8 +50,8 @@ def _again(first: Path) -> list[int]:
     ]
 
 
-class _In:
-    """A path in a run's folder."""
+class _PathInFolder:
+    """Path of a file in a run's folder."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -60,51 +62,55 @@ class _In:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """`RUN_ROOT/<experiment name>/<first 12 digits of the fingerprint>/` and its files.
+    """A run's folder and its files.
 
-    With `-2`, `-3`, ... for runs trained again.
+    It is `RUN_ROOT/<experiment name>/<first 12 digits of the fingerprint>/`, with `-2`, `-3`, ...
+    for runs that are trained again.
     """
 
     path: Path
 
-    config = _In("config.yaml")
+    config = _PathInFolder("config.yaml")
     """The resolved config, loadable again."""
-    environment = _In("environment.json")
+    environment = _PathInFolder("environment.json")
     """Versions, hardware, threads, variables, git state, data fingerprints."""
-    sources = _In("sources.json")
-    """The user's code with which the run started, if any: digests, and names of the kept texts."""
-    trace = _In("trace.jsonl")
+    sources = _PathInFolder("sources.json")
+    """The user's code with which the run started, if any: digests, and names of the stored texts.
+    """
+    trace = _PathInFolder("trace.jsonl")
     """A line for each step: the step, its loss as a hexadecimal number, digests."""
-    metrics = _In("metrics.jsonl")
-    """The journal of what was logged."""
-    system = _In("system.jsonl")
-    """The journal of what was measured of the machine."""
-    checkpoints = _In("checkpoints")
+    metrics = _PathInFolder("metrics.jsonl")
+    """The journal of logged metrics."""
+    system = _PathInFolder("system.jsonl")
+    """The journal of the machine's metrics."""
+    checkpoints = _PathInFolder("checkpoints")
     """A folder for each checkpoint, `step-XXXXXXXX`, and links to the `latest` and the `best`."""
-    tags = _In("tags.json")
-    """Tags that the run has earned: a mapping of names to text. Exists only if there are some."""
-    artifacts = _In("artifacts")
-    """Pictures and tables of evaluations. Whatever is here is uploaded to MLflow under the same
+    tags = _PathInFolder("tags.json")
+    """Tags that the run has earned: a mapping of names to text. Exists only if there are any."""
+    artifacts = _PathInFolder("artifacts")
+    """Pictures and tables of evaluations. Files in it are uploaded to MLflow under the same
     relative path."""
-    summary = _In("summary.json")
+    summary = _PathInFolder("summary.json")
     """The result: metrics, SHA-256 of the weights, timings. Exists only once the run has ended."""
-    failure = _In("failure.json")
+    failure = _PathInFolder("failure.json")
     """Why the run failed: step, error, traceback. Exists only until it is resumed and ends well."""
-    tracking = _In("tracking.json")
+    tracking = _PathInFolder("tracking.json")
     """The MLflow run's id, and how much of the journal has been sent."""
-    lock = _In(".lock")
-    """A lock: held, and signed, by the process that writes the run."""
-    sending = _In(".sending")
-    """A lock: held by the process that sends the run's metrics to MLflow."""
+    lock = _PathInFolder(".lock")
+    """A lock that the process which writes the run holds and signs."""
+    sending = _PathInFolder(".sending")
+    """A lock that the process which sends the run's metrics to MLflow holds."""
 
     def create(self) -> None:
-        """Make the folder; ConfigError if it cannot be written.
+        """Create the folder.
 
-        DamagedFile if a file to be written is a link; or `checkpoints` is one, in a folder that
-        this user has neither made nor trusts.
+        Raises:
+            ConfigError: It cannot be written.
+            DamagedFile: A file to be written is a link; or `checkpoints` is a link, and this user
+                has neither made nor trusted the folder.
         """
         if self.checkpoints.is_symlink() and not trust.is_signed(self.config):
-            words = (
+            message = (
                 "is a link, which may lead to any folder of yours, and the run's folder is not "
                 "signed by you"
             )
@@ -112,7 +118,7 @@ class RunFolder:
                 "remove it; or, if you made it, run `samewise eval "
                 f"{shlex.quote(str(self.path))} --trust` to sign the folder"
             )
-            raise DamagedFile(Problem(str(self.checkpoints), words, hint=hint))
+            raise DamagedFile(Problem(str(self.checkpoints), message, hint=hint))
         require_no_link(self.artifacts, self.lock, *(self.path / name for name in APPENDED))
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
@@ -131,21 +137,22 @@ class RunFolder:
 
     @contextmanager
     def hold_lock(self) -> Generator[Callable[[], None]]:
-        """Lock the folder for writing.
+        """Lock the folder for writing until this process ends or leaves the context.
 
-        The lock ends with the process, however that ends. ConfigError if another process holds it.
+        Yields:
+            A function to call before each write, once the config is written. It raises a
+            TrainingError if this folder or its content is gone, even if there is another folder of
+            its name.
 
-        Yields a function to be called before anything that counts is written, once the config is:
-        it raises a TrainingError where this folder or what was in it is gone, though there may be
-        another of its name.
+        Raises:
+            ConfigError: Another process holds the lock.
         """
         try:
             with locks.hold(self.lock) as is_gone:
 
                 def require() -> None:
-                    if (
-                        is_gone() or not self.config.exists()
-                    ):  # config.yaml: after `rm -r RUN/*`, which leaves the lock
+                    # `rm -r RUN/*` leaves the lock, whose name begins with a dot, and no config
+                    if is_gone() or not self.config.exists():
                         hint = (
                             "it was deleted or moved during training; run the same command "
                             "again to train from the beginning"

@@ -1,4 +1,7 @@
-"""Finds runs on disk by folder, fingerprint or MLflow run id. Imports neither torch nor mlflow."""
+"""Finds runs on disk by folder, fingerprint or MLflow run id.
+
+Imports neither torch nor mlflow.
+"""
 
 from __future__ import annotations
 
@@ -21,84 +24,77 @@ RESTORE: Final = (
 
 
 def find(name: str, *, run_root: Path) -> RunFolder:
-    """Find the run called `name`: its folder, its experiment's or folder's name, the start of its
-    fingerprint, or its MLflow run id.
+    """Find the run called `name`.
 
-    ConfigError if none matches, or several do.
+    Args:
+        name: A run's folder, an experiment's or folder's name, the start of a fingerprint, or an
+            MLflow run id.
+        run_root: The folder of runs.
+
+    Raises:
+        ConfigError: No run matches, or several do.
     """
     if not name.strip():
         raise ConfigError(Problem("RUN", "is empty", name, RUN))
-    given = Path(name)
-    if (given / "config.yaml").is_file():
-        return RunFolder(given)
-    named = matching(name, run_root=run_root)
-    of_name = (
-        [RunFolder(config.parent) for config in given.glob("*/config.yaml")] if not named else []
+    path = Path(name)
+    if (path / "config.yaml").is_file():
+        return RunFolder(path)
+    matches = matching(name, run_root=run_root)
+    in_experiment = (
+        [RunFolder(config.parent) for config in path.glob("*/config.yaml")] if not matches else []
     )
-    if len(named or of_name) == 1:
-        return (named or of_name)[0]
-    if named:
-        names = first_few([f"{run.path.parent.name}/{run.path.name}" for run in _newest(named)], 5)
-        raise ConfigError(
-            Problem(
-                "RUN", f"{len(named)} runs match", name, "one run", f"give more characters: {names}"
-            )
+    if len(matches or in_experiment) == 1:
+        return (matches or in_experiment)[0]
+    if matches:
+        names = [f"{run.path.parent.name}/{run.path.name}" for run in _newest_first(matches)]
+        hint = f"give more characters: {first_few(names, 5)}"
+        raise ConfigError(Problem("RUN", f"{len(matches)} runs match", name, "one run", hint))
+    if in_experiment or (path.is_dir() and (path == run_root or any(below(path)))):
+        runs = [str(run.path) for run in _newest_first(in_experiment or list(below(path)))]
+        root = path.parent if in_experiment else path
+        hint = f"choose one of them (`samewise runs --run-root {root}`)" + (
+            f", the newest first: {first_few(runs, 5)}" if runs else ""
         )
-    if of_name or (given.is_dir() and (given == run_root or any(below(given)))):
-        inside = _newest(of_name or list(below(given)))
-        root, shown = (
-            given.parent if of_name else given,
-            ", the newest first: " + first_few([str(run.path) for run in inside], 5)
-            if inside
-            else "",
-        )
-        raise ConfigError(
-            Problem(
-                name,
-                "is a folder of runs",
-                expected="one run",
-                hint=f"choose one of them (`samewise runs --run-root {root}`){shown}",
-            )
-        )
-    if bare := [
-        one
-        for one in (given, *run_root.glob("*/*"))
-        if one.is_dir()
-        and one.parent.name not in _NO_RUNS
-        and (one == given or one.name.startswith(name) or str(one).endswith(f"/{name}"))
+        raise ConfigError(Problem(name, "is a folder of runs", expected="one run", hint=hint))
+    if without_config := [
+        folder
+        for folder in (path, *run_root.glob("*/*"))
+        if folder.is_dir()
+        and folder.parent.name not in _NO_RUNS
+        and (folder == path or folder.name.startswith(name) or str(folder).endswith(f"/{name}"))
     ]:
         raise ConfigError(
             Problem(
-                str(bare[0]),
+                str(without_config[0]),
                 "the folder exists, but has no config.yaml",
                 expected="a run's folder",
                 hint=RESTORE,
             )
         )
-    if given.is_file():
+    if path.is_file():
         hint = (
             f"if it is a bundle, `mkdir parts && tar -xf {name} -C parts` puts the run into "
             "parts/run"
         )
         raise ConfigError(Problem(name, "is a file, not a run's folder", hint=hint))
-    known = [known for run in below(run_root) for known in (run.path.name, run.path.parent.name)]
+    names = [x for run in below(run_root) for x in (run.path.name, run.path.parent.name)]
     reason = f"no such run in {run_root}"
     hint = (
-        nearest(name, known)
+        nearest(name, names)
         or f"`samewise train` makes one; if it is not in {run_root}, give the path of its folder"
     )
     raise ConfigError(Problem("RUN", reason, name, RUN, hint))
 
 
-def _newest(runs: Sequence[RunFolder]) -> list[RunFolder]:
-    """Sort key: the run that started last comes first."""
+def _newest_first(runs: Sequence[RunFolder]) -> list[RunFolder]:
     return sorted(runs, key=lambda run: run.config.stat().st_mtime, reverse=True)
 
 
 def matching(name: str, *, run_root: Path) -> list[RunFolder]:
-    """The runs that `name` may mean: those with exactly this name, folder or MLflow run id.
+    """List the runs that `name` may mean.
 
-    If none, those whose fingerprint starts with it.
+    Those with exactly this name, folder or MLflow run id; if there are none, those whose
+    fingerprint starts with it.
     """
     runs = list(below(run_root))
     return (
@@ -121,40 +117,46 @@ def _names(run: RunFolder) -> tuple[Any, ...]:
 def _is_called(folder: str, name: str) -> bool:
     """Whether a folder's name equals or starts with the name.
 
-    `3f2a-2` is the second of those that start with `3f2a`.
+    `3f2a-2` means the second run of those that start with `3f2a`.
     """
-    (own, _, number), (start, _, wanted) = folder.partition("-"), name.partition("-")
-    return own.startswith(start) and number == wanted
+    (own, _, number), (start, _, wanted_number) = folder.partition("-"), name.partition("-")
+    return own.startswith(start) and number == wanted_number
 
 
 def below(run_root: Path) -> Iterator[RunFolder]:
-    """All runs in a run root."""
+    """Yield all runs in a run root."""
     for config in sorted(run_root.glob("*/*/config.yaml")):
         yield RunFolder(config.parent)
 
 
 def checkpoint_of(name: str, *, run_root: Path) -> Path:
-    """The folder of the best checkpoint of `RUN` or `RUN/best`, its last if none is marked best, or
-    for `RUN/last` its last.
+    """Find a run's checkpoint by the run's name.
 
-    ConfigError if run or checkpoint is missing.
+    Args:
+        name: `RUN` or `RUN/best` for the best checkpoint, or the last if none is marked best;
+            `RUN/last` for the last.
+        run_root: The folder of runs.
+
+    Returns:
+        The checkpoint's folder.
+
+    Raises:
+        ConfigError: The run or the checkpoint is missing.
     """
-    folder, which = (
-        find(name.removesuffix("/last").removesuffix("/best"), run_root=run_root),
-        "last" if name.endswith("/last") else "best",
-    )
-    found = chosen_checkpoint(folder, which)
-    if found is None:
+    folder = find(name.removesuffix("/last").removesuffix("/best"), run_root=run_root)
+    which = "last" if name.endswith("/last") else "best"
+    checkpoint = chosen_checkpoint(folder, which)
+    if checkpoint is None:
         raise ConfigError(Problem(str(folder.path), "the run has no checkpoint yet"))
     if not _link(folder, which).is_dir():
         note_if_not_meant(folder.checkpoints, read_mapping(folder.summary, shapes.SUMMARY), which)
-    return found
+    return checkpoint
 
 
 def chosen_checkpoint(folder: RunFolder, which: str) -> Path | None:
-    """The folder of a run's checkpoint `best`, its last if none is, or `last`.
+    """Return the folder of a run's checkpoint `best` or `last`; None if none can be read.
 
-    None if it has none that can be read.
+    `best` is the last one if none is marked best.
     """
     link = _link(folder, which)
     if link.is_symlink() and link.is_dir():

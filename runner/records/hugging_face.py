@@ -1,9 +1,10 @@
-"""Checkpoints of Hugging Face and timm: a folder with safetensors, or a name in Hugging Face's
-cache. Downloads nothing; does not import torch.
+"""Checkpoints of Hugging Face and timm: folders with safetensors, or names in Hugging Face's cache.
+
+Downloads nothing; does not import torch.
 
 The cache is as huggingface.co/docs/huggingface_hub ("Manage the cache") has it:
 `models--OWNER--NAME/` with `refs/REVISION`, which holds a commit, and `snapshots/COMMIT/`, whose
-files lead to `blobs/`; that of a large file is called by its SHA-256.
+files lead to `blobs/`; the blob of a large file is called by its SHA-256.
 """
 
 from __future__ import annotations
@@ -33,19 +34,25 @@ _FILE = re.compile(r"[\w-][\w.-]*\.safetensors", re.ASCII)
 
 
 def settle_commit(weights: str) -> str:
-    """Pin `hf:OWNER/NAME` or `hf:OWNER/NAME@REVISION` to the commit in the cache:
-    `hf:OWNER/NAME@COMMIT`; a ConfigError if it is not cached.
+    """Pin `hf:OWNER/NAME` or `hf:OWNER/NAME@REVISION` to the commit in the cache.
+
+    Returns:
+        `hf:OWNER/NAME@COMMIT`.
+
+    Raises:
+        ConfigError: The model is not in the cache.
     """
     return f"{weights.partition('@')[0]}@{snapshot(weights).name}"
 
 
 def snapshot(weights: str) -> Path:
-    """The checkpoint's folder in the cache.
+    """Return the checkpoint's folder in the cache.
 
-    ConfigError if it is not there, or `weights` is not such a name.
+    Raises:
+        ConfigError: It is not there, or `weights` is not the name of a Hugging Face model.
     """
-    given = _NAMED.fullmatch(weights)
-    if given is None:
+    match = _NAMED.fullmatch(weights)
+    if match is None:
         raise ConfigError(
             Problem(
                 PATH,
@@ -54,21 +61,18 @@ def snapshot(weights: str) -> Path:
                 "hf:OWNER/NAME, or hf:OWNER/NAME@REVISION",
             )
         )
-    name, revision = given["name"], given["revision"] or "main"
+    name, revision = match["name"], match["revision"] or "main"
     folder = cache() / ("models--" + name.replace("/", "--"))
     download = f"on a machine with network access: hf download {name}" + (
-        f" --revision {revision}" if given["revision"] else ""
+        f" --revision {revision}" if match["revision"] else ""
     )
     if not folder.is_dir():
-        held = [
-            f"hf:{one.name.removeprefix('models--').replace('--', '/')}"
-            for one in folder.parent.glob("models--*")
+        models = [
+            f"hf:{path.name.removeprefix('models--').replace('--', '/')}"
+            for path in folder.parent.glob("models--*")
         ]
-        hint = "; ".join(
-            filter(
-                None, (did_you_mean(weights, held), f"{download}; HF_HOME says where the cache is")
-            )
-        )
+        parts = (did_you_mean(weights, models), f"{download}; HF_HOME says where the cache is")
+        hint = "; ".join(filter(None, parts))
         raise ConfigError(
             Problem(
                 PATH,
@@ -83,31 +87,31 @@ def snapshot(weights: str) -> Path:
         if _COMMIT.fullmatch(revision)
         else (read_text(folder / "refs" / revision) or "").strip()
     )
-    found = folder / "snapshots" / commit
-    if not _COMMIT.fullmatch(commit) or not found.is_dir():
-        held = sorted(
-            one.name
-            for place in ("refs", "snapshots")
-            if (folder / place).is_dir()
-            for one in (folder / place).iterdir()
+    checkpoint = folder / "snapshots" / commit
+    if not _COMMIT.fullmatch(commit) or not checkpoint.is_dir():
+        revisions = sorted(
+            path.name
+            for name in ("refs", "snapshots")
+            if (folder / name).is_dir()
+            for path in (folder / name).iterdir()
         )
         raise ConfigError(
             Problem(
                 PATH,
                 f"Hugging Face's cache has no revision '{revision}' of {name}",
                 weights,
-                " or ".join(held),
+                " or ".join(revisions),
                 download,
             )
         )
-    return found
+    return checkpoint
 
 
 def cache() -> Path:
-    """The folder of Hugging Face's downloads."""
+    """Return the folder of Hugging Face's downloads."""
     for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
-        if given := os.environ.get(variable):
-            return Path(given).expanduser()
+        if folder := os.environ.get(variable):
+            return Path(folder).expanduser()
     home = (
         os.environ.get("HF_HOME")
         or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "huggingface"
@@ -116,11 +120,13 @@ def cache() -> Path:
 
 
 def files_at(path: Path) -> list[Path]:
-    """The weight files at a path: the file itself.
+    """List the weight files at a path.
 
-    In a folder, a samewise checkpoint or safetensors, one file or those of an index, in order.
+    A file is itself the list. A folder holds a samewise checkpoint or safetensors: one file, or
+    those that its index names, in order.
 
-    ConfigError if a folder has none, or one is missing.
+    Raises:
+        ConfigError: A folder has no weights, or a file of its index is missing.
     """
     if not path.is_dir():
         return [path]
@@ -139,10 +145,9 @@ def _safetensors(folder: Path) -> list[Path]:
             if (folder / PICKLE).is_file()
             else ""
         )
-        # Of `samewise export`
-        hint = (
-            f"name the file: {own}" if (own := folder / "weights.safetensors").is_file() else hint
-        )
+        # `samewise export` writes weights under this name
+        exported = folder / "weights.safetensors"
+        hint = f"name the file: {exported}" if exported.is_file() else hint
         raise ConfigError(
             Problem(
                 PATH,
@@ -167,17 +172,20 @@ def _safetensors(folder: Path) -> list[Path]:
 
 
 def digest_of(files: Sequence[Path]) -> str:
-    """The SHA-256 of a file; of several, that of the lines `SHA256  NAME` as sha256sum prints them.
+    """Return the SHA-256 of a file.
 
-    ConfigError if a file in the cache is not the one that its name says.
+    Of several, the SHA-256 of the lines that sha256sum prints for them.
+
+    Raises:
+        ConfigError: A file in the cache does not have the SHA-256 that its name states.
     """
     digests = [sha256(file) for file in files]
     for file, digest in zip(files, digests, strict=True):
         blob = file.resolve().name
         if SHA256.fullmatch(blob) and blob != digest:
-            words = f"the file in Hugging Face's cache does not match its checksum: {file}"
+            message = f"the file in Hugging Face's cache does not match its checksum: {file}"
             raise ConfigError(
-                Problem(PATH, words, digest, blob, "remove the file, and download it again")
+                Problem(PATH, message, digest, blob, "remove the file, and download it again")
             )
     lines = "".join(f"{digest}  {file.name}\n" for file, digest in zip(files, digests, strict=True))
     return digests[0] if len(digests) == 1 else hashlib.sha256(lines.encode()).hexdigest()

@@ -9,7 +9,7 @@ from typing import Any
 
 
 def to_json(value: Any, *, indent: int | None = None) -> str:
-    """A value as JSON.
+    """Return a value as JSON.
 
     NaN and infinities, which JSON lacks (RFC 8259, section 6), become null; values of other types
     become strings.
@@ -20,7 +20,7 @@ def to_json(value: Any, *, indent: int | None = None) -> str:
 
 
 def respelled(value: Any, spell: Callable[[float], str | None]) -> Any:
-    """The value with something else in place of each NaN and infinity."""
+    """Return the value with each NaN and infinity replaced by what `spell` returns for it."""
     if isinstance(value, float) and not math.isfinite(value):
         return spell(value)
     if isinstance(value, dict):

@@ -34,15 +34,14 @@ class CheckpointFolder:
     path: Path
     step: int
     metrics: Mapping[str, float] | None
-    """None if they cannot be read."""
+    """The metrics in its manifest; None if they cannot be read."""
 
 
 def list_checkpoints(folder: Path) -> list[CheckpointFolder]:
-    """The checkpoints in a folder, by step.
+    """List the checkpoints in a folder by step, without checking whether they are intact.
 
-    Only `load` checks whether they are intact. Other files and folders are ignored.
-
-    CheckpointError if the folder cannot be read now: that is not the same as having none.
+    Raises:
+        CheckpointError: The folder cannot be read now, which is not the same as having none.
     """
     try:
         names = os.listdir(folder)
@@ -62,30 +61,36 @@ def list_checkpoints(folder: Path) -> list[CheckpointFolder]:
 
 
 def choose_checkpoint(folder: Path, which: str) -> CheckpointFolder:
-    """The checkpoint in a folder for `best`, `last`, a step, or a metric of `evaluate.also`.
+    """Return the checkpoint in a folder for `best`, `last`, a step, or a metric of `evaluate.also`.
 
-    For `best` the last one if none is.
+    `best` is the last one if none is marked best.
 
-    CheckpointError if there are no checkpoints, or the named one does not exist.
+    Raises:
+        CheckpointError: There are no checkpoints, or `which` does not exist.
     """
-    kept = list_checkpoints(folder)
-    if not kept:
+    checkpoints = list_checkpoints(folder)
+    if not checkpoints:
         raise CheckpointError(Problem(str(folder.parent), "the run has no checkpoint yet"))
     if which == "last":
-        return kept[-1]
+        return checkpoints[-1]
     if which == "best":
-        return _best_of(folder, which, kept) or kept[-1]
+        return _best_of(folder, which, checkpoints) or checkpoints[-1]
     if (
-        found := _best_of(folder, which, kept)
+        choice := _best_of(folder, which, checkpoints)
         if "/" in which
-        else next((one for one in kept if str(one.step) == which), None)
+        else next((checkpoint for checkpoint in checkpoints if str(checkpoint.step) == which), None)
     ):
-        return found
-    steps = [str(one.step) for one in kept]
-    known = [
+        return choice
+    steps = [str(checkpoint.step) for checkpoint in checkpoints]
+    choices = [
         "best",
         "last",
-        *(name for one in kept for name in one.metrics or {} if (folder / best_by(name)).exists()),
+        *(
+            name
+            for checkpoint in checkpoints
+            for name in checkpoint.metrics or {}
+            if (folder / best_by(name)).exists()
+        ),
         *steps,
     ]
     raise CheckpointError(
@@ -93,49 +98,67 @@ def choose_checkpoint(folder: Path, which: str) -> CheckpointFolder:
             "--checkpoint",
             "no such checkpoint",
             which,
-            f"one of {', '.join(dict.fromkeys(known))}",
-            did_you_mean(which, known),
+            f"one of {', '.join(dict.fromkeys(choices))}",
+            did_you_mean(which, choices),
         )
     )
 
 
-def _best_of(folder: Path, which: str, kept: Sequence[CheckpointFolder]) -> CheckpointFolder | None:
-    """The one to which the link leads.
-
-    If it is missing, or a folder, as in a copy made without links, the best by the config and the
-    manifests.
-    """
+def _best_of(
+    folder: Path, which: str, checkpoints: Sequence[CheckpointFolder]
+) -> CheckpointFolder | None:
+    """Return the checkpoint that the link leads to; None if there is none."""
     link = folder / ("best" if which == "best" else best_by(which))
     if link.is_symlink():
-        return next((one for one in kept if link.exists() and one.path.samefile(link)), None)
-    by = (
+        return next(
+            (
+                checkpoint
+                for checkpoint in checkpoints
+                if link.exists() and checkpoint.path.samefile(link)
+            ),
+            None,
+        )
+    # A copy that was made without links has none, or a folder in its place: then the config's
+    # metric and the manifests decide
+    setting = (
         r"  monitor: (?P<name>.+)\n  mode"
         if which == "best"
         else f"    (?P<name>{re.escape(which)})"
     )
-    found = re.search(
-        rf"^evaluate:\n(?:  .*\n)*?{by}: (?P<mode>min|max)$",
+    match = re.search(
+        rf"^evaluate:\n(?:  .*\n)*?{setting}: (?P<mode>min|max)$",
         read_text(folder.parent / "config.yaml") or "",
         re.MULTILINE,
     )
-    return next(iter(best_first(kept, found["name"], found["mode"])), None) if found else None
+    return (
+        next(iter(best_first(checkpoints, match["name"], match["mode"])), None) if match else None
+    )
 
 
-def best_first(kept: Sequence[CheckpointFolder], metric: str, mode: str) -> list[CheckpointFolder]:
-    """Those with the metric, the best first; of equal ones the earliest, and NaN at the end."""
+def best_first(
+    checkpoints: Sequence[CheckpointFolder], metric: str, mode: str
+) -> list[CheckpointFolder]:
+    """Return the checkpoints that have the metric, the best first.
+
+    Equal values sort by step; NaN is last.
+    """
     measured = [
-        (rank(one.metrics[metric], mode), one.step, one)
-        for one in kept
-        if one.metrics and metric in one.metrics
+        (rank(checkpoint.metrics[metric], mode), checkpoint.step, checkpoint)
+        for checkpoint in checkpoints
+        if checkpoint.metrics and metric in checkpoint.metrics
     ]
-    return [one for *_, one in sorted(measured, key=lambda x: x[:2])]
+    return [checkpoint for *_, checkpoint in sorted(measured, key=lambda x: x[:2])]
 
 
 def note_if_not_meant(folder: Path, summary: Mapping[str, Any], which: str) -> None:
-    """Print a note if the checkpoint chosen as best (`best`, or a metric of `evaluate.also`) is not
-    that of the best evaluation; a warning if that is kept.
+    """Warn if the chosen checkpoint is not that of the best evaluation, or of the last step.
 
-    A warning too if the `last` is not that of the last step.
+    Only a note if the checkpoint of the best evaluation is gone.
+
+    Args:
+        folder: `checkpoints/` of the run.
+        summary: The run's summary.
+        which: `best`, `last`, or a metric of `evaluate.also`.
     """
     measured, steps = summary.get("metrics", {}), summary.get("steps", 0)
     best = measured.get("best", {}) if which == "best" else measured.get("also", {}).get(which, {})
@@ -148,38 +171,39 @@ def note_if_not_meant(folder: Path, summary: Mapping[str, Any], which: str) -> N
         )
     if "step" in best and int(best["step"]) != step:
         is_gone = not (folder / f"step-{int(best['step']):08d}").exists()
-        words = (
-            "the best evaluation was at step "
-            f"{best['step']:.0f}{', whose checkpoint is gone (checkpoint.keep_best=1 keeps it)' * is_gone}; "
-            f"this is step {step}"
+        reason = ", whose checkpoint is gone (checkpoint.keep_best=1 keeps it)" if is_gone else ""
+        print(
+            f"{'note' if is_gone else 'warning'}: {folder.parent}: the best evaluation was at "
+            f"step {best['step']:.0f}{reason}; this is step {step}",
+            file=sys.stderr,
         )
-        print(f"{'note' if is_gone else 'warning'}: {folder.parent}: {words}", file=sys.stderr)
 
 
 def misled_links(folder: Path, summary: Mapping[str, Any]) -> list[str]:
-    """A sentence for each link to a best checkpoint that leads elsewhere than to the step of the
-    best evaluation, if that is kept.
+    """Describe each link to a best checkpoint that does not lead to the best evaluation.
+
+    Links whose right checkpoint is gone are left out.
     """
     measured = summary.get("metrics", {})
     bests = {
         "best": measured.get("best", {}),
         **{best_by(name): best for name, best in measured.get("also", {}).items()},
     }
-    wanted = {
+    targets = {
         folder / name: folder / f"step-{int(best['step']):08d}"
         for name, best in bests.items()
         if "step" in best
     }
     return [
         f"{folder.name}/{link.name} leads to {link.resolve().name}, and summary.json has "
-        f"the best evaluation at {there.name}"
-        for link, there in wanted.items()
-        if link.is_symlink() and there.exists() and link.resolve() != there.resolve()
+        f"the best evaluation at {target.name}"
+        for link, target in targets.items()
+        if link.is_symlink() and target.exists() and link.resolve() != target.resolve()
     ]
 
 
 def best_by(metric: str) -> str:
-    """The link to the best checkpoint by a metric of `evaluate.also`."""
+    """Return the name of the link to the best checkpoint by a metric of `evaluate.also`."""
     return f"best-{metric.replace('/', '-')}"
 
 
@@ -189,7 +213,7 @@ def _metrics(path: Path) -> Mapping[str, float] | None:
 
 
 def manifest_of(path: Path) -> dict[str, Any] | None:
-    """What a checkpoint's manifest says; None if it cannot be read."""
+    """Return a checkpoint's manifest; None if it cannot be read."""
     try:
         return read_manifest(path)
     except (CheckpointError, ConfigError):
@@ -197,9 +221,11 @@ def manifest_of(path: Path) -> dict[str, Any] | None:
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """What a checkpoint's manifest says.
+    """Return a checkpoint's manifest.
 
-    A CheckpointError or a ConfigError if it cannot be read.
+    Raises:
+        CheckpointError: It is missing or of another format.
+        ConfigError: It cannot be read now, or is damaged.
     """
     file = path / "manifest.json"
     manifest = read_json(file, dict)
@@ -211,20 +237,20 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def incomplete(path: Path) -> DamagedCheckpoint:
-    """The error that a checkpoint lacks a file."""
-    words = "the checkpoint is incomplete" if path.is_dir() else "there is no checkpoint"
-    return DamagedCheckpoint(Problem(str(path), words, expected="state.pt and manifest.json"))
+    """Return the error that a checkpoint lacks a file."""
+    message = "the checkpoint is incomplete" if path.is_dir() else "there is no checkpoint"
+    return DamagedCheckpoint(Problem(str(path), message, expected="state.pt and manifest.json"))
 
 
-def require_format(path: Path, written: Mapping[str, Any]) -> None:
-    """Raise a CheckpointError if a checkpoint has another format than this version reads."""
-    if written.get("format") != FORMAT:
+def require_format(path: Path, content: Mapping[str, Any]) -> None:
+    """Raise a CheckpointError if this version does not read a checkpoint's format."""
+    if content.get("format") != FORMAT:
         hint = "load it with the version of samewise that wrote it, or a newer one"
         raise CheckpointError(
             Problem(
                 str(path),
                 "the checkpoint has a different format",
-                written.get("format"),
+                content.get("format"),
                 str(FORMAT),
                 hint,
             )

@@ -1,7 +1,7 @@
-"""The text of the user's code, kept once for all runs and sweeps of a run root.
+"""The text of the user's code, stored once for all runs and sweeps of a run root.
 
 `RUN_ROOT/.code/abcdef...` has that SHA-256, by which their `sources.json` names it.
-Imports neither torch nor mlflow, nor that code.
+Imports neither torch nor mlflow, nor the user's code.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from samewise.runner.records.files import (
 
 HOME = ".code"
 LARGEST = 1 << 20
-"""Bytes of the largest file that is kept."""
+"""Maximum size in bytes of a file whose text is stored."""
 NOT_KEPT = "its source was not kept"
 
 _NAME = re.compile(r"[0-9a-f]{64}")
 
 
 def write_record(record: Path, config: str, files: sources.Files) -> None:
-    """Write the `sources.json` of a run or sweep, and keep the text of its files.
+    """Write the `sources.json` of a run or sweep, and store the text of its files.
 
     Files that are larger than `LARGEST` or not text are recorded by their digests alone.
 
     Args:
         record: The file to write.
-        config: What the code belongs to, as in `sources.config_in`.
-        files: The code, as it was found.
+        config: Name of what the code belongs to, as in `sources.config_in`.
+        files: The digests that the run or sweep started with.
     """
     home = _home(record.resolve().parents[2])
     home.mkdir(exist_ok=True)
@@ -44,18 +44,21 @@ def write_record(record: Path, config: str, files: sources.Files) -> None:
         texts = dict[str, str]()
         for label, digests in files.items():
             text = _present_text(label)
-            if text is None or sources.files_present({label: digests}) != {
-                label: digests
-            }:  # edited since
+            # A file that was edited since has another text than its digests say
+            if text is None or sources.files_present({label: digests}) != {label: digests}:
                 continue
             texts[label] = digest = _sha256(text)
-            if not (kept := home / digest).exists():
-                write_atomically(kept, text)
+            if not (home / digest).exists():
+                write_atomically(home / digest, text)
         write_json(record, {"config": config, "files": files, "texts": texts})
 
 
 def texts_of(record: Path) -> dict[str, str | None]:
-    """The text of each recorded file; None if it was not kept. ConfigError if that is damaged."""
+    """Return the text of each recorded file; None for a text that was not stored.
+
+    Raises:
+        ConfigError: The record is damaged.
+    """
     content, home = read_json(record, shapes.SOURCES) or {}, _home(record.resolve().parents[2])
     texts = dict[str, str | None].fromkeys(content.get("files", {}))
     for label, digest in content.get("texts", {}).items():
@@ -65,29 +68,29 @@ def texts_of(record: Path) -> dict[str, str | None]:
 
 
 def line_differences(before: Path, now: Path | None = None) -> dict[str, str]:
-    """The files in which the code of two runs differs, each with a unified diff, or `NOT_KEPT`.
+    """Return a unified diff, or `NOT_KEPT`, for each file in which the code of two runs differs.
 
     Args:
-        before: The record of one.
-        now: That of the other; None: the files as they are now.
+        before: The earlier run's record.
+        now: The later run's record; None for the files as they are now.
     """
-    one = sources.files_in(before)
-    two = sources.files_in(now) if now else sources.files_present(one)
+    files = sources.files_in(before)
+    new_files = sources.files_in(now) if now else sources.files_present(files)
     texts = texts_of(before)
-    others = texts_of(now) if now else {label: _present_text(label) for label in two}
-    labels = [label for label in {**one, **two} if one.get(label) != two.get(label)]
-    return {label: _unified(label, texts.get(label, ""), others.get(label, "")) for label in labels}
+    new_texts = texts_of(now) if now else {label: _present_text(label) for label in new_files}
+    labels = [x for x in {**files, **new_files} if files.get(x) != new_files.get(x)]
+    return {x: _unified(x, texts.get(x, ""), new_texts.get(x, "")) for x in labels}
 
 
 def remove_unnamed(run_root: Path) -> None:
-    """Remove what no run or sweep of a run root names any longer."""
+    """Remove the texts that no run or sweep of a run root names any longer."""
     if not (home := _home(run_root)).is_dir():
         return
     with locks.hold(home / ".lock", wait=True, sign=False):
         paths = run_root.glob("*/*/sources.json")
-        named = set(_NAME.findall("\n".join(path.read_text("utf-8", "replace") for path in paths)))
+        names = set(_NAME.findall("\n".join(path.read_text("utf-8", "replace") for path in paths)))
         for path in home.iterdir():
-            if path.name not in named and _NAME.fullmatch(path.name):
+            if path.name not in names and _NAME.fullmatch(path.name):
                 path.unlink()
 
 
@@ -97,7 +100,7 @@ def _home(run_root: Path) -> Path:
 
 
 def _present_text(label: str) -> str | None:
-    """The text of a file as it is now; None if it is missing, too large or not text."""
+    """Return the text of a file as it is now; None if it is missing, too large or not text."""
     try:
         with open(str(sources.place(label)), "rb") as handle:
             raw = handle.read(LARGEST + 1)
@@ -106,11 +109,11 @@ def _present_text(label: str) -> str | None:
         return None
 
 
-def _unified(label: str, one: str | None, two: str | None) -> str:
-    if one is None or two is None:
+def _unified(label: str, old: str | None, new: str | None) -> str:
+    if old is None or new is None:
         return NOT_KEPT
     names = f"a/{label}", f"b/{label}"
-    return "\n".join(difflib.unified_diff(one.splitlines(), two.splitlines(), *names, lineterm=""))
+    return "\n".join(difflib.unified_diff(old.splitlines(), new.splitlines(), *names, lineterm=""))
 
 
 def _sha256(text: str) -> str:

@@ -1,8 +1,7 @@
-"""File locks, by filelock: a lock ends with the process that holds it, however that ends, and
-forked children do not inherit it.
+"""File locks, by filelock.
 
-A file system without `flock` raises OSError: filelock's substitute there is a file that would
-outlive a killed process. Imports neither torch nor mlflow.
+A lock ends with the process that holds it, however that ends, and forked children do not inherit
+it. Imports neither torch nor mlflow.
 """
 
 from __future__ import annotations
@@ -26,33 +25,39 @@ class LockHeld(Exception):
 def hold(path: Path, *, wait: bool = False, sign: bool = True) -> Generator[Callable[[], bool]]:
     """Hold a lock.
 
-    Yield a function that returns whether the file is gone, even if there is another with its name.
-
-    LockHeld if another process holds it and `wait` is false; DamagedFile if a folder, a pipe or a
-    link is in its place.
-
     Args:
         path: The file, created if missing.
-        wait: For another process that holds it.
-        sign: Write into the file who holds it.
+        wait: Whether to wait for another process that holds it.
+        sign: Whether to write into the file which process holds it.
+
+    Yields:
+        A function that returns whether the file is gone, even if there is another with its name.
+
+    Raises:
+        LockHeld: Another process holds it, and `wait` is false.
+        DamagedFile: A folder, a pipe or a link is in its place.
+        OSError: The file system has no `flock`.
     """
     from filelock import FileLock, Timeout
 
     require_no_link(path)
-    if (there := open_to_read(path)) is not None:
-        there.close()
+    if (handle := open_to_read(path)) is not None:
+        handle.close()
+    # On a file system without `flock`, filelock's substitute is a file that outlives a killed
+    # process: an OSError is better
     lock = FileLock(path, fallback_to_soft=False, on_acquired=_sign if sign else None)
     try:
         lock.acquire(blocking=wait)
     except Timeout:
         raise LockHeld(holder(path) or "another process") from None
     try:
-        mine = os.stat(path)
+        status = os.stat(path)
 
         def is_gone() -> bool:
             try:
-                return not os.path.samestat(mine, os.stat(path))
-            except OSError as error:  # other errors do not mean that it is gone
+                return not os.path.samestat(status, os.stat(path))
+            except OSError as error:
+                # Any other error does not mean that the file is gone
                 return error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
 
         yield is_gone
@@ -61,15 +66,13 @@ def hold(path: Path, *, wait: bool = False, sign: bool = True) -> Generator[Call
 
 
 def holder(path: Path) -> str | None:
-    """The process that holds a lock, according to its file; None if there is none.
-
-    With a shared lock of our own: filelock's are exclusive, and two processes that look at once
-    would each take the other for the holder.
-    """
+    """Return the process that holds a lock, according to its file; None if there is none."""
     handle = open_to_read(path)
     if handle is None:
         return None
     with handle:
+        # A shared lock, since filelock's are exclusive: two processes that look at once would each
+        # take the other for the holder
         try:
             fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError as error:
@@ -79,10 +82,10 @@ def holder(path: Path) -> str | None:
         return None
 
 
-def process_of(said: str | None) -> tuple[int, str] | None:
-    """The process that `holder` names, and its machine; None if there is none."""
-    words = (said or "").split()
-    return (int(words[1]), words[3]) if len(words) == 4 and words[1].isdecimal() else None
+def process_of(signature: str | None) -> tuple[int, str] | None:
+    """Return the process that `holder` names, and its machine; None if there is none."""
+    parts = (signature or "").split()
+    return (int(parts[1]), parts[3]) if len(parts) == 4 and parts[1].isdecimal() else None
 
 
 def _sign(file: int) -> None:

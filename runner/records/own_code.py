@@ -1,5 +1,6 @@
-"""samewise's own code as part of the environment that affects bits: digests of what a run reaches
-in its files. Does not import torch.
+"""Digests of the parts of samewise's own files that a run uses, recorded with its environment.
+
+Does not import torch.
 """
 
 from __future__ import annotations
@@ -21,28 +22,29 @@ ROOTS = (
     "samewise.runner.processes.variables.prepare",
 )
 _SILENT = re.compile(
-    r"samewise\.runner\.(api|arguments|cli|commands|config\.(?!instantiate)\w+|errors|interfaces|launchers|records\.(?!checkpoint$|shards)\w+|results|secrets|sweeps|sweepers|tracking"
-    r"|callbacks\.(progress|throughput|learning_rate)|training\.(launch|agent|guards\.memory|prepare))(\.|$)"
+    r"samewise\.runner\.(api|arguments|cli|commands|config\.(?!instantiate)\w+|errors|interfaces"
+    r"|launchers|records\.(?!checkpoint$|shards)\w+|results|secrets|sweeps|sweepers|tracking"
+    r"|callbacks\.(progress|throughput|learning_rate)"
+    r"|training\.(launch|agent|guards\.memory|prepare))(\.|$)"
 )
-"""Modules that compute nothing: what they do is in a config, on paper or on the screen."""
+"""Modules that compute nothing: their effect is a config, a file or a line on the screen."""
 
 
 def record(used: Iterable[str]) -> dict[str, Any]:
-    """A digest for each of samewise's files of what is reached in it.
+    """Return a digest of the used parts of each of samewise's files, and one of the files' bytes.
 
-    Of the files' bytes; and the names from which that was reached.
-
-    `used`: the classes and functions that a run's config names, and the modules that the user's
-    code imports; of others than samewise's too.
+    Args:
+        used: The classes and functions that a run's config names, and the modules that the user's
+            code imports. Names outside samewise are ignored.
     """
     own = sorted({name for name in used if name.startswith("samewise.")})
     code, state = _read(tuple(own))
     return {"code": dict(code), "code_state": state, "code_used": own}
 
 
+# Once in a process, which goes on with the code that it has imported
 @cache
 def _read(own: tuple[str, ...]) -> tuple[Mapping[str, str], str]:
-    """Once in a process, which goes on with the code that it has imported."""
     files = sources.reach(
         [*ROOTS, *own],
         ["samewise"],
@@ -53,7 +55,7 @@ def _read(own: tuple[str, ...]) -> tuple[Mapping[str, str], str]:
 
 
 def changes(environment: Mapping[str, Any]) -> list[str]:
-    """What has changed in samewise's code since a run computed with it: a sentence, or nothing."""
+    """Describe in at most one sentence how samewise's code has changed since a run was trained."""
     before: Mapping[str, str] = environment.get("code", {})
     if not before or environment.get("code_state") == sources.raw_state(before):
         return []
@@ -67,22 +69,20 @@ def changes(environment: Mapping[str, Any]) -> list[str]:
 
 
 def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
-    """Where what two environments record of files that both contain differs: a sentence, or
-    nothing.
-    """
+    """Describe in at most one sentence where two environments' records of the code differ."""
     if not first.get("code") or not second.get("code"):
         return []
-    # Other components, such as a strategy, reach other parts of a file: each record is then
-    # compared with the code as it is now.
+    # Other components, such as a strategy, use other parts of a file: then each record is compared
+    # with the code as it is now
     if (first.get("code_used") or []) != (second.get("code_used") or []):
         return changes(first) or changes(second)
     before, now = first.get("code", {}), second.get("code", {})
     names = [label for label in before if label in now and before[label] != now[label]]
-    one, two = (environment.get("versions", {}).get("samewise") for environment in (first, second))
-    versions = f" (version {one}, now {two})" if one != two else ""
+    version, new_version = (x.get("versions", {}).get("samewise") for x in (first, second))
+    versions = f" (version {version}, now {new_version})" if version != new_version else ""
     return [f"samewise's own code has changed{versions}: {first_few(names, 5)}"] if names else []
 
 
 def digest(digests: Mapping[str, str]) -> str:
-    """A short digest of many: of the parts of a file, or of all files."""
+    """Return a short digest of several digests: of the parts of a file, or of all files."""
     return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()[:16]

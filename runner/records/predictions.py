@@ -1,4 +1,4 @@
-"""Writes predictions of many files into one: JSON, CSV, or COCO's results."""
+"""Writes the predictions for many files into one: JSON, CSV, or COCO's results."""
 
 from __future__ import annotations
 
@@ -21,9 +21,14 @@ SUFFIXES: dict[str, Form] = {".json": "json", ".csv": "csv"}
 class PredictionFile:
     """A .json or .csv file, written at the end, completely or not at all.
 
-    Keeps plain values only, to save memory.
+    Holds plain values only, to save memory.
 
-    ConfigError if the form does not go with the ending, or the file cannot be written there.
+    Args:
+        path: The file to write.
+        form: Its format; None: by the file's suffix.
+
+    Raises:
+        ConfigError: The format does not fit the suffix, or the file cannot be written there.
     """
 
     def __init__(self, path: Path, form: Form | None) -> None:
@@ -39,14 +44,20 @@ class PredictionFile:
                 )
             )
         require_writable("--output", path, file=True)
-        self._found = list[dict[str, Any]]()
+        self._rows = list[dict[str, Any]]()
         self.files = 0
         self._images = dict[int | str, Path]()
 
-    def add(self, file: Path, prediction: Prediction, made: Sequence[Path]) -> None:
+    def add(self, file: Path, prediction: Prediction, outputs: Sequence[Path]) -> None:
         """Add a file's prediction.
 
-        ConfigError if it has no such form, or another image has the same number.
+        Args:
+            file: The input file.
+            prediction: Its prediction.
+            outputs: The files that were written for it.
+
+        Raises:
+            ConfigError: The prediction has no such format, or another image has the same number.
         """
         if self.form == "coco":
             number = int(file.stem) if file.stem.isdecimal() and file.stem.isascii() else file.stem
@@ -64,28 +75,25 @@ class PredictionFile:
                         "--format json, or csv",
                     )
                 )
-            self._found += prediction.coco(number)
+            self._rows += prediction.coco(number)
         elif self.form == "csv":
-            self._found += [{"file": str(file), **row} for row in prediction.rows()]
+            self._rows += [{"file": str(file), **row} for row in prediction.rows()]
         else:
-            self._found.append(
-                {"file": str(file), **prediction.values(), "files": [str(path) for path in made]}
+            self._rows.append(
+                {"file": str(file), **prediction.values(), "files": [str(path) for path in outputs]}
             )
         self.files += 1
 
     def write(self) -> None:
         """Write the predictions."""
         if self.form != "csv":
-            return write_json(self.path, self._found)
-        # With torch, which `predict` must not import before it has set the run's environment
-        # variables
-        from samewise.runner.interfaces import (
-            plain_cell,
-        )
+            return write_json(self.path, self._rows)
+        # `interfaces` imports torch, for which `predict` sets the run's environment variables first
+        from samewise.runner.interfaces import plain_cell
 
-        head = list(dict.fromkeys(["file", *(column for row in self._found for column in row)]))
+        head = list(dict.fromkeys(["file", *(column for row in self._rows for column in row)]))
         text = io.StringIO(newline="")
-        rows = ([plain_cell(row.get(column)) for column in head] for row in self._found)
+        rows = ([plain_cell(row.get(column)) for column in head] for row in self._rows)
         csv.writer(text).writerows([[plain_cell(column) for column in head], *rows])
         write_atomically(self.path, text.getvalue())
         return None

@@ -1,6 +1,4 @@
-"""SHA-256 of a finished run's trace and checkpoints, in its summary: any later change to them is
-detected.
-"""
+"""Records the SHA-256 of a finished run's trace and checkpoints in its summary, and checks them."""
 
 from __future__ import annotations
 
@@ -14,13 +12,15 @@ from samewise.runner.records.folder import RunFolder
 
 
 def roots(folder: RunFolder) -> dict[str, Any]:
-    """For the summary: `trace_sha256` (None without a trace) and `checkpoints_sha256`, of each
-    checkpoint's state.pt by step.
+    """Return the summary's `trace_sha256` and `checkpoints_sha256`.
+
+    The first is None without a trace; the second has the digest of each checkpoint's state.pt by
+    step.
     """
     states = {
-        str(kept.step): digest
-        for kept in list_checkpoints(folder.checkpoints)
-        if (digest := _recorded_digest(kept))
+        str(checkpoint.step): digest
+        for checkpoint in list_checkpoints(folder.checkpoints)
+        if (digest := _recorded_digest(checkpoint))
     }
     return {
         "trace_sha256": sha256(folder.trace) if folder.trace.exists() else None,
@@ -29,43 +29,44 @@ def roots(folder: RunFolder) -> dict[str, Any]:
 
 
 def alterations(folder: RunFolder) -> dict[str, str]:
-    """What disagrees with the summary, in words: the trace under "trace", checkpoints by step.
+    """Describe each file that disagrees with the summary: "trace", or a checkpoint's step.
 
-    Empty if the summary has no such record.
+    Empty if the summary has no such digests.
     """
     summary = read_json(folder.summary, shapes.SUMMARY) or {}
     if "trace_sha256" not in summary:
-        words = (
-            "summary.json was altered after the run had ended: it has no trace_sha256, and "
-            "should, since it has checkpoints_sha256"
+        message = (
+            "summary.json was altered after the run had ended: it has checkpoints_sha256, but "
+            "no trace_sha256"
         )
-        return {"trace": words} if "checkpoints_sha256" in summary else {}
-    found = dict[str, str]()
+        return {"trace": message} if "checkpoints_sha256" in summary else {}
+    messages = dict[str, str]()
     if summary["trace_sha256"] != (sha256(folder.trace) if folder.trace.exists() else None):
-        found["trace"] = (
+        messages["trace"] = (
             "trace.jsonl was altered after the run had ended: its SHA-256 is not the one "
             "in summary.json"
         )
-    known = summary.get("checkpoints_sha256", {})
-    for kept in list_checkpoints(folder.checkpoints):
-        if str(kept.step) not in known:
-            found[str(kept.step)] = (
-                f"{kept.path.name} was added after the run had ended: summary.json does not list it"
+    digests = summary.get("checkpoints_sha256", {})
+    for checkpoint in list_checkpoints(folder.checkpoints):
+        if str(checkpoint.step) not in digests:
+            messages[str(checkpoint.step)] = (
+                f"{checkpoint.path.name} was added after the run had ended: summary.json "
+                "does not list it"
             )
-        elif known[str(kept.step)] != _recorded_digest(kept):
-            found[str(kept.step)] = (
-                f"{kept.path.name} was altered after the run had ended: its SHA-256 is not "
+        elif digests[str(checkpoint.step)] != _recorded_digest(checkpoint):
+            messages[str(checkpoint.step)] = (
+                f"{checkpoint.path.name} was altered after the run had ended: its SHA-256 is not "
                 "the one in summary.json"
             )
-    return found
+    return messages
 
 
-def _recorded_digest(kept: CheckpointFolder) -> str | None:
-    """The SHA-256 in a checkpoint's manifest, with which `checkpoint.read` compares its bytes.
+def _recorded_digest(checkpoint: CheckpointFolder) -> str | None:
+    """Return the SHA-256 in a checkpoint's manifest; None if it cannot be read.
 
-    None if it cannot be read.
+    `checkpoint.read` compares the bytes of state.pt with it.
     """
     try:
-        return (read_json(kept.path / "manifest.json", shapes.MANIFEST) or {}).get("sha256")
+        return (read_json(checkpoint.path / "manifest.json", shapes.MANIFEST) or {}).get("sha256")
     except ConfigError:
         return None

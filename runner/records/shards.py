@@ -147,7 +147,8 @@ def _load(tensors: dict[str, Tensor], folder: Path, listed: Collection[str]) -> 
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         try:
             read(tensors, storage_reader=Reader(folder), planner=Tensors(), no_dist=True)
-        except CheckpointException as error:  # not an Exception, with many lines
+        except CheckpointException as error:
+            # Not an Exception, with many lines
             raise RuntimeError(first_line(error.failures[min(error.failures)][0])) from None
 
 

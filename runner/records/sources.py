@@ -151,7 +151,8 @@ class _Walk:
             elif module.file is not None and (parts := _parts(module.file)) is not None:
                 self.files[module.label] = {}
                 self._rest.append((module, dict(parts), _bindings(module, parts)))
-            elif module.file is not None:  # compiled, or cannot be imported
+            elif module.file is not None:
+                # Compiled, or cannot be imported
                 self.files[module.label] = dict(digests_of(module.file) or {})
 
     def _take_parts(self) -> set[str]:
@@ -441,7 +442,8 @@ def _top(name: str) -> _Module | None:
     if name in sys.stdlib_module_names or name == "__main__":
         return None
     try:
-        spec = importlib.util.find_spec(name)  # of a top-level package: imports nothing
+        # Of a top-level package: imports nothing
+        spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):
         return None
     if spec is None:

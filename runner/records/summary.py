@@ -73,7 +73,8 @@ def _rows(summary: Mapping[str, Any], folder: RunFolder, uri: str | None) -> lis
         rows.append(("stopped early", summary["stopped_early"]))
     run_root = folder.path.parents[1]
     run = shlex.quote(str(folder.path))
-    if run_root == Path("runs"):  # where commands find it by name
+    if run_root == Path("runs"):
+        # Where commands find it by name
         namesakes = list(run_root.glob(f"*/{folder.path.name}/config.yaml"))
         run = (
             folder.path.name

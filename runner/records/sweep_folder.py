@@ -139,7 +139,8 @@ class SweepFolder:
     def write_facts(self, facts: Mapping[str, Any]) -> None:
         """Write `sweep.json`, and create the folder."""
         self.path.mkdir(parents=True, exist_ok=True)
-        if json.dumps(redact_values(facts)) != json.dumps(facts):  # needed unchanged to resume
+        if json.dumps(redact_values(facts)) != json.dumps(facts):
+            # Needed unchanged to resume
             self.path.chmod(0o700)
         for name in ("configs", "jobs", "logs"):
             (self.path / name).mkdir(exist_ok=True)
@@ -154,7 +155,8 @@ class SweepFolder:
         With `root`, also the run root if it was created for the sweep.
         """
         shutil.rmtree(self.path, ignore_errors=True)
-        with suppress(OSError):  # others are there
+        with suppress(OSError):
+            # Others are there
             self.path.parent.rmdir()
             if root:
                 self.path.parent.parent.rmdir()
@@ -177,7 +179,8 @@ class SweepFolder:
             if point.number != len(found):
                 raise _lost(file, len(found))
             found.append(point)
-            torn = 0  # the point of an incomplete line is written again
+            # The point of an incomplete line is written again
+            torn = 0
         if torn or any(
             True
             for job in (self.path / "jobs").glob("*.json")

@@ -196,7 +196,8 @@ class _Writer:
         Empty for code without effect. `is_base`: the text takes an attribute of it.
         """
         kind = type(node)
-        if kind is ast.Name or kind is ast.Attribute:  # these three are most of a tree
+        if kind is ast.Name or kind is ast.Attribute:
+            # These three are most of a tree
             if not self._for_types:
                 self._note_name(node, is_base=is_base)
             return (
@@ -215,7 +216,8 @@ class _Writer:
         if isinstance(node, ast.Pass) or (
             isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         ):
-            return ""  # including docstrings
+            # Including docstrings
+            return ""
         if not self._for_types:
             self._note(node)
         is_for_types, self._for_types = (

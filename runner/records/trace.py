@@ -198,7 +198,8 @@ class Trace:
             made = self._model.state_dict(keep_vars=True)
             self._state = {name: made.get(name) for name in self._state}
         for key, name, held in self._buffers:
-            if held[name] is not self._state[key]:  # the model has assigned another tensor
+            if held[name] is not self._state[key]:
+                # The model has assigned another tensor
                 self._state[key] = held[name]
         return self._digests(list(self._state.values()), self.algorithm)
 
@@ -251,7 +252,8 @@ class Trace:
 
     def _write_lines(self) -> None:
         left, self._lines = b"".join(self._lines), []
-        while left and self._file:  # a nearly full disk takes a part, and only reports how much
+        while left and self._file:
+            # A nearly full disk takes a part, and only reports how much
             left = left[self._file.write(left) :]
         self._write_at = time.monotonic() + _EVERY_S
 
@@ -304,7 +306,9 @@ class Trace:
             try:
                 self._write()
                 self._write_lines()
-            except OSError as error:  # training ends for another reason: at a checkpoint, and so at the end of a run, the lines are written already
+            except OSError as error:
+                # Training ends for another reason: at a checkpoint, and so at the end of a run, the
+                # lines are written already
                 print(
                     f"warning: {self._path}: its last lines cannot be written: {error.strerror}",
                     file=sys.stderr,

@@ -40,7 +40,8 @@ def sign(file: Path, text: str | None = None) -> bool:
         return False
     try:
         write_atomically(_signature_file(file), _signature(key, file, text) + "\n")
-    except TrainingError:  # the folder cannot be written: trusted this time only
+    except TrainingError:
+        # The folder cannot be written: trusted this time only
         return False
     return True
 
@@ -121,7 +122,8 @@ def _key() -> str | None:
     """The user's key, created if missing; None if that fails."""
     try:
         home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    except RuntimeError:  # a user without a home, as in containers
+    except RuntimeError:
+        # A user without a home, as in containers
         return None
     file = home / "samewise" / "key"
     try:

@@ -74,7 +74,8 @@ def is_written_whole(value: Any) -> bool:
     if kind is slice:
         return all(map(is_written_whole, (value.start, value.stop, value.step)))
     if is_dataclass(value):
-        written = getattr(kind.__repr__, "__wrapped__", None)  # a repr that dataclass generated
+        # A repr that dataclass generated
+        written = getattr(kind.__repr__, "__wrapped__", None)
         if getattr(getattr(written, "__code__", None), "co_filename", "") != "<string>":
             return False
         return all(one.repr and is_written_whole(getattr(value, one.name)) for one in fields(value))

@@ -79,7 +79,8 @@ def problem(uri: str, *, path: str = "tracking.uri") -> Problem | None:
         try:
             named = urlsplit(uri).hostname
             _ = urlsplit(uri).port
-        except ValueError as error:  # invalid brackets or port
+        except ValueError as error:
+            # Invalid brackets or port
             return Problem(
                 path, f"is not a valid address: {error}", remove_password(uri), "http://HOST:5000"
             )
@@ -131,7 +132,8 @@ def require_there(uri: str, *, path: str) -> None:
         return
     try:
         urllib.request.urlopen(uri, timeout=10).close()
-    except urllib.error.HTTPError:  # a server answers; a browser may log in
+    except urllib.error.HTTPError:
+        # A server answers; a browser may log in
         return
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)

@@ -75,9 +75,8 @@ class Copy:
         except RunGone as error:
             _LOG.warning("%s", error)
             self.wait = 0.0
-        except (
-            Exception
-        ) as error:  # any error: the journal has what was not sent, and the next pass sends it
+        except Exception as error:
+            # Any error: the journal has what was not sent, and the next pass sends it
             if (said := without_sql(f"{type(error).__name__}: {error}")[:2000]) != self.trouble:
                 _LOG.warning("%s %s%s %s", FAILING, TITLES[self._name], TROUBLE, said)
             self.wait = min(_LONGEST_WAIT_S, max(0.25, 2 * self.wait) if self.trouble else 0.25)

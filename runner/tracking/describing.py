@@ -202,7 +202,8 @@ def _note(
 def _result(folder: RunFolder) -> str:
     try:
         metrics = (read_json(folder.summary, shapes.SUMMARY) or {}).get("metrics") or {}
-    except DamagedFile:  # the metrics are still sent
+    except DamagedFile:
+        # The metrics are still sent
         metrics = {}
     monitor, final, best = (
         str(metrics.get("monitor")),
@@ -250,5 +251,6 @@ def _target(component: Any) -> str | None:
 def _user() -> str | None:
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # a user id without a name, as in containers
+    except (KeyError, OSError):
+        # A user id without a name, as in containers
         return None

@@ -86,9 +86,8 @@ class Journal:
         if not metrics:
             return
         keys = tuple(metrics)
-        if (
-            step > self.last_step
-        ):  # beyond all known steps, only the current step needs to be remembered
+        if step > self.last_step:
+            # Beyond all known steps, only the current step needs to be remembered
             self._known, self.last_step = {step: keys}, step
         else:
             self._known[step] = (*self._known.get(step, ()), *keys)

@@ -44,7 +44,8 @@ def start(folder: Path, settings: Mapping[str, Any]) -> Link | None:
     told = json.dumps(settings).encode() + b"\n"
     shared = os.environ.get(SHARED)
     if shared:
-        with contextlib.suppress(OSError):  # it ended with the launcher
+        with contextlib.suppress(OSError):
+            # It ended with the launcher
             return _ask_for_one(shared, folder, told)
     try:
         return _start_one(folder, told)

@@ -72,7 +72,8 @@ def log(
 
 
 def _model_name(name: str) -> str:
-    return re.sub(r"[/:.%\"']", "_", name)  # MLflow's own rule
+    # MLflow's own rule
+    return re.sub(r"[/:.%\"']", "_", name)
 
 
 def register(client: MlflowClient, name: str, *, model_id: str, run_id: str) -> str:
@@ -84,7 +85,8 @@ def register(client: MlflowClient, name: str, *, model_id: str, run_id: str) -> 
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
-    mlflow.set_tracking_uri(client.tracking_uri)  # where the registry's store looks for the model
+    # Where the registry's store looks for the model
+    mlflow.set_tracking_uri(client.tracking_uri)
     source = f"models:/{model_id}"
     known = [
         one for one in client.search_model_versions(f"name = '{name}'") if one.source == source
@@ -172,7 +174,8 @@ def _example(folder: RunFolder, config: Mapping[str, Any]) -> Any:
 
     None for other kinds.
     """
-    if not trust.is_signed(folder.config):  # otherwise its recipe may be a stranger's
+    if not trust.is_signed(folder.config):
+        # Otherwise its recipe may be a stranger's
         return None
     import pandas
 

@@ -53,7 +53,8 @@ class Lifeline:
                 self._watched.append(os.pidfd_open(trainer))
             except ProcessLookupError:
                 self._ended = True
-            except OSError:  # not supported by this kernel or container
+            except OSError:
+                # Not supported by this kernel or container
                 pass
 
     def has_ended(self, wait_s: float) -> bool:
@@ -90,7 +91,8 @@ def prepare_environment() -> None:
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "MLFLOW_ENABLE_ASYNC_LOGGING": "false",
         "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
-        "MLFLOW_LOGGING_LEVEL": "CRITICAL",  # it logs a traceback for each failed request
+        # It logs a traceback for each failed request
+        "MLFLOW_LOGGING_LEVEL": "CRITICAL",
         "GIT_PYTHON_REFRESH": "quiet",
     }.items():
         os.environ.setdefault(name, value)
@@ -158,7 +160,8 @@ def _sampler(folder: RunFolder, trainer: int) -> Sampler | None:
         from samewise.runner.tracking.system import Sampler
 
         return Sampler(folder, trainer)
-    except Exception as error:  # measurements are optional; the trainer may be gone already
+    except Exception as error:
+        # Measurements are optional; the trainer may be gone already
         _LOG.info("no system metrics: %s", error)
         return None
 
@@ -185,7 +188,8 @@ def be(folder: RunFolder, trainer: int) -> int:
     since = time.monotonic()
     with hold(folder.sending, wait=True):
         code = run(folder, settings, lifeline, trainer, since=since)
-    with contextlib.suppress(OSError):  # the trainer may be gone
+    with contextlib.suppress(OSError):
+        # The trainer may be gone
         os.write(0, f"{code}\n".encode())
     return code
 

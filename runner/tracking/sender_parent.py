@@ -69,7 +69,8 @@ class SenderParent:
             )
         self.pid = self._process.pid
         assert self._process.stdout is not None
-        self._process.stdout.readline()  # the socket is there
+        # The socket is there
+        self._process.stdout.readline()
 
     def close(self) -> None:
         """Let it end. Its senders continue."""
@@ -81,10 +82,12 @@ def main(address: str) -> int:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(address)
     listener.listen(128)
-    print("ready", flush=True)  # connections now wait until mlflow is imported
+    # Connections now wait until mlflow is imported
+    print("ready", flush=True)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the senders are not waited for
+    # The senders are not waited for
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     sender.prepare_environment()
     for name in _PRELOAD:
         importlib.import_module(name)
@@ -97,7 +100,8 @@ def main(address: str) -> int:
                 listener.close()
                 _be(connection)
             connection.close()
-        elif 0 in ready:  # however the launcher ended
+        elif 0 in ready:
+            # However the launcher ended
             with contextlib.suppress(OSError):
                 os.unlink(address)
                 os.rmdir(os.path.dirname(address))
@@ -117,7 +121,8 @@ def _be(connection: socket.socket) -> NoReturn:
         for end in (1, 2):
             os.dup2(log, end)
         code = sender.be(folder, asked["trainer"])
-    except EOFError:  # the run was killed before it sent its folder
+    except EOFError:
+        # The run was killed before it sent its folder
         pass
     except BaseException as error:
         print(f"error:\n  {type(error).__name__}: {error}", file=sys.stderr)

@@ -90,7 +90,8 @@ class Sending:
         self._send_journal(self.folder.metrics)
         self._send_journal(self.folder.system)
         failed = self._send_files(complete=not alive)
-        if was_there and not self.folder.metrics.exists():  # the run would be shown as KILLED
+        if was_there and not self.folder.metrics.exists():
+            # The run would be shown as KILLED
             raise FileNotFoundError(f"the run's folder is gone: {self.folder.path}")
         if not alive:
             self._terminate()
@@ -120,7 +121,8 @@ class Sending:
 
     def _ensure_run(self) -> None:
         if self.progress.run_id is not None:
-            if not self._seen:  # a delayed request may have set another status since
+            if not self._seen:
+                # A delayed request may have set another status since
                 self._note_progress(status=self._require_run().info.status)
                 self._may_be_late = self.progress.status == "RUNNING"
             return
@@ -173,9 +175,8 @@ class Sending:
             return
         before = self.progress.status
         self.client.set_terminated(self._run_id, status, self.progress.last_ms or None)
-        if (
-            self._may_be_late
-        ):  # another sender's "RUNNING", or an unanswered one of this sender, would overwrite it
+        if self._may_be_late:
+            # Another sender's "RUNNING", or an unanswered one of this sender, would overwrite it
             time.sleep(_LATE_S)
         run = self._require_run()
         self.progress.status = run.info.status
@@ -382,7 +383,8 @@ class Sending:
             try:
                 self._send_file(name, path, complete=complete)
             except FileNotFoundError:
-                continue  # replaced or removed meanwhile
+                # Replaced or removed meanwhile
+                continue
             except Exception as error:
                 failed = error
         return failed
@@ -394,7 +396,8 @@ class Sending:
             ("sources.json", self.folder.sources),
         ]
         listed.append((SIGNATURE, self.folder.config.with_name(trust.SIGNATURE)))
-        if complete:  # they have reached their end
+        if complete:
+            # They have reached their end
             listed += [
                 ("summary.json", self.folder.summary),
                 *(

@@ -79,7 +79,8 @@ def experiment_id(client: MlflowClient, name: str, settings: Mapping[str, Any]) 
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
-            found = client.get_experiment_by_name(name)  # another process was faster
+            # Another process was faster
+            found = client.get_experiment_by_name(name)
             assert found is not None
     if found.lifecycle_stage == "deleted":
         _LOG.warning("the MLflow experiment '%s' had been deleted; restoring it", name)
@@ -104,7 +105,8 @@ def _create(file: Path) -> None:
         if file.exists() and file.stat().st_size:
             return
         temporary = file.with_name(f".{file.name}.new")
-        temporary.unlink(missing_ok=True)  # left by a process that was killed at this point
+        # Left by a process that was killed at this point
+        temporary.unlink(missing_ok=True)
         uri = f"sqlite:///{temporary.absolute()}"
         place = str(artifact_location(f"sqlite:///{file.absolute()}", None))
         # Without quotes, since MLflow writes its repr into SQL

@@ -36,18 +36,21 @@ class Sampler:
         self._gpus = Gpus()
         self._next = time.monotonic()
         psutil.cpu_percent()
-        self._trainer.cpu_percent()  # initial values, from which both are counted
+        # Initial values, from which both are counted
+        self._trainer.cpu_percent()
 
     def sample(self) -> None:
         """Record a sample if it is due."""
         now = time.monotonic()
-        if now < self._next + 1.0:  # the first sample after a second, so that short runs have one
+        if now < self._next + 1.0:
+            # The first sample after a second, so that short runs have one
             return
         self._next = now + _EVERY_S - 1.0
         try:
             values = self._measure()
         except psutil.Error:
-            return  # the trainer is gone
+            # The trainer is gone
+            return
         self._journal.log({f"system/{name}": value for name, value in values.items()}, self._step)
         self._step += 1
 

@@ -31,7 +31,8 @@ from samewise.runner.secrets import redact_values
 from samewise.runner.tracking import describing, journal
 from samewise.runner.tracking.backends import Sent
 
-_EVENTS: Any = event_pb2  # protobuf creates its classes on import
+# Protobuf creates its classes on import
+_EVENTS: Any = event_pb2
 _SUMMARY: Any = cast(Any, summary_pb2).Summary
 _PREFIX = "events.out.tfevents."
 

@@ -182,7 +182,8 @@ def view(part: Part) -> dict[str, Any]:
         "columnWidths": {**_WIDTHS, **dict.fromkeys(columns, _WIDTH)},
         "searchFilter": part.where,
         **_charts(part, differing, sorted({name for run in part.runs for name in run.metrics})),
-        "isAccordionReordered": True,  # otherwise MLflow sorts the sections by name
+        # Otherwise MLflow sorts the sections by name
+        "isAccordionReordered": True,
         **order,
     }
 

@@ -79,7 +79,7 @@ def test_without_its_links_a_copy_has_the_same_best_and_a_folder_in_the_place_of
         shutil.rmtree(copied.checkpoints / "best", ignore_errors=True)
         shutil.rmtree(copied.checkpoints / "best-valid-accuracy", ignore_errors=True)
     write_metrics(copied.checkpoints, {5: {"valid/loss": 0.01}}, keep_last=9)
-    assert "latest: is a folder in the place of a link; moved to replaced-latest" in capsys.readouterr().err
+    assert "latest: is a folder, not a link; moved to replaced-latest" in capsys.readouterr().err
     assert (copied.checkpoints / "replaced-latest/state.pt").is_file()
     assert best(copied.checkpoints) == (copied.checkpoints / "latest").resolve().name == "step-00000005"
 

@@ -118,7 +118,7 @@ def test_digests_and_metrics_that_were_removed_are_named(samewise, run) -> None:
     rewrite(run / "summary.json", lambda one: one.pop("trace_sha256"))
     (run / "metrics.jsonl").unlink()
     verdict = verify(samewise, run, "--steps", "1")
-    assert verdict["altered"] == ["summary.json was altered after the run had ended: it has no trace_sha256, and should, since it has checkpoints_sha256"]
+    assert verdict["altered"] == ["summary.json was altered after the run had ended: it has checkpoints_sha256, but no trace_sha256"]
     assert f"{run / 'metrics.jsonl'}: is missing: what the run logged was not compared" in verdict["said"]
     rewrite(run / "summary.json", lambda one: one.pop("checkpoints_sha256"))  # as written by an older version
     verdict = verify(samewise, run)
