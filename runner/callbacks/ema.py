@@ -117,12 +117,14 @@ class ExponentialMovingAverage(Callback):
     @torch.no_grad()
     def _update(self, run: RunView, alpha: float) -> None:
         # A tied tensor is updated once
-        own = {id(one): one for one in self._averaged.state_dict(keep_vars=True).values()}
-        for mine, (_, theirs) in zip(own.values(), run.weights(), strict=True):
-            if alpha != 1.0 and (mine.is_floating_point() or mine.is_complex()):
-                mine.lerp_(theirs, alpha)
+        tensors = {
+            id(tensor): tensor for tensor in self._averaged.state_dict(keep_vars=True).values()
+        }
+        for averaged, (_, weight) in zip(tensors.values(), run.weights(), strict=True):
+            if alpha != 1.0 and (averaged.is_floating_point() or averaged.is_complex()):
+                averaged.lerp_(weight, alpha)
             else:
-                mine.copy_(theirs)
+                averaged.copy_(weight)
 
     def _weight(self, step: int, first: int) -> float:
         """The weight of step `step`, at which an average that begins after step `first` is updated."""
@@ -137,19 +139,21 @@ class ExponentialMovingAverage(Callback):
         of so many steps.
         """
         if self._every > steps or first >= steps:
-            words = f"the run has {steps:,} steps: the average would be of none of them"
-            return [Problem("callbacks.ema", words, hint="a smaller every_steps or warmup_epochs")]
+            message = f"the run has {steps:,} steps: the average would be of none of them"
+            return [
+                Problem("callbacks.ema", message, hint="a smaller every_steps or warmup_epochs")
+            ]
         horizon = self._every / self._alpha if self._alpha else math.inf
         if self._decay is None or horizon <= steps - first:
             return []
-        words = (
+        message = (
             f"the average spans about {horizon:,.0f} steps, but the run has only "
             f"{steps - first:,} for it: it stays close to the weights that it begins with"
         )
         return [
             Problem(
                 "callbacks.ema.decay",
-                words,
+                message,
                 self._decay,
                 hint="callbacks.ema.decay=null callbacks.ema.rescale=false adapts to the number "
                 "of steps",

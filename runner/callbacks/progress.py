@@ -164,16 +164,18 @@ class _NotebookBar:
         pass
 
     def _drawn(self, step: int, epoch: str, losses: str) -> dict[str, str]:
-        spent = time.monotonic() - self._began
-        left = spent / (step - self._first) * (self._total - step) if step > self._first else 0.0
-        words = [
+        elapsed_s = time.monotonic() - self._began
+        remaining_s = (
+            elapsed_s / (step - self._first) * (self._total - step) if step > self._first else 0.0
+        )
+        parts = [
             epoch,
             f"{step}/{self._total}",
             losses,
-            f"{spent:.0f} s",
-            f"{left:.0f} s left" if left else "",
+            f"{elapsed_s:.0f} s",
+            f"{remaining_s:.0f} s left" if remaining_s else "",
         ]
-        text = printable(redact("  ".join(filter(None, words))))
+        text = printable(redact("  ".join(filter(None, parts))))
         return {
             "text/plain": text,
             "text/html": f"<progress value='{step}' max='{self._total}'></progress> "

@@ -302,7 +302,7 @@ def _stop(what: str, held: tuple[int, str]) -> None:
 def _live(folder: SweepFolder, launcher: Launcher) -> list[int]:
     """The points whose jobs are running or waiting."""
     seen = launcher.look([point.number for point in folder.points()])
-    return [number for number, one in seen.items() if one.standing is not Standing.gone]
+    return [number for number, one in seen.items() if one.standing is not Standing.ended]
 
 
 def _report(folder: SweepFolder, project: Project, *, as_json: bool) -> int:

@@ -1,10 +1,11 @@
-"""Launchers start the runs of a sweep.
+"""Define the interface of launchers, which start the runs of a sweep.
 
-A launcher is a choice of the group `launcher`; a site's own belongs in a separate package.
+A launcher is a choice of the group `launcher`; a site's own launcher belongs in a separate package.
 
-A run is started by `python -m samewise.runner.launchers.job SWEEP NUMBER`, wherever that is: it
-reads the point's config from the sweep's folder, trains, and leaves word of its beginning and its
-end there. A launcher only brings that command to a machine, and says what it knows of it.
+Every launcher starts a run with the same command, `python -m samewise.runner.launchers.job SWEEP
+NUMBER`. That process reads the point's config from the sweep's folder, trains, and records its
+start and its end there. A launcher only brings the command to a machine and reports the job's
+state.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ from samewise.runner.records.sweep_folder import SweepFolder
 
 @dataclass(frozen=True)
 class Job:
-    """One run to be started.
+    """One run to start.
 
     Args:
-        number: The point's.
-        name: What a person calls it: `lr=0.1 seed=2`.
+        number: The point's number.
+        name: The label that people see: `lr=0.1 seed=2`.
         sweep: The sweep's folder.
-        threads: Cores that it keeps busy: the threads of all of its processes, and its loader's
+        threads: Cores that the job keeps busy: the threads of all its processes, and its loader's
             workers.
-        processes: How many ranks it starts.
-        wants_gpu: Whether it computes on CUDA devices if there are any: one per process.
-        spread: On several machines: "each", `processes` on each of them; "whole", `processes` in
-            all; None, it cannot be.
-        environment: The variables that must be set before torch is imported, and those by which it
-            reports to the sweeper.
+        processes: Number of ranks that the job starts.
+        wants_gpu: Whether the job computes on CUDA devices if there are any, one per process.
+        spread: Distribution over several machines: "each" for `processes` on every machine, "whole"
+            for `processes` in total, None if the job needs a single machine.
+        environment: Variables to set before torch is imported, and those with which the job reports
+            to the sweeper.
     """
 
     number: int
@@ -48,31 +49,31 @@ class Job:
 
     @property
     def arguments(self) -> list[str]:
-        """The arguments of Python's interpreter."""
+        """Arguments for the Python interpreter."""
         return ["-P", "-m", "samewise.runner.launchers.job", str(self.sweep), str(self.number)]
 
     @property
     def command(self) -> list[str]:
-        """The command on this machine, or on one that shares its file system."""
+        """Command line on this machine, or on one that shares its file system."""
         return [sys.executable, *self.arguments]
 
 
 class Standing(enum.StrEnum):
-    """Whether a job waits, runs or is gone."""
+    """Whether a job waits, runs or has ended."""
 
     waiting = enum.auto()
     running = enum.auto()
-    gone = enum.auto()
+    ended = enum.auto()
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What a launcher knows about a job.
+class JobState:
+    """State of a job, as its launcher sees it.
 
     Args:
-        standing: Where it stands.
+        standing: Whether the job waits, runs or has ended.
         reason: The reason, if it is not obvious: "CANCELLED", "killed by SIGKILL".
-        failed: It ended for a reason of its own, and would do so again.
+        failed: Whether the job failed by itself, and would fail again.
     """
 
     standing: Standing
@@ -84,37 +85,52 @@ class Launcher(abc.ABC):
     """Starts jobs on machines."""
 
     detached: bool = False
-    """Whether jobs go on without the process that has submitted them."""
+    """Whether jobs outlive the process that submitted them."""
     poll_s: float = 0.1
-    """Seconds between two looks."""
+    """Seconds between two looks at the jobs."""
     most: int | None = None
-    """Jobs at a time; None: any number."""
+    """Maximum number of jobs at a time; None for any number."""
 
     @abc.abstractmethod
     def open(self, sweep: SweepFolder) -> None:
-        """Prepare for this sweep's jobs.
+        """Prepare to start this sweep's jobs.
+
+        Args:
+            sweep: The sweep's folder.
 
         Raises:
-            ConfigError: it cannot be done here.
+            ConfigError: This machine cannot start the jobs.
         """
 
     def room(self, running: Sequence[Job]) -> int | None:
-        """How many more jobs may be submitted now; None: any number."""
+        """Return how many more jobs may be submitted now; None for any number.
+
+        Args:
+            running: Jobs that have not ended.
+        """
         return None if self.most is None else self.most - len(running)
 
     @abc.abstractmethod
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Start or queue jobs; does not wait for them."""
+        """Start or queue jobs, without waiting for them."""
 
     @abc.abstractmethod
-    def look(self, numbers: Iterable[int]) -> dict[int, Seen]:
-        """The state of jobs that this sweep has submitted, from this process or, with a detached
-        launcher, an earlier one.
+    def look(self, numbers: Iterable[int]) -> dict[int, JobState]:
+        """Return the states of submitted jobs by number.
+
+        Args:
+            numbers: Jobs to look at. With a detached launcher, an earlier process may have
+                submitted them.
         """
 
     @abc.abstractmethod
     def cancel(self, numbers: Iterable[int], *, kill: bool = False) -> None:
-        """Ask jobs to save and stop; or end them at once."""
+        """Ask jobs to save and stop.
+
+        Args:
+            numbers: Jobs to stop.
+            kill: End them at once instead.
+        """
 
     def close(self) -> None:
-        """No more jobs will be submitted."""
+        """Release resources; no more jobs will be submitted."""

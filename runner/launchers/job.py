@@ -1,9 +1,9 @@
-"""Runs one point of a sweep in its own process, started by any launcher.
+"""Run one point of a sweep in its own process, started by any launcher.
 
     python -m samewise.runner.launchers.job SWEEP NUMBER
 
-It trains the point's config as written when the sweep was made, and records in the sweep's folder
-when and where it began, and how it ended. Exit codes are those of `samewise train`.
+The process trains the point's config as written when the sweep was made. It records in the sweep's
+folder when and where it started, and how it ended. Exit codes are those of `samewise train`.
 """
 
 from __future__ import annotations
@@ -45,33 +45,34 @@ _PATIENCE_S = 120.0
 
 @filter_output()
 def main(sweep: Path, number: int) -> int:
-    """Train a point of a sweep, unless it is finished."""
+    """Train a point of a sweep, unless its run is finished."""
     from samewise.runner.config import compose, project
     from samewise.runner.training import loop
     from samewise.runner.training.prepare import prepare
 
     folder = SweepFolder(sweep)
-    alone = int(os.environ.get("RANK", "0")) == 0
+    is_main = int(os.environ.get("RANK", "0")) == 0
     if os.environ.pop(ENDS_WITH_LAUNCHER, ""):
         end_with_parent(signal.SIGTERM)
-    if alone:
+    if is_main:
         _begin(folder, number)
-    code, said, busy = 1, "", False
+    code, message, busy = 1, "", False
     try:
-        for early in (signal.SIGTERM, signal.SIGUSR1):
-            signal.signal(early, _raise_interrupted)
-        facts, code_at = folder.facts, os.environ.get(PROJECT)
-        configs = [Path(one) for one in facts["configs"] if Path(one).is_dir() and not code_at]
-        found = project.find(
-            Path(code_at or facts["root"]), packages=facts["packages"], configs=configs
+        for signum in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(signum, _raise_interrupted)
+        # The copy of the code that a cluster's launcher made holds the config files as well
+        facts, code_copy = folder.facts, os.environ.get(PROJECT)
+        configs = [Path(x) for x in facts["configs"] if Path(x).is_dir() and not code_copy]
+        code_project = project.find(
+            Path(code_copy or facts["root"]), packages=facts["packages"], configs=configs
         )
         composed = dataclasses.replace(
             compose.load(folder.config(number)),
-            project=found,
+            project=code_project,
             overrides=tuple(folder.points()[number].overrides),
         )
         composed = _require_unchanged(composed, folder, number)
-        if alone:
+        if is_main:
             _wait_for(composed.folder)
         ready = prepare(composed)
         if isinstance(ready, Mapping):
@@ -80,25 +81,24 @@ def main(sweep: Path, number: int) -> int:
             print_summary(loop.fit(ready), ready.folder, uri=ready.composed.tracking_uri)
         code = 0
     except BaseException as error:
-        code, said = describe(error)
-        if busy := isinstance(
-            error.__cause__, locks.LockHeld
-        ):  # a job of another sweep trains it: it can be tried again
+        code, message = describe(error)
+        # A job of another sweep trains the run: this point can be tried again
+        if busy := isinstance(error.__cause__, locks.LockHeld):
             code = INTERRUPTED
         if not isinstance(error, PeerFailed) or not error.is_told:
             if code == 1:
                 traceback.print_exc()
-            print(said, file=sys.stderr)
+            print(message, file=sys.stderr)
     finally:
-        if (
-            alone and folder.word(number).get("pid") == os.getpid()
-        ):  # otherwise a later launcher has restarted it
+        # With another pid, a later launcher has restarted the job
+        if is_main and folder.word(number).get("pid") == os.getpid():
+            # A finished run that this job refuses was trained on other data or another device
             refused = code == ConfigError.exit_code and _is_finished(folder, number)
             folder.note(
                 number,
                 ended=time.time(),
                 exit_code=code,
-                said=said or None,
+                said=message or None,
                 refused=refused or None,
                 busy=busy or None,
             )
@@ -106,9 +106,10 @@ def main(sweep: Path, number: int) -> int:
 
 
 def _require_unchanged(composed: Composed, sweep: SweepFolder, number: int) -> Composed:
-    """The config with the folder that the sweep expects for this run.
+    """Return the config in the folder that the sweep expects for this run.
 
-    ConfigError if the code, or a file in use, has changed since the sweep was made.
+    Raises:
+        ConfigError: The code, or a file in use, has changed since the sweep was made.
     """
     point = sweep.points()[number]
     composed = dataclasses.replace(composed, place=Path(point.folder))
@@ -127,12 +128,10 @@ def _require_unchanged(composed: Composed, sweep: SweepFolder, number: int) -> C
     return composed
 
 
-def _is_finished(folder: SweepFolder, number: int) -> bool:
-    """Whether the point's run is finished: this job did not accept it, since it was trained on
-    other data or another device.
-    """
+def _is_finished(sweep: SweepFolder, number: int) -> bool:
+    """Whether the point's run is finished."""
     with suppress(ConfigError, OSError):
-        return (read_json(folder.points()[number].run.summary, shapes.SUMMARY) or {}).get(
+        return (read_json(sweep.points()[number].run.summary, shapes.SUMMARY) or {}).get(
             "status"
         ) == "finished"
     return False
@@ -150,27 +149,25 @@ def _raise_interrupted(number: int, frame: FrameType | None) -> None:
 
 
 def _wait_for(run: RunFolder) -> None:
-    """Wait until no process writes to the run: an earlier launcher's job may still be saving, or
-    another point may be the same experiment.
-    """
-    until = time.monotonic() + _PATIENCE_S
-    while locks.holder(run.lock) and time.monotonic() < until:
+    """Wait until no process writes to the run."""
+    # An earlier launcher's job may still be saving, or another point may be the same experiment
+    deadline = time.monotonic() + _PATIENCE_S
+    while locks.holder(run.lock) and time.monotonic() < deadline:
         time.sleep(0.2)
 
 
 def _begin(folder: SweepFolder, number: int) -> None:
-    """Record that the job has started, and remove the record of an earlier attempt, except when the
-    first one began and the time they took.
-    """
-    word, now = folder.word(number), time.time()
+    """Record that the job has started, in place of an earlier attempt's end."""
+    record, now = folder.word(number), time.time()
     facts: dict[str, Any] = dict.fromkeys(
         ("ended", "exit_code", "said", "reason", "refused", "busy")
     )
     facts |= {
-        "tries": word.get("tries", 0) + 1,
-        "first_began": word.get("first_began", word.get("began", now)),
+        "tries": record.get("tries", 0) + 1,
+        "first_began": record.get("first_began", record.get("began", now)),
     }
-    with suppress(ConfigError):  # reported later
+    # The first start and the time spent count over all attempts. Errors are reported later
+    with suppress(ConfigError):
         facts["spent_s"] = folder.spent_s(folder.points()[number])
     folder.note(number, began=now, host=socket.gethostname(), pid=os.getpid(), **facts)
 

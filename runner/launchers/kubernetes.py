@@ -1,11 +1,13 @@
-"""Runs in pods of Kubernetes: one Indexed Job for all, written as a manifest and applied if kubectl
-is available; this process need not keep running.
+"""Run jobs in pods of Kubernetes, as an Indexed Job with an index for each run.
 
-SWEEP/kubernetes/
-  0001.yaml      a Job's manifest
-  0001.json      which point each of its indices is, and what its pods need to know
-  cancelled/     an empty file for each index that was told to stop: 0001-3
-SWEEP/code/      copies of the code, one for each state in which it was submitted
+The Job is written as a manifest, and applied if kubectl is available. This process need not keep
+running.
+
+    SWEEP/kubernetes/
+      0001.yaml      a Job's manifest
+      0001.json      the point of each of its indices, and what its pods need to know
+      cancelled/     an empty file for each index that was told to stop: 0001-3
+    SWEEP/code/      copies of the code, one for each state in which it was submitted
 
 `kubernetes_manifest.py` writes the manifest, `kubernetes_job.py` runs in the pods,
 `kubernetes_status.py` reads the cluster's state.
@@ -26,7 +28,7 @@ import yaml
 
 from samewise.runner.errors import INTERRUPTED, ConfigError, Problem
 from samewise.runner.launchers import kubernetes_manifest as manifest
-from samewise.runner.launchers.base import Job, Launcher, Seen, Standing
+from samewise.runner.launchers.base import Job, JobState, Launcher, Standing
 from samewise.runner.launchers.kubernetes_status import Cluster
 from samewise.runner.launchers.snapshot import snapshot, variables
 from samewise.runner.launchers.submission import Submitted, group_jobs, newest, next_file, too_small
@@ -35,8 +37,8 @@ from samewise.runner.records.files import read_json, write_json
 from samewise.runner.records.sweep_folder import SweepFolder
 
 HOME = "kubernetes"
-_LONGEST = 10_000
-"""Indices of one Job; from 100,000 on Kubernetes has further conditions."""
+_MAX_INDICES = 10_000
+"""Indices of one Job. Kubernetes has further conditions from 100,000 on."""
 
 
 @final
@@ -46,27 +48,30 @@ class Kubernetes(Launcher):
     A pod that is asked to end saves its run, and another pod resumes it.
 
     Args:
-        image: Of the container: Python with samewise's dependencies.
-        volumes: For each folder that this machine and the pods share, where the pods have it from:
-            `CLAIM`, `CLAIM/FOLDER` of a PersistentVolumeClaim, or `/FOLDER` of the node. One of
-            them holds the sweep's folder.
+        image: Container image: Python with samewise's dependencies.
+        volumes: Source of each folder that this machine and the pods share: `CLAIM` or
+            `CLAIM/FOLDER` of a PersistentVolumeClaim, or `/FOLDER` of the node. One of them holds
+            the sweep's folder.
         python: The interpreter in the image.
-        namespace: Where the Jobs are made; null: kubectl's own.
-        nodes: A run is one pod: 1.
-        cpus: Of each pod; null: the threads of its processes and its loader's workers.
-        gpus: Of each pod; null: one for each process, unless device=cpu.
-        gpu_resource: What the cluster calls a GPU.
-        memory: Of each pod; null: no limit.
-        jobs: How many at a time; null: any number.
+        namespace: Namespace of the Jobs; null: kubectl's own.
+        nodes: Machines for each run. A run is one pod: 1.
+        cpus: CPUs of each pod; null: the threads of its processes and its loader's workers.
+        gpus: GPUs of each pod; null: one for each process, unless device=cpu.
+        gpu_resource: The cluster's name for a GPU.
+        memory: Memory of each pod; null: no limit.
+        jobs: Maximum number of jobs at a time; null: any number.
         env: Further variables of the pods.
-        user: Whom the pods run as, `UID:GID`; null: as you, so that the files are yours; "image":
-            as the image says.
+        user: User of the pods, `UID:GID`; null: you, so that the files are yours; "image": the
+            image's.
         pod: Further fields of the pods' spec: `nodeSelector`, `tolerations`, `imagePullSecrets`.
         notice_s: Seconds that a pod has to save when it is told to end.
-        retries: How often a run is started again that was killed without a chance to save, by lack
-            of memory for example.
+        retries: How often a run starts again that was killed without a chance to save, by lack of
+            memory for example.
         apply: Whether to apply the manifest by kubectl; null: if kubectl is installed.
-        poll_s: Seconds between two looks.
+        poll_s: Seconds between two looks at the jobs.
+
+    Raises:
+        ConfigError: A value is not valid, or `pod` has a field that the launcher sets itself.
     """
 
     detached = True
@@ -92,7 +97,7 @@ class Kubernetes(Launcher):
         apply: bool | None = None,
         poll_s: float = 5.0,
     ) -> None:
-        least = {
+        minimums = {
             "cpus": (cpus, 1),
             "gpus": (gpus, 0),
             "jobs": (jobs, 1),
@@ -100,31 +105,26 @@ class Kubernetes(Launcher):
             "retries": (retries, 0),
             "poll_s": (poll_s, 0.1),
         }
-        found = too_small(least)
+        problems = too_small(minimums)
         if nodes != 1:
             hint = (
                 "strategy=elastic strategy.nproc=N: as many processes as the pod has GPUs; "
                 "several machines for one run: launcher=slurm"
             )
-            found.append(
+            problems.append(
                 Problem("nodes", "a run is one pod, which runs on one machine", nodes, "1", hint)
             )
-        found += [
+        problems += [
             Problem(
                 f"pod.{name}", "is set by the launcher itself", hint="see the launcher's other keys"
             )
             for name in manifest.OURS
             if name in (pod or {})
         ]
-        if found:
-            raise ConfigError(*found)
-        self._cpus, self._gpus, self.most, self._apply, self.poll_s = (
-            cpus,
-            gpus,
-            jobs,
-            apply,
-            poll_s,
-        )
+        if problems:
+            raise ConfigError(*problems)
+        self._cpus, self._gpus = cpus, gpus
+        self.most, self._apply, self.poll_s = jobs, apply, poll_s
         self._template = manifest.Template(
             image=image or "",
             python=python,
@@ -144,11 +144,11 @@ class Kubernetes(Launcher):
         )
 
     def open(self, sweep: SweepFolder) -> None:
-        home, held = sweep.path.absolute() / HOME, self._template.volumes
-        found = list[Problem]()
+        home, volumes = sweep.path.absolute() / HOME, self._template.volumes
+        problems = list[Problem]()
         if not self._template.image:
             expected = "an image with Python and samewise's dependencies"
-            found.append(
+            problems.append(
                 Problem(
                     "launcher.image",
                     "is missing: pods need an image",
@@ -156,18 +156,22 @@ class Kubernetes(Launcher):
                     hint="launcher.image=registry.example/torch:1",
                 )
             )
-        if not any(one.holds(home) for one in held):
+        if not any(volume.holds(home) for volume in volumes):
             message = (
                 "is missing: pods read the sweep and write its runs on a volume"
-                if not held
+                if not volumes
                 else "do not contain the sweep's folder"
             )
-            value = {one.path: one.claim or one.folder for one in held} if held else ...
+            value = (
+                {volume.path: volume.claim or volume.folder for volume in volumes}
+                if volumes
+                else ...
+            )
             hint = (
                 f"'+launcher.volumes={{{Path.cwd()}: CLAIM}}', with the name of a "
                 "PersistentVolumeClaim, or /A/FOLDER that exists on every node"
             )
-            found.append(
+            problems.append(
                 Problem(
                     "launcher.volumes",
                     message,
@@ -177,7 +181,7 @@ class Kubernetes(Launcher):
                 )
             )
         if self._apply and shutil.which("kubectl") is None:
-            found.append(
+            problems.append(
                 Problem(
                     "launcher.apply",
                     "kubectl is not installed here",
@@ -185,8 +189,8 @@ class Kubernetes(Launcher):
                     hint="launcher.apply=false writes the manifest only",
                 )
             )
-        if found:
-            raise ConfigError(*found)
+        if problems:
+            raise ConfigError(*problems)
         self._sweep, self._home = sweep, home
         has_kubectl = self._apply is not False and shutil.which("kubectl") is not None
         self._cluster = Cluster(self._template.namespace) if has_kubectl else None
@@ -194,98 +198,97 @@ class Kubernetes(Launcher):
     def submit(self, jobs: Sequence[Job]) -> None:
         (self._home / "cancelled").mkdir(parents=True, exist_ok=True)
         code = snapshot(self._sweep)
-        for needs, some in group_jobs(jobs, self._needs, _LONGEST):
-            self._submit(some, needs, code)
+        for needs, group in group_jobs(jobs, self._needs, _MAX_INDICES):
+            self._submit(group, needs, code)
 
-    def look(self, numbers: Iterable[int]) -> dict[int, Seen]:
-        where = newest(self._home, numbers)
-        known = dict[str, dict[int, Seen] | None]()
-        for place in where.values():
-            name = place.given["job"]
-            if name not in known:
-                known[name] = (
-                    self._cluster.look(name, len(place.given["points"])) if self._cluster else None
+    def look(self, numbers: Iterable[int]) -> dict[int, JobState]:
+        jobs = newest(self._home, numbers)
+        states_of_job = dict[str, dict[int, JobState] | None]()
+        for job in jobs.values():
+            name = job.record["job"]
+            if name not in states_of_job:
+                states_of_job[name] = (
+                    self._cluster.look(name, len(job.record["points"])) if self._cluster else None
                 )
         return {
-            number: self._look_at(number, place, known[place.given["job"]])
-            for number, place in where.items()
+            number: self._state_of(number, job, states_of_job[job.record["job"]])
+            for number, job in jobs.items()
         }
 
     def cancel(self, numbers: Iterable[int], *, kill: bool = False) -> None:
-        where = newest(self._home, numbers)
-        standing = self.look(where)
+        jobs = newest(self._home, numbers)
+        standing = self.look(jobs)
         live = [
-            place
-            for number, place in where.items()
-            if standing[number].standing is not Standing.gone
+            job for number, job in jobs.items() if standing[number].standing is not Standing.ended
         ]
-        for place in live:
-            place.mark().touch()  # used by pods, including those not started yet
-        for file in sorted({place.file for place in live}):
+        for job in live:
+            # Pods look for the mark, including those that have not started yet
+            job.mark().touch()
+        for file in sorted({job.file for job in live}):
             name = read_json(file, shapes.SUBMISSION)["job"]
             if kill and self._cluster:
-                self._cluster.kill(name, [place.index for place in live if place.file == file])
-            if self._is_wanted(file):
+                self._cluster.kill(name, [job.index for job in live if job.file == file])
+            if self._has_live_runs(file):
                 continue
             if self._cluster:
                 self._cluster.delete(name)
             else:
                 print(
-                    f"pods of the Job {name} that start later will end at once; to delete "
-                    f"the Job: kubectl delete -f {file.with_suffix('.yaml')}",
+                    f"pods of the Job {name} that start later will end at once; delete the Job "
+                    f"with: kubectl delete -f {file.with_suffix('.yaml')}",
                     file=sys.stderr,
                 )
 
-    def _is_wanted(self, file: Path) -> bool:
+    def _has_live_runs(self, file: Path) -> bool:
         """Whether any run of a Job is neither finished nor cancelled."""
-        own = {
-            number: place
-            for number, place in newest(
+        jobs = {
+            number: job
+            for number, job in newest(
                 self._home, read_json(file, shapes.SUBMISSION)["points"]
             ).items()
-            if place.file == file
+            if job.file == file
         }
         return any(
-            seen.standing is not Standing.gone and not own[number].mark().exists()
-            for number, seen in self.look(own).items()
+            state.standing is not Standing.ended and not jobs[number].mark().exists()
+            for number, state in self.look(jobs).items()
         )
 
-    def _look_at(self, number: int, place: Submitted, of_job: Mapping[int, Seen] | None) -> Seen:
-        """A point's state: from the cluster if it knows the Job, otherwise from the run's own
-        record.
-        """
-        if of_job:
-            seen = of_job[place.index]
+    def _state_of(
+        self, number: int, job: Submitted, states: Mapping[int, JobState] | None
+    ) -> JobState:
+        """Return a point's state, from the cluster if it knows the Job, otherwise from the run's record."""
+        if states:
+            state = states[job.index]
             return (
-                Seen(seen.standing, "cancelled")
-                if seen.standing is Standing.gone and place.mark().exists()
-                else seen
+                JobState(state.standing, "cancelled")
+                if state.standing is Standing.ended and job.mark().exists()
+                else state
             )
-        word = self._sweep.word(number)
-        has_begun = word.get("began", 0) >= place.given["submitted"]
-        is_over = has_begun and "ended" in word
-        if is_over and word.get("exit_code") != INTERRUPTED:
-            return Seen(Standing.gone)
-        if place.mark().exists() and (is_over or not has_begun):
-            return Seen(Standing.gone, "cancelled")
-        if of_job is not None and place.given["applied"]:
-            return Seen(Standing.gone, f"Kubernetes has no record of its Job {place.given['job']}")
+        record = self._sweep.word(number)
+        has_begun = record.get("began", 0) >= job.record["submitted"]
+        is_over = has_begun and "ended" in record
+        if is_over and record.get("exit_code") != INTERRUPTED:
+            return JobState(Standing.ended)
+        if job.mark().exists() and (is_over or not has_begun):
+            return JobState(Standing.ended, "cancelled")
+        if states is not None and job.record["applied"]:
+            return JobState(
+                Standing.ended, f"Kubernetes has no record of its Job {job.record['job']}"
+            )
         if is_over:
-            return Seen(Standing.waiting, "saved; it will be started again")
-        hint = (
-            "" if place.given["applied"] else f"kubectl apply -f {place.file.with_suffix('.yaml')}"
-        )
-        return Seen(Standing.running) if has_begun else Seen(Standing.waiting, hint)
+            return JobState(Standing.waiting, "saved; it will be started again")
+        hint = "" if job.record["applied"] else f"kubectl apply -f {job.file.with_suffix('.yaml')}"
+        return JobState(Standing.running) if has_begun else JobState(Standing.waiting, hint)
 
     def _needs(self, job: Job) -> tuple[int, int]:
-        """The CPUs and GPUs of a pod."""
+        """Return the CPUs and GPUs of a pod."""
         gpus = self._gpus if self._gpus is not None else job.processes if job.wants_gpu else 0
         return self._cpus or max(1, job.threads), gpus
 
     def _submit(self, jobs: Sequence[Job], needs: tuple[int, int], code: Path) -> None:
         file = next_file(self._home)
         name = manifest.job_name(self._sweep.id, f"{file.stem}-{uuid.uuid4().hex[:5]}", len(jobs))
-        given = {
+        submission = {
             "job": name,
             "points": [job.number for job in jobs],
             "variables": [dict(job.environment) for job in jobs],
@@ -293,7 +296,7 @@ class Kubernetes(Launcher):
             "applied": False,
         }
         cpus, gpus = needs
-        whole = self._template.job(
+        job_manifest = self._template.job(
             file,
             name=name,
             sweep=self._sweep.id,
@@ -303,30 +306,38 @@ class Kubernetes(Launcher):
             variables=variables(code),
             cwd=Path.cwd(),
         )
-        paper = file.with_suffix(".yaml")
-        paper.write_text(yaml.safe_dump(whole, sort_keys=False, width=160), encoding="utf-8")
-        write_json(file, given)
+        manifest_file = file.with_suffix(".yaml")
+        manifest_file.write_text(
+            yaml.safe_dump(job_manifest, sort_keys=False, width=160), encoding="utf-8"
+        )
+        # Written before the Job exists, as its pods read it
+        write_json(file, submission)
         if self._cluster is None:
-            print(f"nothing runs yet; start it with: kubectl apply -f {paper}", file=sys.stderr)
+            print(
+                f"nothing runs yet; start it with: kubectl apply -f {manifest_file}",
+                file=sys.stderr,
+            )
             return
         try:
-            self._cluster.apply(paper)
+            self._cluster.apply(manifest_file)
         except ConfigError:
-            file.unlink()  # the manifest is kept for inspection
+            # The manifest stays, for inspection
+            file.unlink()
             raise
-        write_json(file, {**given, "applied": True})
+        write_json(file, {**submission, "applied": True})
 
 
-def _user(given: str | None) -> tuple[int, int] | None:
-    if given is None:
+def _user(user: str | None) -> tuple[int, int] | None:
+    """Parse `UID:GID`; None for the image's user."""
+    if user is None:
         return os.getuid(), os.getgid()
-    if given == "image":
+    if user == "image":
         return None
-    uid, _, gid = str(given).partition(":")
+    uid, _, gid = str(user).partition(":")
     if not (uid.isdigit() and gid.isdigit()):
         raise ConfigError(
             Problem(
-                "user", "is not a valid user", given, "UID:GID, such as 1000:1000; null; or image"
+                "user", "is not a valid user", user, "UID:GID, such as 1000:1000; null; or image"
             )
         )
     return int(uid), int(gid)

@@ -1,11 +1,9 @@
-"""Runs in a pod: starts the run of its index, makes it save when the pod is asked to stop, and
-reports by exit code what happens next.
+"""Run in a pod: start the run of its index, and make it save when the pod is asked to stop.
 
     python -m samewise.runner.launchers.kubernetes_job SWEEP/kubernetes/0001.json
 
-Exit codes: 0, there is nothing left to do for this index; 3, saved; it will be started again; 1 and
-2, failed, and would again; any other, killed. It is the pod's first process, for which Linux drops
-signals without a handler: so the run is a separate process, to which this one passes SIGTERM.
+The exit code tells Kubernetes what happens next: 0, nothing is left to do for this index; 3, saved,
+start it again; 1 and 2, failed, and would fail again; any other, killed.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from samewise.runner.errors import INTERRUPTED
 from samewise.runner.launchers.submission import Submitted, describe_exit_code
 from samewise.runner.secrets import filter_output
 
-_EVERY_S = 1.0
+_POLL_S = 1.0
 
 
 class Pod:
@@ -31,21 +29,22 @@ class Pod:
     def __init__(self, job: Submitted) -> None:
         self._job, self._number, self._sweep = job, job.number, job.sweep
         self._run: subprocess.Popen[bytes] | None = None
-        self._is_asked = self._is_told = False
+        self._should_stop = self._has_signalled = False
 
     def run(self) -> int:
         """Start the run and wait for it; return the exit code."""
-        signal.signal(signal.SIGTERM, self._ask)
+        signal.signal(signal.SIGTERM, self._request_stop)
         if self._is_over():
             print(f"point {self._number} was cancelled or pruned: nothing to do")
             return 0
         tries = self._sweep.word(self._number).get("tries", 0)
         code = self._train()
-        word = self._sweep.word(self._number)
-        has_said = word.get("tries", 0) > tries and "ended" in word
-        if code == -signal.SIGTERM and self._is_told and not has_said:
-            code = INTERRUPTED  # before it could handle the signal
-        elif code and not has_said:
+        record = self._sweep.word(self._number)
+        has_recorded_end = record.get("tries", 0) > tries and "ended" in record
+        if code == -signal.SIGTERM and self._has_signalled and not has_recorded_end:
+            # The signal came before the run could handle it
+            code = INTERRUPTED
+        elif code and not has_recorded_end:
             self._sweep.note(
                 self._number, ended=time.time(), exit_code=code, said=describe_exit_code(code)
             )
@@ -58,6 +57,8 @@ class Pod:
         log = self._sweep.log(self._number)
         print(f"point {self._number}: its output goes to {log}")
         with open(log, "ab") as output:
+            # A separate process, to which this one passes SIGTERM: Linux drops signals without a
+            # handler for a pod's first process
             self._run = subprocess.Popen(
                 [
                     sys.executable,
@@ -74,10 +75,10 @@ class Pod:
                 env={**os.environ, **self._job.variables},
             )
         while True:
-            if self._is_asked or self._job.mark().exists():
-                self._tell()
+            if self._should_stop or self._job.mark().exists():
+                self._signal_run()
             try:
-                return self._run.wait(_EVERY_S)
+                return self._run.wait(_POLL_S)
             except subprocess.TimeoutExpired:
                 continue
 
@@ -85,15 +86,16 @@ class Pod:
         """Whether the run was cancelled, or stopped for good by the sweep's pruner."""
         return self._job.mark().exists() or bool(self._sweep.word(self._number).get("pruned"))
 
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        self._is_asked = True
+    def _request_stop(self, number: int, frame: FrameType | None) -> None:
+        self._should_stop = True
         if self._run is not None:
-            self._tell()
+            self._signal_run()
 
-    def _tell(self) -> None:
-        """Ask the run to save, once: a second signal would stop it without saving."""
-        if not self._is_told and self._run is not None:
-            self._is_told = True
+    def _signal_run(self) -> None:
+        """Ask the run to save, once."""
+        # A second signal would stop the run without saving
+        if not self._has_signalled and self._run is not None:
+            self._has_signalled = True
             self._run.send_signal(signal.SIGTERM)
 
 

@@ -1,7 +1,7 @@
-"""Writes the manifest of an Indexed Job (Kubernetes' batch/v1): one index per run.
+"""Write the manifest of an Indexed Job (Kubernetes' batch/v1), with one index for each run.
 
-https://kubernetes.io/docs/concepts/workloads/controllers/job/, which describes the fields; they are
-there from Kubernetes 1.29 on.
+The fields are described at https://kubernetes.io/docs/concepts/workloads/controllers/job/, and
+exist from Kubernetes 1.29 on.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ from samewise.runner.errors import INTERRUPTED, ConfigError, Problem
 CONTAINER = "run"
 OURS = ("containers", "restartPolicy", "terminationGracePeriodSeconds", "volumes")
 """Fields of a pod that no config may set, as the run depends on them."""
-_LONGEST = 63  # maximum length of a label, and of a pod's host name
-_FAILED = (1, 2)
+_MAX_LABEL = 63
+"""Maximum length of a label, and of a pod's host name."""
+_FAILURE_CODES = (1, 2)
 """Exit codes of a run that would fail again."""
 
 
 @dataclass(frozen=True)
 class Volume:
-    """The source of a folder in the pods: a folder in a PersistentVolumeClaim, or one of the node.
+    """Source of a folder in the pods.
 
     Args:
-        path: In the pods, and here.
-        claim: The claim's name; "" for a folder of the node.
-        folder: In the claim ("" for all of it), or on the node.
+        path: The folder's path in the pods, and on this machine.
+        claim: Name of the PersistentVolumeClaim; "" for a folder of the node.
+        folder: Path in the claim ("" for all of it), or on the node.
     """
 
     path: str
@@ -41,7 +42,8 @@ class Volume:
     def of(cls, path: str, source: object) -> Volume:
         """Parse a config's `CLAIM`, `CLAIM/FOLDER` or `/FOLDER/OF/THE/NODE`.
 
-        Anything else is a ConfigError.
+        Raises:
+            ConfigError: The path or the source has another form.
         """
         where = f"volumes.{path}"
         if not path.startswith("/") or ".." in PurePosixPath(path).parts:
@@ -73,9 +75,9 @@ class Volume:
 
 @dataclass(frozen=True)
 class Template:
-    """What all Jobs of a launcher share.
+    """Settings that all Jobs of a launcher share.
 
-    The arguments are the launcher's; `user` is UID and GID, or None for the image's.
+    The arguments are the launcher's; `user` is UID and GID, or None for the image's user.
     """
 
     image: str
@@ -103,11 +105,19 @@ class Template:
         variables: Mapping[str, str],
         cwd: Path,
     ) -> dict[str, Any]:
-        """A Job of `count` runs with these CPUs and GPUs each.
+        """Return the manifest of a Job.
 
-        Its pods read the submission in `file`.
+        Args:
+            file: The submission, which the pods read.
+            name: The Job's name.
+            sweep: The sweep's id.
+            count: Number of runs.
+            cpus: CPUs of each pod.
+            gpus: GPUs of each pod.
+            variables: Environment variables of the pods.
+            cwd: Working folder of the pods.
         """
-        about = {
+        metadata = {
             "labels": {"app.kubernetes.io/name": "samewise", "samewise/sweep": label(sweep)},
             "annotations": {"samewise/sweep": sweep, "samewise/submission": str(file)},
         }
@@ -116,18 +126,19 @@ class Template:
             "completions": count,
             "parallelism": min(count, self.jobs or count),
             "backoffLimitPerIndex": self.retries,
-            "podReplacementPolicy": "Failed",  # never two pods for one run at a time
+            # Never two pods for one run at a time
+            "podReplacementPolicy": "Failed",
             "podFailurePolicy": {"rules": failure_rules()},
             "template": {
-                "metadata": deepcopy(about),
+                "metadata": deepcopy(metadata),
                 "spec": self._pod(file, cpus, gpus, variables, cwd),
             },
         }
-        space = {"namespace": self.namespace} if self.namespace else {}
+        namespace = {"namespace": self.namespace} if self.namespace else {}
         return {
             "apiVersion": "batch/v1",
             "kind": "Job",
-            "metadata": {"name": name, **space, **about},
+            "metadata": {"name": name, **namespace, **metadata},
             "spec": spec,
         }
 
@@ -135,7 +146,7 @@ class Template:
         self, file: Path, cpus: int, gpus: int, variables: Mapping[str, str], cwd: Path
     ) -> dict[str, Any]:
         memory = {"memory": self.memory} if self.memory else {}
-        named = list(enumerate(self.volumes))
+        volumes = list(enumerate(self.volumes))
         container = {
             "name": CONTAINER,
             "image": self.image,
@@ -152,14 +163,15 @@ class Template:
             },
             "volumeMounts": [
                 *(
-                    {"name": f"volume-{number}", "mountPath": one.path, **_inside(one)}
-                    for number, one in named
+                    {"name": f"volume-{number}", "mountPath": volume.path, **_inside(volume)}
+                    for number, volume in volumes
                 ),
                 {"name": "shm", "mountPath": "/dev/shm"},
             ],
         }
         return {
-            "restartPolicy": "Never",  # a new pod, possibly on another node, instead of a restart
+            # A new pod, possibly on another node, instead of a restart
+            "restartPolicy": "Never",
             "terminationGracePeriodSeconds": self.notice_s,
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
@@ -171,26 +183,22 @@ class Template:
             **self.pod,
             "containers": [container],
             "volumes": [
-                *({"name": f"volume-{number}", **_source(one)} for number, one in named),
-                {
-                    "name": "shm",
-                    "emptyDir": {"medium": "Memory"},
-                },  # loader workers pass batches there; a container's default is 64 MB
+                *({"name": f"volume-{number}", **_source(volume)} for number, volume in volumes),
+                # Loader workers pass batches there; a container's default is 64 MB
+                {"name": "shm", "emptyDir": {"medium": "Memory"}},
             ],
         }
 
     def _home(self) -> dict[str, str]:
-        """A home folder for a user that the image does not know."""
+        """Return variables for the home folder of a user that the image does not know."""
         return (
             {"HOME": "/tmp", "USER": f"user-{self.user[0]}"} if self.user and self.user[0] else {}
         )
 
 
 def failure_rules() -> list[dict[str, Any]]:
-    """The rules for a pod's end, of which the first match applies.
-
-    An end that matches none (killed for memory) uses one of the index's retries.
-    """
+    """Return the rules for a pod's end; the first match applies."""
+    # An end that matches none, such as a kill for memory, uses one of the index's retries
     return [
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
         {
@@ -199,23 +207,25 @@ def failure_rules() -> list[dict[str, Any]]:
         },
         {
             "action": "FailIndex",
-            "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": list(_FAILED)},
+            "onExitCodes": {
+                "containerName": CONTAINER,
+                "operator": "In",
+                "values": list(_FAILURE_CODES),
+            },
         },
     ]
 
 
-def label(text: str, *, most: int = _LONGEST) -> str:
-    """The end of a text as an RFC 1123 label (lower-case letters, digits, `-`).
-
-    The end is kept since it identifies a sweep.
-    """
-    return re.sub(r"[^a-z0-9]+", "-", text.lower())[-most:].strip("-") or "samewise"
+def label(text: str, *, longest: int = _MAX_LABEL) -> str:
+    """Return the end of a text as an RFC 1123 label: lower-case letters, digits and `-`."""
+    # A sweep is identified by the end of its id
+    return re.sub(r"[^a-z0-9]+", "-", text.lower())[-longest:].strip("-") or "samewise"
 
 
 def job_name(sweep: str, end: str, count: int) -> str:
-    """A Job's name, short enough for `NAME-INDEX` to be a host name."""
+    """Return a Job's name, short enough for `NAME-INDEX` to be a host name."""
     end = f"-{end}"
-    return label(sweep, most=_LONGEST - len(end) - len(f"-{count - 1}")) + end
+    return label(sweep, longest=_MAX_LABEL - len(end) - len(f"-{count - 1}")) + end
 
 
 def _inside(volume: Volume) -> dict[str, str]:

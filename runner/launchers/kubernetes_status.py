@@ -1,4 +1,4 @@
-"""Reads the state of a Job and its pods from a cluster, by kubectl."""
+"""Read the state of a Job and its pods from a cluster, by kubectl."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from samewise.runner.errors import ConfigError, Problem
-from samewise.runner.launchers.base import Seen, Standing
+from samewise.runner.launchers.base import JobState, Standing
 from samewise.runner.launchers.submission import PATIENCE_S, call, last_line
 
 _INDEX = "batch.kubernetes.io/job-completion-index"
@@ -18,12 +18,20 @@ _INDEX = "batch.kubernetes.io/job-completion-index"
 
 @dataclass(frozen=True)
 class Cluster:
-    """The cluster that kubectl is set up for; without a namespace kubectl's own."""
+    """Cluster that kubectl is set up for.
+
+    Args:
+        namespace: Namespace of the Jobs; None for kubectl's own.
+    """
 
     namespace: str | None
 
     def apply(self, manifest: Path) -> None:
-        """Create the Job; a ConfigError if the cluster refuses."""
+        """Create the Job.
+
+        Raises:
+            ConfigError: The cluster refuses it.
+        """
         done = self._call("apply", f"--filename={manifest}")
         if done.returncode:
             hint = (
@@ -38,10 +46,10 @@ class Cluster:
                 )
             )
 
-    def look(self, name: str, count: int) -> dict[int, Seen] | None:
-        """The state of each index of a Job.
+    def look(self, name: str, count: int) -> dict[int, JobState] | None:
+        """Return the state of each index of a Job.
 
-        Empty if there is no such Job, None if the cluster does not answer.
+        Empty if there is no such Job; None if the cluster does not answer.
         """
         job = self._call("get", "job", name, "--output=json")
         if job.returncode:
@@ -56,15 +64,17 @@ class Cluster:
         )
 
     def delete(self, name: str) -> None:
-        """Ask its pods to end, then delete the Job."""
+        """Ask the Job's pods to end, then delete it."""
         self._call(
             "delete", "job", name, "--ignore-not-found", "--cascade=foreground", "--wait=false"
         )
 
     def kill(self, name: str, indices: Iterable[int]) -> None:
-        """End some of its pods at once."""
-        some = f"batch.kubernetes.io/job-name={name},{_INDEX} in ({','.join(map(str, indices))})"
-        self._call("delete", "pods", f"--selector={some}", "--grace-period=1", "--wait=false")
+        """End some of a Job's pods at once."""
+        selector = (
+            f"batch.kubernetes.io/job-name={name},{_INDEX} in ({','.join(map(str, indices))})"
+        )
+        self._call("delete", "pods", f"--selector={selector}", "--grace-period=1", "--wait=false")
 
     def _call(self, *command: str) -> subprocess.CompletedProcess[str]:
         namespace = [f"--namespace={self.namespace}"] if self.namespace else []
@@ -79,38 +89,39 @@ class Cluster:
 
 def read_job(
     job: Mapping[str, Any], pods: Sequence[Mapping[str, Any]], count: int
-) -> dict[int, Seen]:
-    """The state of each index of a Job, from its status and its pods."""
+) -> dict[int, JobState]:
+    """Return the state of each index of a Job, from its status and its pods."""
     status = job.get("status", {})
-    done, failed = (
+    completed, failed = (
         set(_indices(status.get("completedIndexes"))),
         set(_indices(status.get("failedIndexes"))),
     )
     ended = [
-        one
-        for one in status.get("conditions") or ()
-        if one["type"] in ("Complete", "Failed") and one["status"] == "True"
+        condition
+        for condition in status.get("conditions") or ()
+        if condition["type"] in ("Complete", "Failed") and condition["status"] == "True"
     ]
+    # An index may have had several pods
     newest = dict[int, Mapping[str, Any]]()
     for pod in sorted(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp"))):
         newest[int(pod["metadata"].get("annotations", {}).get(_INDEX, -1))] = pod
-    found = dict[int, Seen]()
+    states = dict[int, JobState]()
     for index in range(count):
         pod = newest.get(index, {})
-        if index in done:
-            found[index] = Seen(Standing.gone)
+        if index in completed:
+            states[index] = JobState(Standing.ended)
         elif index in failed:
-            found[index] = Seen(Standing.gone, _end(pod), failed=True)
+            states[index] = JobState(Standing.ended, _end(pod), failed=True)
         elif ended:
-            found[index] = Seen(Standing.gone, str(ended[0].get("reason") or ""))
+            states[index] = JobState(Standing.ended, str(ended[0].get("reason") or ""))
         elif pod.get("status", {}).get("phase") == "Running":
-            found[index] = Seen(Standing.running)
+            states[index] = JobState(Standing.running)
         else:
-            found[index] = Seen(
+            states[index] = JobState(
                 Standing.waiting,
                 _wait(pod) if pod else "suspended" if job["spec"].get("suspend") else "",
             )
-    return found
+    return states
 
 
 def _indices(text: str | None) -> Iterable[int]:
@@ -120,26 +131,29 @@ def _indices(text: str | None) -> Iterable[int]:
         yield from range(int(first), int(last or first) + 1)
 
 
-def _states(pod: Mapping[str, Any], which: str) -> list[Mapping[str, Any]]:
+def _states(pod: Mapping[str, Any], kind: str) -> list[Mapping[str, Any]]:
+    """Return the states of one kind, such as "waiting", of a pod's containers."""
     return [
-        one["state"][which]
-        for one in pod.get("status", {}).get("containerStatuses") or ()
-        if which in one.get("state", {})
+        container["state"][kind]
+        for container in pod.get("status", {}).get("containerStatuses") or ()
+        if kind in container.get("state", {})
     ]
 
 
 def _end(pod: Mapping[str, Any]) -> str:
-    for one in _states(pod, "terminated"):
-        reason = one.get("reason", "Error")
-        return f"failed with exit code {one['exitCode']}" if reason == "Error" else str(reason)
+    """Return why a pod's index failed."""
+    for state in _states(pod, "terminated"):
+        reason = state.get("reason", "Error")
+        return f"failed with exit code {state['exitCode']}" if reason == "Error" else str(reason)
     return str(pod.get("status", {}).get("reason") or "its index failed")
 
 
 def _wait(pod: Mapping[str, Any]) -> str:
-    waiting = [str(one.get("reason", "")) for one in _states(pod, "waiting")]
+    """Return why a pod waits: it has no node yet, or its container cannot start."""
+    waiting = [str(x.get("reason", "")) for x in _states(pod, "waiting")]
     unplaced = [
-        f"{one.get('reason')}: {one.get('message', '')}"
-        for one in pod.get("status", {}).get("conditions") or ()
-        if one["type"] == "PodScheduled" and one["status"] == "False"
+        f"{x.get('reason')}: {x.get('message', '')}"
+        for x in pod.get("status", {}).get("conditions") or ()
+        if x["type"] == "PodScheduled" and x["status"] == "False"
     ]
     return next(filter(None, [*unplaced, *waiting]), "")

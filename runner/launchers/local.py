@@ -1,4 +1,4 @@
-"""Jobs on this machine: one new process each, as many at a time as there are cores and GPUs."""
+"""Run jobs on this machine: a new process each, as many at a time as there are cores and GPUs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import final
 
 from samewise.runner.errors import ConfigError, Problem
-from samewise.runner.launchers.base import Job, Launcher, Seen, Standing
+from samewise.runner.launchers.base import Job, JobState, Launcher, Standing
 from samewise.runner.launchers.parent import JobParent
 from samewise.runner.launchers.submission import describe_exit_code
 from samewise.runner.processes.memory import require_few
@@ -24,7 +24,7 @@ from samewise.runner.tracking.sender_parent import SenderParent
 
 @dataclass(frozen=True)
 class _Share:
-    """The resources that a job has to itself."""
+    """Resources that a job has to itself."""
 
     cores: tuple[int, ...]
     gpus: tuple[str, ...]
@@ -32,14 +32,17 @@ class _Share:
 
 @final
 class Local(Launcher):
-    """Starts processes. However the sweep's process ends, they save and end with it.
+    """Starts processes, which save and end with the sweep's process however that ends.
 
     Args:
-        jobs: How many at a time; null: as many as there are cores and, if there are any, GPUs for.
-            Each gets the GPUs with the fewest running jobs.
+        jobs: Maximum number of jobs at a time; null: as many as there are cores and, if there are
+            any, GPUs for. Each gets the GPUs with the fewest running jobs.
         pin: Keep each job to its own cores.
         preload: Start jobs as copies of a process that has imported torch already, and their
-            senders of one that has imported mlflow; false: all from scratch.
+            senders as copies of one that has imported mlflow; false: all from scratch.
+
+    Raises:
+        ConfigError: `jobs` is below 1, or more than this machine can hold.
     """
 
     def __init__(self, *, jobs: int | None = None, pin: bool = True, preload: bool = True) -> None:
@@ -50,7 +53,7 @@ class Local(Launcher):
         self._cores = sorted(os.sched_getaffinity(0))
         self._gpus = visible_gpus()
         self._shares = dict[int, _Share]()
-        self._alone = dict[int, subprocess.Popen[bytes]]()
+        self._processes = dict[int, subprocess.Popen[bytes]]()
         self._parents = dict[tuple[tuple[str, str], ...], JobParent]()
         self._senders: SenderParent | None = None
         self._tracks = False
@@ -59,15 +62,16 @@ class Local(Launcher):
         self._tracks = bool(sweep.facts["tracking"]["enabled"])
 
     def room(self, running: Sequence[Job]) -> int:
-        """One more if there are resources left: a job's needs are known only when it is submitted."""
+        """Return 1 if there are resources left for another job, otherwise 0."""
         if not running:
             return 1
         if self.most is not None:
             return int(len(running) < self.most)
+        # A job's needs are known only when it is submitted: the largest running one stands for it
         needs = max(running, key=lambda job: job.threads)
         cores = len(self._cores) - sum(job.threads for job in running)
-        free = set(self._gpus) - set(self._busy_gpus())
-        enough_gpus = not (self._gpus and needs.wants_gpu) or len(free) >= needs.processes
+        free_gpus = set(self._gpus) - set(self._busy_gpus())
+        enough_gpus = not (self._gpus and needs.wants_gpu) or len(free_gpus) >= needs.processes
         return int(cores >= needs.threads and enough_gpus)
 
     def submit(self, jobs: Sequence[Job]) -> None:
@@ -78,33 +82,35 @@ class Local(Launcher):
             if self._preload and job.processes == 1:
                 self._parent(job).start(job, environment, cores)
             else:
-                self._alone[job.number] = _spawn(job, environment, cores)
+                self._processes[job.number] = _spawn(job, environment, cores)
 
-    def look(self, numbers: Iterable[int]) -> dict[int, Seen]:
+    def look(self, numbers: Iterable[int]) -> dict[int, JobState]:
         ended = dict[int, int]()
         for parent in self._parents.values():
             ended |= parent.collect_ended()
-        for number, process in list(self._alone.items()):
+        for number, process in list(self._processes.items()):
             if process.poll() is not None:
                 ended[number] = process.returncode
-        found = dict[int, Seen]()
+        states = dict[int, JobState]()
         for number in numbers:
             if number in ended:
                 self._shares.pop(number, None)
-                self._alone.pop(number, None)
-                found[number] = Seen(
-                    Standing.gone, describe_exit_code(ended[number]) if ended[number] < 0 else ""
+                self._processes.pop(number, None)
+                states[number] = JobState(
+                    Standing.ended, describe_exit_code(ended[number]) if ended[number] < 0 else ""
                 )
             else:
-                found[number] = Seen(Standing.running if number in self._shares else Standing.gone)
-        return found
+                states[number] = JobState(
+                    Standing.running if number in self._shares else Standing.ended
+                )
+        return states
 
     def cancel(self, numbers: Iterable[int], *, kill: bool = False) -> None:
-        wanted = set(numbers)
+        chosen_jobs = set(numbers)
         for parent in self._parents.values():
-            parent.signal(wanted, signal.SIGKILL if kill else signal.SIGTERM)
-        for number in wanted & set(self._alone):
-            self._alone[number].send_signal(signal.SIGKILL if kill else signal.SIGTERM)
+            parent.signal(chosen_jobs, signal.SIGKILL if kill else signal.SIGTERM)
+        for number in chosen_jobs & set(self._processes):
+            self._processes[number].send_signal(signal.SIGKILL if kill else signal.SIGTERM)
 
     def close(self) -> None:
         for parent in self._parents.values():
@@ -115,14 +121,14 @@ class Local(Launcher):
             self._senders = None
 
     def _sender_variables(self, job: Job) -> dict[str, str]:
-        """The address of a process that has imported mlflow, for the run."""
+        """Return the address of a process that has imported mlflow, as the run's variables."""
         if not (self._preload and self._tracks and hasattr(os, "pidfd_open")):
             return {}
         self._senders = self._senders or SenderParent(job.sweep / "logs" / "parent.log")
         return {SHARED: self._senders.address}
 
     def _parent(self, job: Job) -> JobParent:
-        """The process that forks jobs with these variables."""
+        """Return the process that forks jobs with these variables, started on first use."""
         key = tuple(
             sorted(
                 (name, value)
@@ -135,9 +141,10 @@ class Local(Launcher):
         return self._parents[key]
 
     def _take(self, job: Job) -> _Share:
-        taken = {core for share in self._shares.values() for core in share.cores}
-        free = [core for core in self._cores if core not in taken]
-        cores = tuple(free[: job.threads]) if len(free) >= job.threads else ()
+        """Reserve cores and GPUs for a job."""
+        busy_cores = {core for share in self._shares.values() for core in share.cores}
+        free_cores = [core for core in self._cores if core not in busy_cores]
+        cores = tuple(free_cores[: job.threads]) if len(free_cores) >= job.threads else ()
         gpus = (
             tuple(sorted(self._gpus, key=self._busy_gpus().__getitem__)[: job.processes])
             if job.wants_gpu
@@ -147,26 +154,28 @@ class Local(Launcher):
         return self._shares[job.number]
 
     def _busy_gpus(self) -> Counter[str]:
-        """The number of running jobs on each device."""
+        """Return the number of running jobs on each device."""
         return Counter(gpu for share in self._shares.values() for gpu in share.gpus)
 
 
 def visible_gpus() -> list[str]:
-    """The CUDA devices available to this process, by number or UUID, without importing torch.
+    """Return the CUDA devices available to this process, by number or UUID.
 
-    None if there is no driver.
+    Empty without a driver.
     """
-    given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if given is not None:
-        return [name for name in given.split(",") if name.strip() not in ("", "-1")]
+    # Without torch, whose import takes seconds
+    devices = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if devices is not None:
+        return [name for name in devices.split(",") if name.strip() not in ("", "-1")]
     try:
-        told = subprocess.run(
+        listing = subprocess.run(
             ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20, check=True
         ).stdout
     except (OSError, subprocess.SubprocessError):
         return []
     return [
-        str(number) for number in range(sum(line.startswith("GPU ") for line in told.splitlines()))
+        str(number)
+        for number in range(sum(line.startswith("GPU ") for line in listing.splitlines()))
     ]
 
 

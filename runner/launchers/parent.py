@@ -1,17 +1,11 @@
-"""A process that has imported what every job needs and forks one process per job, which saves the
-seconds of importing.
+"""Fork one process per job from a process that has imported what every job needs.
 
     python -m samewise.runner.launchers.parent
 
-Safe because it does nothing else: it has one thread, has computed nothing, has not touched CUDA,
-and its variables are those that the jobs' configs ask for. On its standard input: a line of JSON
-for each job; on its standard output: one for each that has ended. It ends when its standard input
-does.
-
-multiprocessing's forkserver would not do: there is one for each process, where jobs with other
-variables need another, since torch reads them as it is imported; its children import the launcher's
-main module, and are killed, or waited for, as the launcher ends, where a job has to be told to
-save.
+This saves the seconds of importing. It is safe because the process does nothing else: it has one
+thread, has computed nothing, has not touched CUDA, and its variables are those that the jobs'
+configs ask for. Its standard input has a line of JSON for each job, its standard output one for
+each job that has ended. It ends when its standard input does.
 """
 
 from __future__ import annotations
@@ -35,6 +29,9 @@ from samewise.runner.processes.this_process import REPORTER, close_input, end_wi
 from samewise.runner.processes.variables import HASH_SEED, thread_variables
 from samewise.runner.records.sweep_folder import SweepFolder
 
+# Why not multiprocessing's forkserver: a process has a single one, but jobs with other variables
+# need another, since torch reads them as it is imported. Its children also import the launcher's
+# main module, and are killed or waited for as the launcher ends, where a job has to save
 _PRELOAD = (
     "torch",
     "torchvision",
@@ -49,9 +46,11 @@ _PRELOAD = (
 
 
 class JobParent:
-    """The launcher's handle of such a process.
+    """Handle of such a process.
 
-    `variables` are set before it imports torch; it logs its own errors to `log`.
+    Args:
+        variables: Environment variables to set before the process imports torch.
+        log: File for the process's own errors.
     """
 
     def __init__(self, variables: Mapping[str, str], *, log: Path) -> None:
@@ -64,14 +63,15 @@ class JobParent:
                 env={
                     **os.environ,
                     **HASH_SEED,
+                    # Each job sets its own number of threads
                     **thread_variables(1),
                     **variables,
-                },  # each job sets its own number
+                },
                 start_new_session=True,
             )
         assert self._process.stdout is not None
         os.set_blocking(self._process.stdout.fileno(), False)
-        self._heard = b""
+        self._buffer = b""
         self._live = set[int]()
 
     def is_alive(self) -> bool:
@@ -80,7 +80,7 @@ class JobParent:
     def start(self, job: Job, environment: Mapping[str, str], cores: Sequence[int] | None) -> None:
         """Fork a job."""
         self._live.add(job.number)
-        self._say(
+        self._send(
             {
                 "start": job.number,
                 "sweep": str(job.sweep),
@@ -91,31 +91,31 @@ class JobParent:
         )
 
     def collect_ended(self) -> dict[int, int]:
-        """The exit codes of jobs that have ended since the last call (negative: signals).
+        """Return the exit codes of jobs that ended since the last call; negative ones are signals.
 
-        Of all jobs if the process itself has died.
+        If the process itself has died, all its jobs have ended.
         """
         assert self._process.stdout is not None
         with contextlib.suppress(BlockingIOError):
-            self._heard += os.read(self._process.stdout.fileno(), 1 << 16)
-        *lines, self._heard = self._heard.split(b"\n")
-        found = {int(number): int(code) for number, code in map(json.loads, lines)}
-        self._live -= set(found)
+            self._buffer += os.read(self._process.stdout.fileno(), 1 << 16)
+        *lines, self._buffer = self._buffer.split(b"\n")
+        exit_codes = {int(number): int(code) for number, code in map(json.loads, lines)}
+        self._live -= set(exit_codes)
         if not lines and not self.is_alive():
-            found = dict.fromkeys(self._live, -signal.SIGKILL)
+            exit_codes = dict.fromkeys(self._live, -signal.SIGKILL)
             self._live.clear()
-        return found
+        return exit_codes
 
     def signal(self, numbers: set[int], number: signal.Signals) -> None:
         """Send a signal to some jobs."""
         for job in numbers & self._live:
-            self._say({"signal": job, "number": int(number)})
+            self._send({"signal": job, "number": int(number)})
 
     def close(self) -> None:
-        """Let it end once its jobs have."""
+        """Let the process end once its jobs have."""
         close_input(self._process)
 
-    def _say(self, message: Mapping[str, Any]) -> None:
+    def _send(self, message: Mapping[str, Any]) -> None:
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.write(json.dumps(message).encode() + b"\n")
@@ -123,26 +123,29 @@ class JobParent:
 
 
 def main() -> int:
-    """Run as the parent."""
+    """Run as the parent, until standard input and all jobs have ended."""
+    # The launcher signals each job
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # the launcher signals each job
+        signal.signal(number, signal.SIG_IGN)
     end_with_parent(signal.SIGKILL)
     for name in _PRELOAD:
         importlib.import_module(name)
-    gc.freeze()  # so that its forks need not scan everything that was imported
+    # The garbage collector of a fork need not scan everything that was imported
+    gc.freeze()
+    # A job that ends wakes `select` below
     waker, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)
     signal.signal(signal.SIGCHLD, _wake)
-    jobs, heard, is_open = dict[int, int](), b"", True
+    jobs, buffer, is_open = dict[int, int](), b"", True
     while is_open or jobs:
         ready, _, _ = select.select([waker, *([0] if is_open else [])], [], [])
         if waker in ready:
             os.read(waker, 4096)
         if 0 in ready:
-            read = os.read(0, 1 << 16)
-            is_open = bool(read)
-            *lines, heard = (heard + read).split(b"\n")
+            chunk = os.read(0, 1 << 16)
+            is_open = bool(chunk)
+            *lines, buffer = (buffer + chunk).split(b"\n")
             for line in lines:
                 _obey(json.loads(line), jobs)
         _reap(jobs)
@@ -150,6 +153,7 @@ def main() -> int:
 
 
 def _obey(message: Mapping[str, Any], jobs: dict[int, int]) -> None:
+    """Start a job, or send a signal to one."""
     if "signal" in message:
         pid = next((pid for pid, job in jobs.items() if job == message["signal"]), None)
         if pid is not None:
@@ -169,13 +173,15 @@ def _wake(number: int, frame: FrameType | None) -> None:
 
 
 def _preload(environment: Mapping[str, str]) -> None:
-    """Import the parts of the job's reporter; the job itself reports any error in them."""
+    """Import the parts of the job's reporter."""
     target = str(json.loads(environment.get(REPORTER, "{}")).get("_target_", ""))
+    # The job itself reports any error
     with contextlib.suppress(Exception):
         importlib.import_module(target.rpartition(".")[0] or "samewise")
 
 
 def _reap(jobs: dict[int, int]) -> None:
+    """Report the jobs that have ended on standard output."""
     while jobs:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -204,8 +210,8 @@ def _become_job(message: Mapping[str, Any]) -> NoReturn:
             0o644,
         )
         null = os.open(os.devnull, os.O_RDONLY)
-        for end, file in ((0, null), (1, log), (2, log)):
-            os.dup2(file, end)
+        for descriptor, file in ((0, null), (1, log), (2, log)):
+            os.dup2(file, descriptor)
         os.environ.update(message["environment"])
         if message["cores"]:
             os.sched_setaffinity(0, message["cores"])

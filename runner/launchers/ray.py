@@ -1,13 +1,10 @@
-"""Runs as jobs of a running Ray cluster, by its Jobs API.
+"""Run jobs on a running Ray cluster, by its Jobs API and without importing Ray.
 
-This process need not keep running. Does not import Ray.
+This process need not keep running. A job's submission id is SWEEP-MADE-NUMBER-TRY, with the time
+when the sweep was made as MADE, so that any process finds earlier submissions.
 
-A job's submission id is SWEEP-MADE-NUMBER-TRY, where MADE is when the sweep was made, so that any
-process finds earlier submissions.
-
-SWEEP/ray/cancelled/   an empty file for each job that was told to stop while it waited: Ray would
-still start it SWEEP/code/            copies of the code, one for each state in which it was
-submitted
+    SWEEP/ray/cancelled/   an empty file for each job that was told to stop while it waited
+    SWEEP/code/            copies of the code, one for each state in which it was submitted
 """
 
 from __future__ import annotations
@@ -21,14 +18,15 @@ from typing import Any, final
 from urllib.parse import quote
 
 from samewise.runner.errors import ConfigError, Problem
-from samewise.runner.launchers.base import Job, Launcher, Seen, Standing
+from samewise.runner.launchers.base import Job, JobState, Launcher, Standing
 from samewise.runner.launchers.ray_jobs import NoAnswer, Refused, Server, address_from
 from samewise.runner.launchers.snapshot import snapshot, variables
 from samewise.runner.launchers.submission import too_small
 from samewise.runner.records.sweep_folder import SweepFolder
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-_LONGEST = 200  # maximum length of a reason
+_MAX_REASON = 200
+"""Maximum length of a reason."""
 
 
 @final
@@ -36,15 +34,20 @@ class Ray(Launcher):
     """Submits jobs to a running cluster that shares this machine's file system.
 
     Args:
-        address: Of its dashboard, http://HOST:8265; null: RAY_API_SERVER_ADDRESS, else RAY_ADDRESS.
-        cpus: Of each job; null: as many as it keeps busy.
-        gpus: For each job, also a fraction (0.5); null: one per process, if the cluster has any.
-        mem: Of each job, in bytes or as "16G"; null: not counted.
-        resources: Of the cluster's own making, for each job: {"accelerator_type:A100": 0.01}.
-        jobs: How many at a time, with --wait; null: any number.
+        address: Address of the cluster's dashboard, http://HOST:8265; null: RAY_API_SERVER_ADDRESS,
+            else RAY_ADDRESS.
+        cpus: CPUs of each job; null: as many as it keeps busy.
+        gpus: GPUs of each job, also a fraction (0.5); null: one per process, if the cluster has
+            any.
+        mem: Memory of each job, in bytes or as "16G"; null: not counted.
+        resources: The cluster's own resources for each job: {"accelerator_type:A100": 0.01}.
+        jobs: Maximum number of jobs at a time, with --wait; null: any number.
         python: The interpreter on the machines; null: this one.
         stop_s: Seconds that a job has to save when it is stopped.
-        poll_s: Seconds between two looks.
+        poll_s: Seconds between two looks at the jobs.
+
+    Raises:
+        ConfigError: A number is too small, or `mem` is not an amount of memory.
     """
 
     detached = True
@@ -62,17 +65,17 @@ class Ray(Launcher):
         stop_s: int = 120,
         poll_s: float = 2.0,
     ) -> None:
-        least = {
+        minimums = {
             "cpus": (cpus, 0.001),
             "gpus": (gpus, 0),
             "jobs": (jobs, 1),
             "stop_s": (stop_s, 1),
             "poll_s": (poll_s, 0.1),
         }
-        found = too_small(least)
+        problems = too_small(minimums)
         size = re.fullmatch(r"(\d+)([KMGT]?)", str(mem)) if mem is not None else None
         if mem is not None and size is None:
-            found.append(
+            problems.append(
                 Problem(
                     "mem",
                     "is not a valid amount of memory",
@@ -80,18 +83,13 @@ class Ray(Launcher):
                     "bytes, or a number with K, M, G or T: 16G",
                 )
             )
-        if found:
-            raise ConfigError(*found)
-        self._address, self._cpus, self._gpus, self._resources, self.most = (
-            address,
-            cpus,
-            gpus,
-            dict(resources or {}),
-            jobs,
-        )
+        if problems:
+            raise ConfigError(*problems)
+        self._address, self._cpus, self._gpus = address, cpus, gpus
+        self._resources, self.most = dict(resources or {}), jobs
         self._mem = int(size[1]) * _UNITS[size[2]] if size else None
         self._python, self._stop_s, self.poll_s = python or sys.executable, stop_s, poll_s
-        self._last = dict[int, Seen]()
+        self._last = dict[int, JobState]()
 
     def open(self, sweep: SweepFolder) -> None:
         self._server = Server(address_from(self._address))
@@ -121,42 +119,42 @@ class Ray(Launcher):
             self._ask(
                 "/api/jobs/", self._request(job, tries.get(job.number, 0) + 1, code), post=True
             )
-            self._last[job.number] = Seen(Standing.waiting)
+            self._last[job.number] = JobState(Standing.waiting)
 
-    def look(self, numbers: Iterable[int]) -> dict[int, Seen]:
-        wanted = set(numbers)
+    def look(self, numbers: Iterable[int]) -> dict[int, JobState]:
+        points = set(numbers)
         try:
-            known = self._jobs(wait=bool(self._last))
-        except NoAnswer:  # the head node is restarting
-            return {number: self._last[number] for number in wanted & self._last.keys()}
-        for number in wanted:
-            if number in known:
-                self._last[number] = self._read(known[number])
-            elif number in self._last or self._is_begun(number):
-                self._last[number] = Seen(Standing.gone, "Ray has no record of its job")
-        return {number: self._last[number] for number in wanted & self._last.keys()}
+            jobs = self._jobs(wait=bool(self._last))
+        except NoAnswer:
+            # The head node is restarting
+            return {number: self._last[number] for number in points & self._last.keys()}
+        for number in points:
+            if number in jobs:
+                self._last[number] = self._read(jobs[number])
+            elif number in self._last or self._has_started(number):
+                self._last[number] = JobState(Standing.ended, "Ray has no record of its job")
+        return {number: self._last[number] for number in points & self._last.keys()}
 
     def cancel(self, numbers: Iterable[int], *, kill: bool = False) -> None:
-        known = self._jobs()
+        jobs = self._jobs()
         for number in numbers:
-            job = known.get(number)
-            if job is None or self._read(job).standing is Standing.gone:
+            job = jobs.get(number)
+            if job is None or self._read(job).standing is Standing.ended:
                 continue
-            if (
-                job["status"] == "PENDING"
-            ):  # Ray would still start it once there is room, and then stop it
+            # Ray would still start a pending job once there is room, and then stop it
+            if job["status"] == "PENDING":
                 mark = self._mark(job["submission_id"])
                 mark.parent.mkdir(parents=True, exist_ok=True)
                 mark.touch()
             self._ask(f"/api/jobs/{quote(job['submission_id'])}/stop", post=True)
 
     def _request(self, job: Job, attempt: int, code: Path) -> dict[str, Any]:
+        """Return the body of a submission: the command, its variables and its resources."""
         name = f"{self._prefix}{job.number:04d}-{attempt}"
         start = shlex.join([self._python, *Job(job.number, job.name, self._home).arguments])
-        log, mark = (
-            shlex.quote(str(self._sweep.log(job.number).absolute())),
-            shlex.quote(str(self._mark(name))),
-        )
+        log = shlex.quote(str(self._sweep.log(job.number).absolute()))
+        mark = shlex.quote(str(self._mark(name)))
+        command = f"cd {shlex.quote(str(Path.cwd()))} && test ! -e {mark} && exec {start}"
         environment = {
             **job.environment,
             **variables(code),
@@ -164,9 +162,7 @@ class Ray(Launcher):
         }
         return {
             "submission_id": name,
-            "entrypoint": f"cd {shlex.quote(str(Path.cwd()))} && test ! -e "
-            f"{mark} && exec {start} >> "
-            f"{log} 2>&1",
+            "entrypoint": f"{command} >> {log} 2>&1",
             "runtime_env": {"env_vars": environment},
             "metadata": {"sweep": self._sweep.id, "point": job.name},
             "entrypoint_num_cpus": self._cpus if self._cpus is not None else job.threads,
@@ -187,7 +183,8 @@ class Ray(Launcher):
                 self._any_gpu = any(
                     node["resources_total"].get("GPU") for node in nodes if node["state"] == "ALIVE"
                 )
-            except (ConfigError, KeyError, TypeError, AttributeError):  # its address may change
+            except (ConfigError, KeyError, TypeError, AttributeError):
+                # Ray may change the path of this API
                 hint = "0, or the number each job needs"
                 raise ConfigError(
                     Problem(
@@ -201,66 +198,73 @@ class Ray(Launcher):
         return self._any_gpu
 
     def _jobs(self, *, wait: bool = False) -> dict[int, Mapping[str, Any]]:
-        """The latest job of each point, as Ray reports it.
+        """Return the latest job of each point, as Ray reports it.
 
         Args:
-            wait: Where the server is away, raise Away and not ConfigError.
+            wait: Raise NoAnswer instead of ConfigError if the server is away.
         """
-        found = dict[int, Mapping[str, Any]]()
+        latest = dict[int, Mapping[str, Any]]()
         for job in self._ask("/api/jobs/", wait=wait):
             name = str(job.get("submission_id") or "")
             if not name.startswith(self._prefix):
                 continue
             number = int(name.split("-")[-2])
-            if number not in found or _try(found[number]) < _try(job):
-                found[number] = job
-        return found
+            if number not in latest or _try(latest[number]) < _try(job):
+                latest[number] = job
+        return latest
 
-    def _read(self, job: Mapping[str, Any]) -> Seen:
+    def _read(self, job: Mapping[str, Any]) -> JobState:
+        """Interpret Ray's description of a job."""
         status = str(job["status"])
         if status == "RUNNING":
-            return Seen(Standing.running)
-        if self._mark(
-            job["submission_id"]
-        ).exists():  # whatever Ray reports: it may fail to stop a job that ends at once
-            return Seen(Standing.gone, "STOPPED while waiting")
+            return JobState(Standing.running)
+        # Whatever Ray reports: it may fail to stop a job that ends at once
+        if self._mark(job["submission_id"]).exists():
+            return JobState(Standing.ended, "STOPPED while waiting")
         if status == "PENDING":
-            return Seen(Standing.waiting)
+            return JobState(Standing.waiting)
         if status == "SUCCEEDED":
-            return Seen(Standing.gone)
+            return JobState(Standing.ended)
         if status == "STOPPED":
-            return Seen(Standing.gone, status)
+            return JobState(Standing.ended, status)
         code, error = int(job.get("driver_exit_code") or 0), str(job.get("error_type") or "")
         lines = [
             line.strip() for line in str(job.get("message") or "").splitlines() if line.strip()
         ]
         if code:
-            how = (
+            outcome = (
                 f"FAILED with exit code {code}" if code > 0 else f"FAILED, killed by signal {-code}"
             )
-            last = (
+            last_line = (
                 lines[-1]
                 if len(lines) > 1 and not lines[-1].startswith("Running entrypoint")
                 else ""
             )
-            return Seen(Standing.gone, f"{how}{last and f': {last[:_LONGEST]}'}", failed=code > 0)
-        why = (
+            return JobState(
+                Standing.ended,
+                f"{outcome}{last_line and f': {last_line[:_MAX_REASON]}'}",
+                failed=code > 0,
+            )
+        reason = (
             lines[-1]
             if lines and lines[0].startswith("Traceback")
             else lines[0]
             if lines
             else error
         )
-        return Seen(
-            Standing.gone, f"FAILED: {why[:_LONGEST]}", failed=error == "RUNTIME_ENV_SETUP_FAILURE"
+        return JobState(
+            Standing.ended,
+            f"FAILED: {reason[:_MAX_REASON]}",
+            failed=error == "RUNTIME_ENV_SETUP_FAILURE",
         )
 
-    def _is_begun(self, number: int) -> bool:
+    def _has_started(self, number: int) -> bool:
         """Whether a job has started and not recorded its end."""
-        word = self._sweep.word(number)
-        return "began" in word and "ended" not in word
+        record = self._sweep.word(number)
+        return "began" in record and "ended" not in record
 
     def _mark(self, name: str) -> Path:
+        """Return the file that exists if the job was told to stop while it waited."""
         return self._home / "ray" / "cancelled" / name
 
     def _ask(
@@ -271,26 +275,31 @@ class Ray(Launcher):
         post: bool = False,
         wait: bool = False,
     ) -> Any:
-        """Send a request; a ConfigError if it is refused or not answered."""
+        """Send a request and return the answer.
+
+        Raises:
+            ConfigError: The request was refused or not answered.
+            NoAnswer: The server is away, and `wait` is set.
+        """
         try:
             return self._server.ask(path, body, post=post)
-        except Refused as refused:
-            if wait and refused.code >= 500:
-                raise NoAnswer(str(refused)) from None
+        except Refused as refusal:
+            if wait and refusal.code >= 500:
+                raise NoAnswer(str(refusal)) from None
             hint = (
                 "RAY_AUTH_TOKEN, or the file ~/.ray/auth_token: `ray get-auth-token`"
-                if refused.code in (401, 403)
+                if refusal.code in (401, 403)
                 else ""
             )
             raise ConfigError(
                 Problem(
                     "launcher",
-                    f"Ray refused the request: {refused}",
+                    f"Ray refused the request: {refusal}",
                     self._server.address,
                     hint=hint,
                 )
             ) from None
-        except NoAnswer as away:
+        except NoAnswer as error:
             if wait:
                 raise
             expected = (
@@ -300,7 +309,7 @@ class Ray(Launcher):
             raise ConfigError(
                 Problem(
                     "launcher.address",
-                    f"no Ray cluster answers: {away}",
+                    f"no Ray cluster answers: {error}",
                     self._server.address,
                     expected,
                 )

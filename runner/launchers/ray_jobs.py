@@ -1,4 +1,4 @@
-"""Ray's Jobs API, over HTTP and without Ray.
+"""Call Ray's Jobs API over HTTP, without Ray.
 
 https://docs.ray.io/en/latest/cluster/running-applications/job-submission/api.html
 """
@@ -24,19 +24,24 @@ _EXPECTED = "the address of the cluster's dashboard, such as http://HOST:8265"
 
 
 class NoAnswer(Exception):
-    """The server does not answer, or gives an unexpected answer; it may be restarting."""
+    """The server does not answer, or not as Ray's would; it may be restarting."""
 
 
 class Refused(Exception):
-    """The server refused a request; contains the HTTP status and the last line of its message."""
+    """The server refused a request.
 
-    def __init__(self, code: int, said: str) -> None:
-        super().__init__(f"{said} (HTTP status {code})")
+    Args:
+        code: HTTP status.
+        message: Last line of the server's message.
+    """
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(f"{message} (HTTP status {code})")
         self.code = code
 
 
 class Server:
-    """The server of a cluster's dashboard, at http://HOST:PORT."""
+    """Server of a cluster's dashboard, at http://HOST:PORT."""
 
     def __init__(self, address: str) -> None:
         self.address = address.rstrip("/")
@@ -45,12 +50,14 @@ class Server:
     def ask(self, path: str, body: Mapping[str, Any] | None = None, *, post: bool = False) -> Any:
         """Send one request and return the answer, read as JSON.
 
-        Refused if its status is an error, NoAnswer if none came, or one that is not Ray's.
-
         Args:
-            path: Below the address.
-            body: To be sent as JSON.
-            post: With POST, otherwise GET.
+            path: Path below the address.
+            body: Values to send as JSON.
+            post: Send with POST instead of GET.
+
+        Raises:
+            Refused: The answer's status is an error.
+            NoAnswer: No answer came, or one that is not Ray's.
         """
         data = json.dumps(body or {}).encode() if post else None
         request = urllib.request.Request(
@@ -62,11 +69,11 @@ class Server:
         try:
             with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
                 return json.loads(answer.read())
-        except urllib.error.HTTPError as refused:
-            said = refused.read().decode(errors="replace")
-            is_page = said.lstrip().startswith("<")
+        except urllib.error.HTTPError as refusal:
+            text = refusal.read().decode(errors="replace")
+            is_page = text.lstrip().startswith("<")
             raise Refused(
-                refused.code, (not is_page and last_line(said)) or refused.reason
+                refusal.code, (not is_page and last_line(text)) or refusal.reason
             ) from None
         except (OSError, http.client.HTTPException) as error:
             raise NoAnswer(str(getattr(error, "reason", "") or error)) from None
@@ -74,17 +81,15 @@ class Server:
             raise NoAnswer("what answers there is not Ray's dashboard") from None
 
 
-def address_from(given: str | None) -> str:
-    """The given address, or the one in Ray's variables.
+def address_from(configured: str | None) -> str:
+    """Return the configured address, or the one in Ray's variables.
 
-    ConfigError if it is missing or is not an HTTP address.
+    Raises:
+        ConfigError: The address is missing, or is not an HTTP address.
     """
-    named = next((name for name in ADDRESSES if os.environ.get(name)), None)
-    path, address = (
-        ("launcher.address", given)
-        if given
-        else (named or "launcher.address", os.environ[named] if named else None)
-    )
+    variable = next((name for name in ADDRESSES if os.environ.get(name)), None)
+    path = variable if variable and not configured else "launcher.address"
+    address = configured or (os.environ[variable] if variable else None)
     if not address:
         raise ConfigError(
             Problem(
@@ -108,9 +113,8 @@ def address_from(given: str | None) -> str:
 
 
 def _headers() -> dict[str, str]:
-    """Authentication headers, as Ray's own commands send them: from its variables, or from the file
-    that `ray get-auth-token` writes.
-    """
+    """Return authentication headers, as Ray's own commands send them."""
+    # From Ray's variables, or from the file that `ray get-auth-token` writes
     if os.environ.get("RAY_AUTH_MODE") == "disabled":
         return {}
     token = os.environ.get("RAY_AUTH_TOKEN", "").strip()

@@ -1,12 +1,13 @@
-"""Jobs in SLURM's queue: one array for all, submitted at once.
+"""Run jobs in SLURM's queue: one array for all, submitted at once.
 
 This process need not keep running. `slurm_job.py` runs on the machines.
 
-SWEEP/slurm/
-  0001.json      a submission: which point each index of its array is, and what the machines need to
-  know 0001.sh        its batch script 0001-3.log     a link to the log of the point with index 3
-  cancelled/     an empty file for each job that was told to stop
-SWEEP/code/      copies of the code, one for each state in which it was submitted
+    SWEEP/slurm/
+      0001.json      a submission: the point of each index of its array, and what the machines need
+      0001.sh        its batch script
+      0001-3.log     a link to the log of the point with index 3
+      cancelled/     an empty file for each job that was told to stop
+    SWEEP/code/      copies of the code, one for each state in which it was submitted
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import final
 
 from samewise.runner.errors import ConfigError, Problem
-from samewise.runner.launchers.base import Job, Launcher, Seen, Standing
+from samewise.runner.launchers.base import Job, JobState, Launcher, Standing
 from samewise.runner.launchers.snapshot import snapshot, variables
 from samewise.runner.launchers.submission import (
     call,
@@ -39,7 +40,7 @@ from samewise.runner.records.files import read_json, write_json
 from samewise.runner.records.sweep_folder import SweepFolder
 
 HOME = "slurm"
-_WAITING = (
+_WAITING_STATES = (
     "PENDING",
     "REQUEUED",
     "REQUEUE_FED",
@@ -51,7 +52,7 @@ _WAITING = (
     "STOPPED",
     "RESIZING",
 )
-_ENDED = (
+_ENDED_STATES = (
     "COMPLETED",
     "CANCELLED",
     "FAILED",
@@ -63,21 +64,21 @@ _ENDED = (
     "DEADLINE",
     "REVOKED",
 )
-_BY_ITSELF = ("FAILED", "OUT_OF_MEMORY", "DEADLINE")
-"""Ends that come from the job: started again, it would end so again."""
-_AT_ONCE = 500
-"""Names of jobs in one command line."""
+_FINAL_STATES = ("FAILED", "OUT_OF_MEMORY", "DEADLINE")
+"""States of a job that would end the same way again."""
+_JOBS_PER_CALL = 500
+"""Maximum number of job names in one command line."""
 
 
 @dataclass(frozen=True)
 class _Needs:
-    """What the jobs of one array share."""
+    """Resources that the jobs of one array share."""
 
     nodes: int
     tasks: int
-    """On each node."""
+    """Tasks on each node."""
     cpus: int
-    """Of each task."""
+    """CPUs of each task."""
     gpus: str | None
 
 
@@ -86,23 +87,26 @@ class Slurm(Launcher):
     """Submits job arrays. A job that is preempted, or nears its time limit, saves and is requeued.
 
     Args:
-        partition: Of the cluster; null: its default.
-        time: Limit of each job, as sbatch takes it; null: the partition's.
+        partition: The cluster's partition; null: its default.
+        time: Time limit of each job, as sbatch takes it; null: the partition's.
         account: The account that is charged.
         qos: Quality of service.
         nodes: Machines for each job.
-        cpus: Of each job on each machine; null: as many as it keeps busy.
-        gpus: For each job on each machine, a number or TYPE:NUMBER; null: one per process, if the
-            partition has any.
-        mem: Of each job on each machine; null: the cluster's default.
-        jobs: How many at a time; null: any number.
-        setup: Shell lines before each job.
+        cpus: CPUs of each job on each machine; null: as many as it keeps busy.
+        gpus: GPUs of each job on each machine, a number or TYPE:NUMBER; null: one per process, if
+            the partition has any.
+        mem: Memory of each job on each machine; null: the cluster's default.
+        jobs: Maximum number of jobs at a time; null: any number.
+        setup: Shell lines to run before each job.
         extra: Further arguments of sbatch.
         python: The interpreter on the machines; null: this one.
         notice_s: Seconds before the time limit at which a run is told to save, and that a cancelled
             one has before it is ended.
         requeues: How often a job may be put back into the queue.
-        poll_s: Seconds between two looks.
+        poll_s: Seconds between two looks at the jobs.
+
+    Raises:
+        ConfigError: A number is too small.
     """
 
     detached = True
@@ -126,7 +130,7 @@ class Slurm(Launcher):
         requeues: int = 100,
         poll_s: float = 5.0,
     ) -> None:
-        least = {
+        minimums = {
             "nodes": (nodes, 1),
             "cpus": (cpus, 1),
             "jobs": (jobs, 1),
@@ -134,37 +138,27 @@ class Slurm(Launcher):
             "requeues": (requeues, 0),
             "poll_s": (poll_s, 0.1),
         }
-        found = too_small(least)
-        if found:
-            raise ConfigError(*found)
-        self._partition, self._nodes, self._cpus, self._gpus, self.most = (
-            partition,
-            nodes,
-            cpus,
-            gpus,
-            jobs,
-        )
-        self._setup, self._python, self._notice_s, self._requeues, self.poll_s = (
-            tuple(setup),
-            python or sys.executable,
-            notice_s,
-            requeues,
-            poll_s,
-        )
-        given = {"partition": partition, "time": time, "account": account, "qos": qos, "mem": mem}
+        problems = too_small(minimums)
+        if problems:
+            raise ConfigError(*problems)
+        self._partition, self._nodes, self._cpus, self._gpus = partition, nodes, cpus, gpus
+        self._setup, self._python = tuple(setup), python or sys.executable
+        self._notice_s, self._requeues = notice_s, requeues
+        self.most, self.poll_s = jobs, poll_s
+        options = {"partition": partition, "time": time, "account": account, "qos": qos, "mem": mem}
         self._arguments = [
-            *(f"--{name}={value}" for name, value in given.items() if value is not None),
+            *(f"--{name}={value}" for name, value in options.items() if value is not None),
             *extra,
         ]
-        self._last = dict[str, Seen]()
+        self._last = dict[str, JobState]()
 
     def open(self, sweep: SweepFolder) -> None:
         missing = [name for name in ("sbatch", "squeue", "scancel") if shutil.which(name) is None]
         if missing:
-            words = f"{' and '.join(missing)} cannot be found on this machine"
+            message = f"{' and '.join(missing)} cannot be found on this machine"
             raise ConfigError(
                 Problem(
-                    "launcher", words, "slurm", "a machine of a SLURM cluster", "launcher=local"
+                    "launcher", message, "slurm", "a machine of a SLURM cluster", "launcher=local"
                 )
             )
         self._sweep = sweep
@@ -173,57 +167,59 @@ class Slurm(Launcher):
     def submit(self, jobs: Sequence[Job]) -> None:
         (self._home / "cancelled").mkdir(parents=True, exist_ok=True)
         code = snapshot(self._sweep)
-        for needs, some in group_jobs(jobs, self._needs, self._longest()):
-            self._submit(some, needs, code)
+        for needs, group in group_jobs(jobs, self._needs, self._max_array_size()):
+            self._submit(group, needs, code)
 
-    def look(self, numbers: Iterable[int]) -> dict[int, Seen]:
-        where = self._where(numbers)
-        if not where:
+    def look(self, numbers: Iterable[int]) -> dict[int, JobState]:
+        names = self._where(numbers)
+        if not names:
             return {}
-        known = self._queue({name.partition("_")[0] for name in where.values()})
-        if known is None:  # the controller is restarting
+        states = self._queue({name.partition("_")[0] for name in names.values()})
+        if states is None:
+            # The controller is restarting
             return {
-                number: self._last.get(name, Seen(Standing.waiting))
-                for number, name in where.items()
+                number: self._last.get(name, JobState(Standing.waiting))
+                for number, name in names.items()
             }
-        self._last |= known
+        self._last |= states
         return {
-            number: known.get(name) or self._look_at_forgotten(name)
-            for number, name in where.items()
+            number: states.get(name) or self._state_of_unknown(name)
+            for number, name in names.items()
         }
 
     def cancel(self, numbers: Iterable[int], *, kill: bool = False) -> None:
-        where = self._where(numbers)
-        standing = {where[number]: seen.standing for number, seen in self.look(where).items()}
-        live = [name for name, one in standing.items() if one is not Standing.gone]
+        names = self._where(numbers)
+        standing = {names[number]: state.standing for number, state in self.look(names).items()}
+        live = [name for name, x in standing.items() if x is not Standing.ended]
         if not kill:
             for name in live:
-                (self._home / "cancelled" / name).touch()  # used by a running job
-        ended = live if kill else [name for name in live if standing[name] is Standing.waiting]
-        for some in chunks(ended, _AT_ONCE):
+                # A running job looks for this mark
+                (self._home / "cancelled" / name).touch()
+        cancelled = live if kill else [name for name in live if standing[name] is Standing.waiting]
+        for group in chunks(cancelled, _JOBS_PER_CALL):
             # Not with --state=PENDING: in SLURM 22.05 that ends all waiting jobs of the array
-            _call("scancel", *some)
+            _call("scancel", *group)
 
-    def _look_at_forgotten(self, name: str) -> Seen:
-        """The state of a job that SLURM no longer knows: it ended minutes ago, or was cancelled
-        while waiting, of which SLURM keeps no record.
-        """
+    def _state_of_unknown(self, name: str) -> JobState:
+        """Return the state of a job that SLURM no longer knows."""
+        # SLURM forgets jobs some minutes after their end, and keeps no record of those cancelled
+        # while waiting. A job that started has written to its log, the target of the link
         array, _, index = name.partition("_")
         links = [
             file.with_name(f"{file.stem}-{index}.log")
             for file in self._home.glob("*.json")
             if (read_json(file, shapes.SUBMISSION) or {}).get("job") == array
         ]
-        began = any(
+        has_started = any(
             link.exists() and link.stat().st_mtime >= link.lstat().st_mtime for link in links
         )
-        return Seen(
-            Standing.gone,
-            f"SLURM has no record of its job {name}" if began else "CANCELLED while waiting",
+        return JobState(
+            Standing.ended,
+            f"SLURM has no record of its job {name}" if has_started else "CANCELLED while waiting",
         )
 
     def _needs(self, job: Job) -> _Needs:
-        """What a job needs of each machine."""
+        """Return the resources that a job needs on each machine."""
         if self._nodes > 1 and job.spread is None:
             hint = "strategy=elastic replicas=N, launcher.nodes=1"
             raise ConfigError(
@@ -242,19 +238,21 @@ class Slurm(Launcher):
             raise ConfigError(
                 Problem("launcher.nodes", message, self._nodes, f"a divisor of {job.processes}")
             )
-        here = (
+        processes = (
             job.processes // self._nodes
             if self._nodes > 1 and job.spread == "whole"
             else job.processes
         )
-        tasks = here if self._nodes > 1 else 1  # on one machine the job starts its ranks itself
-        cpus = self._cpus or job.threads * here // job.processes
-        return _Needs(self._nodes, tasks, max(1, cpus // tasks), self._gpus_of(job, here))
+        # On one machine the job starts its ranks itself
+        tasks = processes if self._nodes > 1 else 1
+        cpus = self._cpus or job.threads * processes // job.processes
+        return _Needs(self._nodes, tasks, max(1, cpus // tasks), self._gpus_of(job, processes))
 
-    def _gpus_of(self, job: Job, here: int) -> str | None:
+    def _gpus_of(self, job: Job, processes: int) -> str | None:
+        """Return the generic resources (GRES) of a job with this many processes on each machine."""
         if self._gpus is not None:
             return f"gpu:{self._gpus}" if self._gpus not in (0, "0") else None
-        return f"gpu:{here}" if job.wants_gpu and self._has_gpus() else None
+        return f"gpu:{processes}" if job.wants_gpu and self._has_gpus() else None
 
     def _has_gpus(self) -> bool:
         if not hasattr(self, "_gres"):
@@ -266,16 +264,21 @@ class Slurm(Launcher):
             ).stdout
         return "gpu" in self._gres
 
-    def _longest(self) -> int:
-        """The maximum number of jobs in an array."""
-        found = re.search(
+    def _max_array_size(self) -> int:
+        """Return the maximum number of jobs in an array."""
+        match = re.search(
             r"^MaxArraySize\s*=\s*(\d+)", _call("scontrol", "show", "config").stdout, re.M
         )
-        return int(found[1]) - 1 if found else 1000
+        return int(match[1]) - 1 if match else 1000
 
     def _submit(self, jobs: Sequence[Job], needs: _Needs, code: Path) -> None:
+        """Submit an array of jobs with the same needs.
+
+        Raises:
+            ConfigError: SLURM refuses it.
+        """
         file = next_file(self._home)
-        given = {
+        submission = {
             "points": [job.number for job in jobs],
             "variables": [dict(job.environment) for job in jobs],
             "python": self._python,
@@ -285,13 +288,14 @@ class Slurm(Launcher):
             "notice_s": self._notice_s,
             "requeues": self._requeues,
         }
-        write_json(file, given)
+        write_json(file, submission)
         script = file.with_suffix(".sh")
         script.write_text(self._script(file, code), encoding="utf-8")
         links = [self._home / f"{file.stem}-{index}.log" for index in range(len(jobs))]
         for link, job in zip(links, jobs, strict=True):
             link.unlink(missing_ok=True)
             link.symlink_to(self._sweep.log(job.number).absolute())
+        # sbatch expands %a to the index, and %% to %
         logs = str(self._home / f"{file.stem}-").replace("%", "%%") + "%a.log"
         command = [
             "sbatch",
@@ -309,24 +313,25 @@ class Slurm(Launcher):
             *self._arguments,
             str(script),
         ]
-        done = _call(*command)
-        if done.returncode:
-            for one in (file, script, *links):
-                one.unlink()
-            words = f"SLURM refused the jobs: {_refusal(done)}"
-            if "partition" in words.lower():
-                named = "is not set" if self._partition is None else f"is {self._partition}"
+        result = _call(*command)
+        if result.returncode:
+            for path in (file, script, *links):
+                path.unlink()
+            message = f"SLURM refused the jobs: {_refusal(result)}"
+            if "partition" in message.lower():
+                setting = "is not set" if self._partition is None else f"is {self._partition}"
                 raise ConfigError(
                     Problem(
                         "launcher.partition",
-                        f"{words}; launcher.partition {named}",
+                        f"{message}; launcher.partition {setting}",
                         hint="`sinfo` lists the cluster's partitions",
                     )
                 )
-            raise ConfigError(Problem("launcher", words, shlex.join(command[1:-1])))
-        write_json(file, {**given, "job": done.stdout.strip().partition(";")[0]})
+            raise ConfigError(Problem("launcher", message, shlex.join(command[1:-1])))
+        write_json(file, {**submission, "job": result.stdout.strip().partition(";")[0]})
 
     def _script(self, file: Path, code: Path) -> str:
+        """Return the batch script, which starts `slurm_job.py` with the copied code."""
         exports = [f"export {name}={shlex.quote(value)}" for name, value in variables(code).items()]
         start = shlex.join(
             [self._python, "-P", "-m", "samewise.runner.launchers.slurm_job", str(file)]
@@ -334,44 +339,44 @@ class Slurm(Launcher):
         return "\n".join(["#!/bin/bash", "set -e", *exports, *self._setup, f"exec {start}"]) + "\n"
 
     def _where(self, numbers: Iterable[int]) -> dict[int, str]:
-        """The latest job of each submitted point, as `ARRAY_INDEX`."""
+        """Return the latest job of each submitted point, as `ARRAY_INDEX`."""
         return {
-            number: f"{job.given['job']}_{job.index}"
+            number: f"{job.record['job']}_{job.index}"
             for number, job in newest(self._home, numbers, key="job").items()
         }
 
-    def _queue(self, arrays: Iterable[str]) -> dict[str, Seen] | None:
-        """All jobs of some arrays that SLURM still knows, by `ARRAY_INDEX`.
+    def _queue(self, arrays: Iterable[str]) -> dict[str, JobState] | None:
+        """Return all jobs of some arrays that SLURM still knows, by `ARRAY_INDEX`.
 
-        None if it answered before and does not now.
+        None if SLURM answered an earlier call and does not answer now.
         """
         columns = "ArrayJobID:24,ArrayTaskID:16,State:24,exit_code:16,Reason:200"
-        found = dict[str, Seen]()
-        for some in chunks(sorted(arrays), _AT_ONCE):
-            done = _call(
+        states = dict[str, JobState]()
+        for group in chunks(sorted(arrays), _JOBS_PER_CALL):
+            result = _call(
                 "squeue",
                 "--noheader",
                 "--array",
                 "--states=all",
-                f"--jobs={','.join(some)}",
+                f"--jobs={','.join(group)}",
                 f"--Format={columns}",
             )
-            if done.returncode and "Invalid job id" not in done.stderr:
+            if result.returncode and "Invalid job id" not in result.stderr:
                 if self._last:
                     return None
                 raise ConfigError(
-                    Problem("launcher", f"SLURM does not answer: {_refusal(done)}", "slurm")
+                    Problem("launcher", f"SLURM does not answer: {_refusal(result)}", "slurm")
                 )
-            found |= (
-                dict(map(_read, filter(str.strip, done.stdout.splitlines())))
-                if not done.returncode
+            states |= (
+                dict(map(_read, filter(str.strip, result.stdout.splitlines())))
+                if not result.returncode
                 else {}
             )
-        return found
+        return states
 
 
-def _read(line: str) -> tuple[str, Seen]:
-    """Interpret squeue's description of a job."""
+def _read(line: str) -> tuple[str, JobState]:
+    """Parse squeue's description of a job."""
     array, index, state, status, reason = (
         line[:24].strip(),
         line[24:40].strip(),
@@ -380,29 +385,31 @@ def _read(line: str) -> tuple[str, Seen]:
         line[80:].strip(),
     )
     name = f"{array}_{index}"
-    if state in _WAITING:
-        return name, Seen(Standing.waiting, "" if reason == "None" else reason)
-    if state not in _ENDED:
-        return name, Seen(Standing.running)
+    if state in _WAITING_STATES:
+        return name, JobState(Standing.waiting, "" if reason == "None" else reason)
+    if state not in _ENDED_STATES:
+        return name, JobState(Standing.running)
     if state == "COMPLETED":
-        return name, Seen(Standing.gone, "")
+        return name, JobState(Standing.ended, "")
     code = os.waitstatus_to_exitcode(int(status)) if status.isdigit() else 0
-    how = f" with exit code {code}" if code > 0 and state == "FAILED" else ""
-    why = f" ({reason})" if reason not in ("", "None", "NonZeroExitCode") else ""
-    return name, Seen(Standing.gone, state + how + why, failed=state in _BY_ITSELF)
+    code_text = f" with exit code {code}" if code > 0 and state == "FAILED" else ""
+    reason_text = f" ({reason})" if reason not in ("", "None", "NonZeroExitCode") else ""
+    return name, JobState(
+        Standing.ended, state + code_text + reason_text, failed=state in _FINAL_STATES
+    )
 
 
 def _call(*command: str) -> subprocess.CompletedProcess[str]:
-    """Run a SLURM command, without the variables of a surrounding job, which it would take for
-    options.
-    """
-    kept = {
+    """Run a SLURM command."""
+    # SLURM's commands would take the variables of a surrounding job for options
+    environment = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith("SLURM_") or name in ("SLURM_CONF", "SLURM_CLUSTERS")
     }
-    return call(*command, environment=kept)
+    return call(*command, environment=environment)
 
 
-def _refusal(done: subprocess.CompletedProcess[str]) -> str:
-    return re.sub(r"^\w+: ((error|fatal): )?", "", last_line(done.stderr)) or "no message"
+def _refusal(result: subprocess.CompletedProcess[str]) -> str:
+    """Return SLURM's message, without the command's name."""
+    return re.sub(r"^\w+: ((error|fatal): )?", "", last_line(result.stderr)) or "no message"

@@ -1,13 +1,13 @@
-"""Runs on the cluster's machine: starts the run's processes, and requeues the job if the run has
-saved and is not finished.
+"""Run on the cluster's machine: start the run's processes, and requeue a job that is not finished.
 
-    python -m samewise.runner.launchers.slurm_job SWEEP/slurm/0001.json     the batch script python
-    -m samewise.runner.launchers.slurm_job rank SWEEP NUMBER         one of several ranks, started
-    by srun on the job's machines
+The batch script, and one of several ranks that srun starts on the job's machines:
+
+    python -m samewise.runner.launchers.slurm_job SWEEP/slurm/0001.json
+    python -m samewise.runner.launchers.slurm_job rank SWEEP NUMBER
 
 The run is a step (srun) whatever its size: SLURM notifies steps before a preemption and before
-their time runs out. So this process passes nothing on. Where SLURM ends the job itself (scancel,
-scontrol requeue, a preemption whose grace is over), it signals the step as well.
+their time runs out, and signals them when it ends the job itself (scancel, scontrol requeue, a
+preemption whose grace is over). So this process passes no signal on.
 """
 
 from __future__ import annotations
@@ -27,49 +27,53 @@ from samewise.runner.launchers import job
 from samewise.runner.launchers.submission import Submitted, describe_exit_code
 from samewise.runner.strategies.sealed import SECRET, new_secret
 
-_EVERY_S = 1.0
-_STOPPED = (128 + signal.SIGTERM, 128 + signal.SIGUSR1)
+_POLL_S = 1.0
+_STOP_CODES = (128 + signal.SIGTERM, 128 + signal.SIGUSR1)
 """srun's exit codes for a run that was told to stop before it could handle the signal."""
 
 
 class Batch:
-    """The batch script of one job."""
+    """Batch script of one job."""
 
     def __init__(self, job: Submitted) -> None:
-        self._job, self._given, self._sweep = job, job.given, job.sweep
+        self._job, self._record, self._sweep = job, job.record, job.sweep
         # Not SLURM_JOB_ID: for an array's last job it is the id of the whole array
         self._id = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{job.index}"
         self._mark = job.mark(self._id)
 
     def run(self) -> int:
-        """Start the run and wait for it, then requeue or end the job; return the exit code."""
+        """Start the run, wait for it, then requeue or end the job; return the exit code."""
         signal.signal(signal.SIGTERM, _ignore_signal)
         tries = self._sweep.word(self._job.number).get("tries", 0)
         code = 0 if self._mark.exists() else self._train()
         if self._mark.exists():
-            return self._leave("scancel", self._id, code=code)
-        if self._state() != "RUNNING":  # SLURM has ended it, and knows why
+            return self._end_job("scancel", self._id, code=code)
+        if self._state() != "RUNNING":
+            # SLURM has ended the job, and knows why
             return code
-        word = self._sweep.word(self._job.number)
-        told = word.get("tries", 0) > tries and "ended" in word
-        if (told and word["exit_code"] == INTERRUPTED) or (not told and code in _STOPPED):
-            if int(os.environ.get("SLURM_RESTART_COUNT", "0")) < self._given["requeues"]:
-                return self._leave("scontrol", "requeue", self._id, code=code)
+        record = self._sweep.word(self._job.number)
+        has_recorded_end = record.get("tries", 0) > tries and "ended" in record
+        if (has_recorded_end and record["exit_code"] == INTERRUPTED) or (
+            not has_recorded_end and code in _STOP_CODES
+        ):
+            if int(os.environ.get("SLURM_RESTART_COUNT", "0")) < self._record["requeues"]:
+                return self._end_job("scontrol", "requeue", self._id, code=code)
             print("requeued too often; launcher.requeues sets the limit", file=sys.stderr)
-        elif code and not told:
-            said = describe_exit_code(128 - code if code - 128 in set(signal.Signals) else code)
-            self._sweep.note(self._job.number, ended=time.time(), exit_code=code, said=said)
+        elif code and not has_recorded_end:
+            message = describe_exit_code(128 - code if code - 128 in set(signal.Signals) else code)
+            self._sweep.note(self._job.number, ended=time.time(), exit_code=code, said=message)
         return code
 
     def _train(self) -> int:
-        given = self._given
-        ranks = given["nodes"] * given["tasks"]
+        """Run the step, and return its exit code as a shell would."""
+        submission = self._record
+        ranks = submission["nodes"] * submission["tasks"]
         step = ["srun", "--mpi=none", "--input=none", "--kill-on-bad-exit=0", "--wait=120"]
         step += [
-            f"--nodes={given['nodes']}",
+            f"--nodes={submission['nodes']}",
             f"--ntasks={ranks}",
-            f"--ntasks-per-node={given['tasks']}",
-            f"--cpus-per-task={given['cpus']}",
+            f"--ntasks-per-node={submission['tasks']}",
+            f"--cpus-per-task={submission['cpus']}",
         ]
         point = [str(self._sweep.path), str(self._job.number)]
         module = (
@@ -77,30 +81,32 @@ class Batch:
             if ranks > 1
             else ["samewise.runner.launchers.job", *point]
         )
-        meeting = {"MASTER_PORT": str(_free_port()), SECRET: new_secret()} if ranks > 1 else {}
-        command = [*step, given["python"], "-P", "-u", "-m", *module]
-        process = subprocess.Popen(command, env={**os.environ, **self._job.variables, **meeting})
-        told = 0.0
+        rendezvous = {"MASTER_PORT": str(_free_port()), SECRET: new_secret()} if ranks > 1 else {}
+        command = [*step, submission["python"], "-P", "-u", "-m", *module]
+        process = subprocess.Popen(command, env={**os.environ, **self._job.variables, **rendezvous})
+        stop_time = 0.0
         while True:
             try:
-                code = process.wait(_EVERY_S)
+                code = process.wait(_POLL_S)
                 return code if code >= 0 else 128 - code
             except subprocess.TimeoutExpired:
-                if told and time.monotonic() > told + given["notice_s"]:
-                    return 128 + signal.SIGKILL  # it does not stop; the end of the job will end it
-                if not told and self._mark.exists():
-                    told = time.monotonic()
-                    # Srun passes it on to all ranks; at SIGTERM it would kill them
+                if stop_time and time.monotonic() > stop_time + submission["notice_s"]:
+                    # The run does not stop; the end of the job will end it
+                    return 128 + signal.SIGKILL
+                if not stop_time and self._mark.exists():
+                    stop_time = time.monotonic()
+                    # srun passes SIGUSR1 on to all ranks; at SIGTERM it would kill them
                     process.send_signal(signal.SIGUSR1)
 
     def _state(self) -> str:
-        found = re.search(
+        """Return SLURM's name for the job's state; empty if it does not say."""
+        match = re.search(
             r"\bJobState=(\w+)", _output_of("scontrol", "show", "job", "--oneliner", self._id)
         )
-        return found[1] if found else ""
+        return match[1] if match else ""
 
-    def _leave(self, *command: str, code: int) -> int:
-        """Make SLURM end this job, and wait for that."""
+    def _end_job(self, *command: str, code: int) -> int:
+        """Make SLURM end or requeue this job, and wait for that."""
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         print(_output_of(*command), file=sys.stderr, end="")
         time.sleep(60)
@@ -109,31 +115,34 @@ class Batch:
 
 def be_rank(sweep: Path, number: int) -> int:
     """Train as one of several ranks, with SLURM's variables in place of torchrun's."""
-    names = {
+    variables = {
         "RANK": "PROCID",
         "WORLD_SIZE": "NTASKS",
         "LOCAL_RANK": "LOCALID",
         "MASTER_ADDR": "LAUNCH_NODE_IPADDR",
     }
-    os.environ.update({name: os.environ[f"SLURM_{its}"] for name, its in names.items()})
+    os.environ.update(
+        {name: os.environ[f"SLURM_{slurm_name}"] for name, slurm_name in variables.items()}
+    )
     os.environ["LOCAL_WORLD_SIZE"] = os.environ["SLURM_NTASKS_PER_NODE"]
     return job.main(sweep, number)
 
 
 def _output_of(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    return done.stdout + done.stderr
+    """Run a command, and return its output and errors."""
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return result.stdout + result.stderr
 
 
 def _free_port() -> int:
-    """A free port on this machine, which runs rank 0."""
-    with socket.socket() as one:
-        one.bind(("", 0))
-        return one.getsockname()[1]
+    """Return a free port on this machine, which runs rank 0."""
+    with socket.socket() as server:
+        server.bind(("", 0))
+        return server.getsockname()[1]
 
 
 def _ignore_signal(number: int, frame: FrameType | None) -> None:
-    """The run itself gets the signal; this process waits for it to end."""
+    """Ignore a signal that the run itself gets; this process waits for the run."""
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Copies the code that a job will run, so that later edits do not affect it."""
+"""Copy the code that a job will run, so that later edits do not affect it."""
 
 from __future__ import annotations
 
@@ -17,38 +17,40 @@ from samewise.runner.processes.variables import HASH_SEED
 from samewise.runner.records import sources
 from samewise.runner.records.sweep_folder import SweepFolder
 
-_LARGE = 16 << 20  # bytes; a larger file is data in a package, and is linked
+_LARGE = 16 << 20
+"""Bytes; a larger file is data in a package, and is linked."""
 CONFIGS = "project_configs"
-"""The folder in it that holds the project's config files."""
+"""Folder of a copy that holds the project's config files."""
 
 
 def snapshot(sweep: SweepFolder) -> Path:
-    """Copy samewise's files, the project's packages and config folders, and other code that the
-    points reach, to SWEEP/code/DIGEST; nothing installed.
+    """Copy the code to SWEEP/code/DIGEST, unless it is there, and return that folder.
 
-    Returns the folder with the copy, one for each state of the code.
+    The copy holds samewise's files, the project's packages and config folders, and other code that
+    the points reach; nothing installed.
 
     Args:
-        sweep: The sweep's folder; its facts name the packages and the config folders, the first
-            searched first.
+        sweep: The sweep's folder; its facts name the packages, and the config folders in the order
+            of search.
     """
     packages, configs = sweep.facts.get("packages", ()), sweep.facts.get("configs", ())
-    found = collect_sources(
+    files = collect_sources(
         packages, [Path(folder) for folder in configs], sources.files_in(sweep.sources)
     )
     settings = settings_text(packages, configs=CONFIGS if configs else "")
-    target = sweep.path.absolute() / "code" / _digest(found, settings)
+    target = sweep.path.absolute() / "code" / _digest(files, settings)
     if not target.is_dir():
         target.parent.mkdir(parents=True, exist_ok=True)
-        making = target.with_name(f".{uuid.uuid4().hex}")
-        _copy(found, making)
-        (making / CONFIGS).mkdir(exist_ok=True)
-        (making / "pyproject.toml").write_text(settings, encoding="utf-8")
+        unfinished = target.with_name(f".{uuid.uuid4().hex}")
+        _copy(files, unfinished)
+        (unfinished / CONFIGS).mkdir(exist_ok=True)
+        (unfinished / "pyproject.toml").write_text(settings, encoding="utf-8")
         try:
-            making.rename(target)
+            unfinished.rename(target)
         except OSError:
-            shutil.rmtree(making)
-            if not target.is_dir():  # another process was faster
+            shutil.rmtree(unfinished)
+            # Another process may have been faster
+            if not target.is_dir():
                 raise
     return target
 
@@ -56,7 +58,13 @@ def snapshot(sweep: SweepFolder) -> Path:
 def collect_sources(
     packages: Sequence[str], configs: Sequence[Path], reached: Iterable[str]
 ) -> list[tuple[Path, Path]]:
-    """The files to copy, each with its place in the copy."""
+    """Return the files to copy, each with its place in the copy.
+
+    Args:
+        packages: The project's packages.
+        configs: Its config folders, in the order of search.
+        reached: Labels of files that the points reach.
+    """
     import samewise
 
     folders = {"samewise": Path(samewise.__path__[0])}
@@ -69,75 +77,79 @@ def collect_sources(
     ):
         if (folder := _package_folder(name)) is not None:
             folders[name] = folder
-    found = [
+    files = [
         (Path(name, file.relative_to(folder)), file)
         for name, folder in folders.items()
         for file in _files(folder)
     ]
-    found += [
+    files += [
         (Path(label), file)
         for label in labels
         if "/" not in label and (file := sources.place(label)) is not None
     ]
-    for folder in reversed(configs):  # copied last, since the first takes precedence
-        found += [(Path(CONFIGS, file.relative_to(folder)), file) for file in _files(folder)]
-    return found
+    # The first folder takes precedence, so it is copied last
+    for folder in reversed(configs):
+        files += [(Path(CONFIGS, file.relative_to(folder)), file) for file in _files(folder)]
+    return files
 
 
 def variables(code: Path) -> Mapping[str, str]:
-    """Environment variables with which Python processes import samewise and the project from the
-    copy.
-    """
-    before = os.environ.get("PYTHONPATH")
+    """Return variables with which Python imports samewise and the project from the copy."""
+    python_path = os.environ.get("PYTHONPATH")
     return {
-        "PYTHONPATH": os.pathsep.join([str(code), *([before] if before else [])]),
+        "PYTHONPATH": os.pathsep.join([str(code), *([python_path] if python_path else [])]),
         "PYTHONSAFEPATH": "1",
         PROJECT: str(code),
     } | HASH_SEED
 
 
 def _package_folder(name: str) -> Path | None:
-    """The folder of a package of the project.
+    """Return the folder of a package of the project.
 
-    None if it is installed, a single file, or missing.
+    None if the package is installed, a single file, or missing.
     """
-    found = importlib.util.find_spec(name)
-    places = list(found.submodule_search_locations or ()) if found else []
+    spec = importlib.util.find_spec(name)
+    places = list(spec.submodule_search_locations or ()) if spec else []
     if not places or sources.is_library(Path(places[0])):
         return None
     return Path(places[0])
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """All files below a folder in a fixed order, following links, without caches and hidden files."""
-    seen = set[str]()
-    for at, folders, names in os.walk(folder, followlinks=True):
-        real = os.path.realpath(at)
+    """Yield all files below a folder in a fixed order, without caches and hidden files."""
+    visited = set[str]()
+    for path, folders, names in os.walk(folder, followlinks=True):
+        # Links are followed, and may form circles
+        real = os.path.realpath(path)
         folders[:] = (
             []
-            if real in seen
+            if real in visited
             else sorted(
                 name for name in folders if name != "__pycache__" and not name.startswith(".")
             )
         )
-        if real not in seen:
-            seen.add(real)
-            yield from (Path(at, name) for name in sorted(names) if not name.startswith("."))
+        if real not in visited:
+            visited.add(real)
+            yield from (Path(path, name) for name in sorted(names) if not name.startswith("."))
 
 
-def settings_text(packages: Sequence[str], **others: str) -> str:
-    """The pyproject.toml of a copy, with these packages and those other settings that are not
-    empty.
+def settings_text(packages: Sequence[str], **options: str) -> str:
+    """Return a copy's pyproject.toml.
+
+    Args:
+        packages: The project's packages.
+        options: Other settings; empty ones are left out.
     """
     settings = {
         "packages": list(packages),
-        **{key: value for key, value in others.items() if value},
+        **{key: value for key, value in options.items() if value},
     }
     lines = [f"{name} = {json.dumps(value)}\n" for name, value in settings.items()]
     return "".join(["[tool.samewise]\n", *lines])
 
 
 def _digest(files: Iterable[tuple[Path, Path]], settings: str) -> str:
+    """Return a short digest of files and settings; of large files only path, size and time."""
     total = hashlib.sha256(settings.encode())
     for name, file in files:
         facts = file.stat()
@@ -151,7 +163,7 @@ def _digest(files: Iterable[tuple[Path, Path]], settings: str) -> str:
 
 
 def _copy(files: Iterable[tuple[Path, Path]], target: Path) -> None:
-    """Copy with modification times, so that compiled Python files stay valid and are copied too."""
+    """Copy files to their places, and compiled Python files with them."""
     for name, file in files:
         place = target / name
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -159,6 +171,7 @@ def _copy(files: Iterable[tuple[Path, Path]], target: Path) -> None:
         if file.stat().st_size > _LARGE:
             place.symlink_to(file.resolve())
             continue
+        # With its modification time, so that the compiled file stays valid
         shutil.copy2(file, place)
         compiled = (
             Path(importlib.util.cache_from_source(str(file))) if file.suffix == ".py" else None

@@ -1,9 +1,8 @@
-"""Shared by launchers that submit to a cluster: the files that record submissions, and calls of a
-cluster's commands.
+"""Record submissions to a cluster, and call a cluster's commands.
 
 SWEEP/HOME/
-  0001.json      a submission: which point each of its indices is, and what the machines need to
-  know cancelled/     an empty file for each job that was told to stop
+  0001.json      a submission: the point of each of its indices, and what the machines need
+  cancelled/     an empty file for each job that was told to stop
 """
 
 from __future__ import annotations
@@ -29,11 +28,17 @@ PATIENCE_S = 60
 
 @dataclass(frozen=True)
 class Submitted:
-    """A submitted job."""
+    """A submitted job.
+
+    Args:
+        file: The submission's file.
+        index: The job's index in the submission.
+        record: Content of the file.
+    """
 
     file: Path
     index: int
-    given: Mapping[str, Any]
+    record: Mapping[str, Any]
 
     @classmethod
     def read(cls, file: Path, index: int) -> Submitted:
@@ -43,39 +48,47 @@ class Submitted:
     @property
     def number(self) -> int:
         """The point's number."""
-        return int(self.given["points"][self.index])
+        return int(self.record["points"][self.index])
 
     @property
     def sweep(self) -> SweepFolder:
+        """The sweep's folder."""
         return SweepFolder(self.file.parents[1])
 
     @property
     def variables(self) -> Mapping[str, str]:
-        """Its environment variables."""
-        return self.given["variables"][self.index]
+        """The job's environment variables."""
+        return self.record["variables"][self.index]
 
     def mark(self, name: str = "") -> Path:
-        """The file that exists once the job was told to stop; `0001-3` unless a name is given."""
+        """Return the file that exists once the job was told to stop.
+
+        Args:
+            name: Name of the file; "" for the submission and index, `0001-3`.
+        """
         return self.file.parent / "cancelled" / (name or f"{self.file.stem}-{self.index}")
 
 
 def newest(home: Path, numbers: Iterable[int], *, key: str = "points") -> dict[int, Submitted]:
-    """The latest job of each submitted point.
+    """Return the latest job of each submitted point.
 
-    A submission without `key` was not accepted by the cluster yet, and does not count.
+    Args:
+        home: Folder of the submissions.
+        numbers: Points to look for.
+        key: Key that a submission has once the cluster has accepted it; others do not count.
     """
-    found = dict[int, Submitted]()
+    latest = dict[int, Submitted]()
     for file in sorted(home.glob("*.json")):
-        given: Mapping[str, Any] = read_json(file, shapes.SUBMISSION) or {}
-        found |= {
-            point: Submitted(file, index, given)
-            for index, point in enumerate(given["points"] if key in given else ())
+        submission: Mapping[str, Any] = read_json(file, shapes.SUBMISSION) or {}
+        latest |= {
+            point: Submitted(file, index, submission)
+            for index, point in enumerate(submission["points"] if key in submission else ())
         }
-    return {number: found[number] for number in numbers if number in found}
+    return {number: latest[number] for number in numbers if number in latest}
 
 
 def next_file(home: Path) -> Path:
-    """The file for the next submission."""
+    """Return the file for the next submission."""
     number = 1 + max(
         (int(file.stem) for file in home.glob("*.json") if file.stem.isdecimal()), default=0
     )
@@ -86,10 +99,12 @@ def group_jobs(
     jobs: Sequence[Job], needs: Callable[[Job], K], longest: int
 ) -> Iterator[tuple[K, Sequence[Job]]]:
     """Group jobs with the same needs, at most `longest` per group."""
-    alike = dict[K, list[Job]]()
+    by_needs = dict[K, list[Job]]()
     for job in jobs:
-        alike.setdefault(needs(job), []).append(job)
-    return ((need, some) for need, several in alike.items() for some in chunks(several, longest))
+        by_needs.setdefault(needs(job), []).append(job)
+    return (
+        (need, group) for need, matching in by_needs.items() for group in chunks(matching, longest)
+    )
 
 
 def chunks(values: Sequence[T], longest: int) -> Iterator[Sequence[T]]:
@@ -97,12 +112,12 @@ def chunks(values: Sequence[T], longest: int) -> Iterator[Sequence[T]]:
     return (values[start : start + longest] for start in range(0, len(values), longest))
 
 
-def too_small(least: Mapping[str, tuple[float | None, float]]) -> list[Problem]:
-    """A problem for each setting, given as (value, lowest) by name, that is too small."""
+def too_small(minimums: Mapping[str, tuple[float | None, float]]) -> list[Problem]:
+    """Return a problem for each setting, as (value, lowest) by name, that is too small."""
     return [
-        Problem(name, "is too small", value, f"at least {low}")
-        for name, (value, low) in least.items()
-        if value is not None and value < low
+        Problem(name, "is too small", value, f"at least {lowest}")
+        for name, (value, lowest) in minimums.items()
+        if value is not None and value < lowest
     ]
 
 
@@ -126,12 +141,12 @@ def call(
 
 
 def last_line(text: str) -> str:
-    """The last non-empty line; empty if there is none."""
+    """Return the last non-empty line of a text; "" if there is none."""
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
 
 
 def describe_exit_code(code: int) -> str:
-    """How a run's process ended if it left no record; a negative number is a signal."""
+    """Describe the end of a run's process that left no record; a negative code is a signal."""
     return (
         f"killed by {signal.Signals(-code).name}"
         if code < 0

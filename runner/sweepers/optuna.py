@@ -106,7 +106,10 @@ class Optuna(Sweeper):
     def open(self, space: Space, folder: Path, *, monitor: str, mode: str) -> None:
         """Writes nothing: another process may be running the sweep."""
         space.require_dimensions()
-        if self._name == "cmaes" and sum(one.interval is not None for one in space.dimensions) < 2:
+        if (
+            self._name == "cmaes"
+            and sum(dimension.interval is not None for dimension in space.dimensions) < 2
+        ):
             raise ConfigError(
                 Problem(
                     "sweeper",
@@ -135,7 +138,7 @@ class Optuna(Sweeper):
             trial = study.ask()
         else:
             return None
-        values = {one.key: _suggest(trial, one) for one in self._space.dimensions}
+        values = {dimension.key: _suggest(trial, dimension) for dimension in self._space.dimensions}
         # Before the point is written: a point always has its trial
         optuna_study.make_durable(self._folder.path)
         return Setting(trial.number, values)
@@ -162,7 +165,7 @@ class Optuna(Sweeper):
         if self._pruner is None or seed:
             return {}
         (metric,) = self._objectives
-        told = {
+        reporter = {
             "_target_": "samewise.runner.sweepers.optuna_reporter.Reporter",
             "folder": str(self._folder.path),
             "trial": setting.number,
@@ -170,7 +173,7 @@ class Optuna(Sweeper):
             "pruner": self._pruner,
             "pruner_options": self._pruner_options,
         }
-        return {REPORTER: json.dumps(told)}
+        return {REPORTER: json.dumps(reporter)}
 
     @functools.cached_property
     def _study(self) -> optuna.Study:
@@ -183,18 +186,21 @@ class Optuna(Sweeper):
         study = optuna_study.open_study(
             self._folder.path, self._objectives, sampler=self._sampler(0), pruner=pruner
         )
-        written = {point.setting for point in self._folder.points()}
+        recorded_trials = {point.setting for point in self._folder.points()}
         trials = study.get_trials(deepcopy=False)
         self._orphans.extend(
-            one.number
-            for one in trials
-            if one.state is optuna.trial.TrialState.RUNNING and one.number not in written
+            trial.number
+            for trial in trials
+            if trial.state is optuna.trial.TrialState.RUNNING
+            and trial.number not in recorded_trials
         )
         return study
 
     def _own_trials(self) -> list[FrozenTrial]:
         return [
-            one for one in self._study.get_trials(deepcopy=False) if _REPEATS not in one.user_attrs
+            trial
+            for trial in self._study.get_trials(deepcopy=False)
+            if _REPEATS not in trial.user_attrs
         ]
 
     def _sampler(self, number: int) -> Any:
@@ -235,14 +241,14 @@ class Optuna(Sweeper):
             if number not in trial.intermediate_values
         }
         if missing:
-            live = optuna_study.attach(
+            live_trial = optuna_study.attach(
                 self._folder.path,
                 trial.number,
                 pruner=self._study.pruner,
                 store=self._study._storage,  # pyright: ignore[reportPrivateUsage]
             )  # pyright: ignore[reportPrivateUsage]
             for number, value in missing.items():
-                optuna_study.report(live, value, number)
+                optuna_study.report(live_trial, value, number)
 
     def _logged(self, trial: int) -> dict[int, float]:
         """What the first seed's run reports of its evaluations if trials are pruned, from its
@@ -272,8 +278,8 @@ class Optuna(Sweeper):
 
     def _tell_again(self, failed: FrozenTrial, values: list[float]) -> None:
         if not any(
-            one.user_attrs.get(_REPEATS) == failed.number
-            for one in self._study.get_trials(deepcopy=False)
+            trial.user_attrs.get(_REPEATS) == failed.number
+            for trial in self._study.get_trials(deepcopy=False)
         ):
             repeat = optuna.create_trial(
                 params=failed.params,

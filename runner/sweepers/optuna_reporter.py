@@ -58,19 +58,19 @@ class Reporter(Callback):
             self._number,
             pruner=optuna_study.pruner(self._pruner, self._pruner_options),
         )
-        state = trial.storage.get_trial(trial._trial_id)  # pyright: ignore[reportPrivateUsage]
-        if state.state.is_finished():
+        stored_trial = trial.storage.get_trial(trial._trial_id)  # pyright: ignore[reportPrivateUsage]
+        if stored_trial.state.is_finished():
             return
         self._trial = trial
-        done = {
+        values = {
             key: value
             for key, value in journal.logged_values(RunFolder(run.folder).metrics).items()
             if key[0] <= run.step
         }
         for number, value in optuna_study.logged(
-            done, self._metric, run.evaluation_interval
+            values, self._metric, run.evaluation_interval
         ).items():
-            if number not in state.intermediate_values:
+            if number not in stored_trial.intermediate_values:
                 self._report(run, value, number)
 
     def on_evaluation(self, run: RunView, metrics: Mapping[str, float]) -> None:

@@ -188,8 +188,8 @@ def _make(
                 nearest(name, classes),
             )
         )
-    known = inspect.signature(classes[name]).parameters
-    unknown = [option for option in options if option not in known]
+    parameters = inspect.signature(classes[name]).parameters
+    unknown = [option for option in options if option not in parameters]
     if unknown:
         message = f"Optuna's {classes[name].__name__} has no such argument"
         raise ConfigError(
@@ -198,7 +198,7 @@ def _make(
                     f"{path}_options.{option}",
                     message,
                     options[option],
-                    hint=nearest(option, known),
+                    hint=nearest(option, parameters),
                 )
                 for option in unknown
             )

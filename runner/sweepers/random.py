@@ -34,7 +34,10 @@ class _RandomSweeper(Sweeper, abc.ABC):
         self._settings = [
             Setting(
                 number,
-                {one.key: one.at(share) for one, share in zip(dimensions, shares, strict=True)},
+                {
+                    dimension.key: dimension.at(share)
+                    for dimension, share in zip(dimensions, shares, strict=True)
+                },
             )
             for number, shares in enumerate(rows)
         ]
@@ -55,7 +58,7 @@ class Random(_RandomSweeper):
 
     def _shares(self, dimensions: Sequence[Dimension]) -> Iterable[Sequence[float]]:
         return [
-            [_share(self._seed, number, one.key) for one in dimensions]
+            [_share(self._seed, number, dimension.key) for dimension in dimensions]
             for number in range(self._trials)
         ]
 

@@ -154,8 +154,8 @@ class Space:
 
         ConfigError if a dimension is an interval, which cannot be listed.
         """
-        endless = [dimension for dimension in self.dimensions if dimension.interval]
-        if endless:
+        intervals = [dimension for dimension in self.dimensions if dimension.interval]
+        if intervals:
             hint = "give values, or choose sweeper=random, sobol or optuna"
             raise ConfigError(
                 *(
@@ -166,7 +166,7 @@ class Space:
                         "values",
                         hint,
                     )
-                    for one in endless
+                    for one in intervals
                 )
             )
         count = math.prod(len(dimension.values) for dimension in self.dimensions) * max(
@@ -185,21 +185,21 @@ class Space:
             yield dict(zip((dimension.key for dimension in self.dimensions), values, strict=True))
 
 
-def read_space(given: Sequence[str], *, project: Project) -> Space:
+def read_space(overrides: Sequence[str], *, project: Project) -> Space:
     """Parse the overrides of a sweep; ConfigError if one cannot be read, or has no values."""
     groups, parser = Loader(project).groups(), OverridesParser.create()
-    parts, read = list[str | Dimension](), list[Override]()
-    given, problems = remove_split_overrides(given, parser)
-    for text in given:
+    parts, parsed_overrides = list[str | Dimension](), list[Override]()
+    overrides, problems = remove_split_overrides(overrides, parser)
+    for text in overrides:
         try:
             (override,) = parser.parse_overrides([text])
-            read.append(override)
+            parsed_overrides.append(override)
             parts.append(_part(override, text, parser, groups))
         except (HydraException, ValueError) as error:
             problems.append(unreadable(text, error))
         except ConfigError as error:
             problems += error.problems
-    problems += _set_again(read, groups)
+    problems += _set_again(parsed_overrides, groups)
     problems += [
         _of_whole_sweep(part)
         for part in parts
@@ -226,36 +226,36 @@ def _of_whole_sweep(part: Dimension) -> Problem:
     )
 
 
-def _set_again(given: Sequence[Override], known: Container[str]) -> list[Problem]:
+def _set_again(overrides: Sequence[Override], groups: Container[str]) -> list[Problem]:
     """A problem for each key that varies and is set once more, with other values than in the
     points' names. One value before several is replaced by them.
     """
     problems = dict[str, Problem]()
-    for place, later in enumerate(given):
+    for position, later in enumerate(overrides):
         # To an earlier choice, which stays
-        adds = later.is_sweep_override() and later.is_add() and later.key_or_group in known
-        for earlier in given[:place]:
+        adds = later.is_sweep_override() and later.is_add() and later.key_or_group in groups
+        for earlier in overrides[:position]:
             if (earlier.is_sweep_override() or adds) and any(
-                _overlap(one, other)
-                for one in _paths(earlier, known)
-                for other in _paths(later, known)
+                _overlap(path, later_path)
+                for path in _paths(earlier, groups)
+                for later_path in _paths(later, groups)
             ):
-                words = (
+                message = (
                     "varies twice"
                     if earlier.is_sweep_override() and later.is_sweep_override()
                     else "varies, and is set once more"
                 )
-                again, expected = (
+                value, expected = (
                     str((earlier if adds else later).input_line),
                     "one override for each key that varies",
                 )
                 problems.setdefault(
-                    earlier.key_or_group, Problem(earlier.key_or_group, words, again, expected)
+                    earlier.key_or_group, Problem(earlier.key_or_group, message, value, expected)
                 )
     return list(problems.values())
 
 
-def _paths(override: Override, known: Container[str]) -> list[str]:
+def _paths(override: Override, groups: Container[str]) -> list[str]:
     """The keys that an override sets, those of a mapping one by one.
 
     If it chooses from a group, what is before its `=`, and the `=`.
@@ -263,9 +263,9 @@ def _paths(override: Override, known: Container[str]) -> list[str]:
     value: Any = override.value()
     values: list[Any] = value.list if isinstance(value, ChoiceSweep) else [value]
     key = override.get_key_element().lstrip("+~")
-    if override.key_or_group in known and not any(isinstance(one, dict) for one in values):
+    if override.key_or_group in groups and not any(isinstance(x, dict) for x in values):
         return [f"{key}="]
-    return [path for one in values for path in _leaves(key, one)]
+    return [path for x in values for path in _leaves(key, x)]
 
 
 def _leaves(key: str, value: Any) -> Iterator[str]:
@@ -276,8 +276,10 @@ def _leaves(key: str, value: Any) -> Iterator[str]:
         yield from _leaves(f"{key}.{name}", inner)
 
 
-def _overlap(one: str, other: str) -> bool:
-    return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")
+def _overlap(path: str, other_path: str) -> bool:
+    return (
+        path == other_path or path.startswith(f"{other_path}.") or other_path.startswith(f"{path}.")
+    )
 
 
 def _part(
@@ -285,7 +287,7 @@ def _part(
 ) -> str | Dimension:
     if not override.is_sweep_override():
         return text
-    key, after = (
+    key, value_text = (
         SEED
         if override.key_or_group == SEED and not override.is_add()
         else override.get_key_element(),
@@ -297,39 +299,41 @@ def _part(
             Problem(key, "there is no such tag", unknown[0], "log", nearest(unknown[0], ["log"]))
         )
     if isinstance(value, IntervalSweep):
-        _require_whole_ends(key, value, after, parser)
-        return Dimension(key, after, interval=_interval(key, value, after))
+        _require_whole_ends(key, value, value_text, parser)
+        return Dimension(key, value_text, interval=_interval(key, value, value_text))
     if (
         isinstance(value, RangeSweep)
         and value.step
         and abs((value.stop or 0) - (value.start or 0)) / abs(value.step) > MOST
     ):
-        raise ConfigError(Problem(key, "has too many values", after, f"at most {MOST}"))
-    before = random.getstate()
+        raise ConfigError(Problem(key, "has too many values", value_text, f"at most {MOST}"))
+    random_state = random.getstate()
     random.seed(text)  # `shuffle(...)`: the same command gives the same order
     try:
-        found = (
+        texts = (
             value.filter(list(groups.get(override.key_or_group, ())))
             if isinstance(value, Glob)
             else override.sweep_string_iterator()
         )
-        values = tuple(dict.fromkeys(found))
+        values = tuple(dict.fromkeys(texts))
     finally:
-        random.setstate(before)
+        random.setstate(random_state)
     if not values and isinstance(value, RangeSweep):
         raise ConfigError(
             Problem(
                 key,
                 "is an empty range",
-                after,
+                value_text,
                 "range(FIRST, END), with END greater than FIRST, or range(NUMBER)",
             )
         )
     if not values:
         raise ConfigError(
-            Problem(key, "no such choice", after, hint=f"`samewise list {key}` shows the choices")
+            Problem(
+                key, "no such choice", value_text, hint=f"`samewise list {key}` shows the choices"
+            )
         )
-    return Dimension(key, after, values)
+    return Dimension(key, value_text, values)
 
 
 def _interval(key: str, sweep: IntervalSweep, text: str) -> Interval:
@@ -352,9 +356,11 @@ def _interval(key: str, sweep: IntervalSweep, text: str) -> Interval:
 def _require_whole_ends(key: str, sweep: IntervalSweep, text: str, parser: OverridesParser) -> None:
     """Refuse `int(interval(1.5,4.7))`, which Hydra reads as 1 to 4."""
     (override,) = parser.parse_overrides([f"{key}=" + re.sub(r"\bint(?=\s*\()", "float", text)])
-    written: Any = override.value()
-    if (written.start, written.end) != (sweep.start, sweep.end) and isinstance(sweep.start, int):
-        low, high = math.ceil(written.start), math.floor(written.end)
+    unrounded: Any = override.value()
+    if (unrounded.start, unrounded.end) != (sweep.start, sweep.end) and isinstance(
+        sweep.start, int
+    ):
+        low, high = math.ceil(unrounded.start), math.floor(unrounded.end)
         hint = f"int(interval({low},{high}))" if low < high else ""
         raise ConfigError(
             Problem(

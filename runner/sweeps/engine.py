@@ -18,7 +18,7 @@ from samewise.runner.config import compose
 from samewise.runner.config.project import Project
 from samewise.runner.config.saved import satisfies
 from samewise.runner.errors import ConfigError, Interrupted, Problem
-from samewise.runner.launchers.base import Job, Launcher, Seen, Standing
+from samewise.runner.launchers.base import Job, Launcher, JobState, Standing
 from samewise.runner.processes.this_process import on_signals
 from samewise.runner.records import kept_sources, locks, own_code, shapes, sources
 from samewise.runner.records.files import read_mapping
@@ -279,7 +279,7 @@ class Sweep:
         if now.state is State.failed:
             self._failed.setdefault(now.point.folder, now)
 
-    def _result(self, point: Point, seen: Seen | None = None) -> PointResult:
+    def _result(self, point: Point, seen: JobState | None = None) -> PointResult:
         return repeat_failure(
             point_result(self.folder, point, seen), self._failed.get(point.folder)
         )
@@ -344,7 +344,7 @@ class Sweep:
     def _collect(self) -> None:
         seen = self.launcher.look(list(self._running))
         for number, known in seen.items():
-            if known.standing is not Standing.gone:
+            if known.standing is not Standing.ended:
                 continue
             point, _ = self._running.pop(number)
             self._is_held = False

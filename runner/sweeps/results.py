@@ -16,7 +16,7 @@ from typing import Any
 
 from samewise.runner.config.project import Project
 from samewise.runner.errors import INTERRUPTED, ConfigError, strip_heading
-from samewise.runner.launchers.base import Launcher, Seen, Standing
+from samewise.runner.launchers.base import Launcher, JobState, Standing
 from samewise.runner.records import shapes, trust
 from samewise.runner.records.files import open_to_read, read_mapping
 from samewise.runner.records.folder import RunFolder
@@ -96,7 +96,7 @@ class PointResult:
         return float(self.metrics.get(self.objective, math.nan))
 
 
-def point_result(folder: SweepFolder, point: Point, seen: Seen | None = None) -> PointResult:
+def point_result(folder: SweepFolder, point: Point, seen: JobState | None = None) -> PointResult:
     """The result of a point, with its launcher's information if that was asked."""
     word = folder.word(point.number)
     tries = int(word.get("tries", 0))
@@ -141,7 +141,7 @@ def point_result(folder: SweepFolder, point: Point, seen: Seen | None = None) ->
     )
 
 
-def point_results(folder: SweepFolder, seen: Mapping[int, Seen] | None = None) -> list[PointResult]:
+def point_results(folder: SweepFolder, seen: Mapping[int, JobState] | None = None) -> list[PointResult]:
     """The results of all points, in order."""
     known = seen or {}
     found = [point_result(folder, point, known.get(point.number)) for point in folder.points()]
@@ -198,7 +198,7 @@ UNSUBMITTED = "not submitted"
 """Why a point waits that the cluster does not know, as it refused its job."""
 
 
-def _name_unsubmitted(found: Sequence[PointResult], seen: Mapping[int, Seen]) -> list[PointResult]:
+def _name_unsubmitted(found: Sequence[PointResult], seen: Mapping[int, JobState]) -> list[PointResult]:
     """The results, with the reason for points that wait, but for no job.
 
     Those that are the same run as an earlier one have none of their own.
@@ -234,12 +234,12 @@ def open_launcher(folder: SweepFolder, project: Project) -> Launcher:
     return launcher
 
 
-def _state(word: Mapping[str, Any], seen: Seen | None) -> tuple[State, str]:
+def _state(word: Mapping[str, Any], seen: JobState | None) -> tuple[State, str]:
     reason = str(word.get("reason") or (seen.reason if seen else ""))
     said = str(word.get("said") or "")
     if word.get("pruned"):
         return State.pruned, str(word["pruned"])
-    if seen is not None and seen.standing is not Standing.gone:
+    if seen is not None and seen.standing is not Standing.ended:
         return State(seen.standing.value), seen.reason
     if "ended" in word:
         code = word.get("exit_code")

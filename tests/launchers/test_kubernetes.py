@@ -146,6 +146,6 @@ def test_the_status_of_a_job_is_read_for_each_index(job: dict[str, Any]) -> None
     whole = {**job, "status": status}
     jsonschema.Draft202012Validator(SCHEMA).validate(whole)
     seen = kubernetes_status.read_job(whole, pods, 8)
-    assert [seen[index].standing.value for index in range(8)] == ["gone"] * 4 + ["running"] + ["waiting"] * 3
+    assert [seen[index].standing.value for index in range(8)] == ["ended"] * 4 + ["running"] + ["waiting"] * 3
     assert [seen[index].failed for index in range(4)] == [False, False, True, True]
     assert [seen[index].reason for index in (3, 5, 6, 7)] == ["OOMKilled", "Unschedulable: 0/3 nodes are available", "ImagePullBackOff", ""]

@@ -41,7 +41,7 @@ class Started:
 
     def end(self, number: int) -> None:
         self.launcher.cancel([number], kill=True)
-        while self.launcher.look([number])[number].standing is not Standing.gone:
+        while self.launcher.look([number])[number].standing is not Standing.ended:
             time.sleep(0.01)
         del self.running[number]
 

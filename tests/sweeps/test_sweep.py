@@ -19,7 +19,7 @@ from samewise_forked import Forked, run
 import samewise as samewise_in_python
 from samewise.runner.config.project import find
 from samewise.runner.errors import INTERRUPTED, ConfigError
-from samewise.runner.launchers.base import Job, Launcher, Seen, Standing
+from samewise.runner.launchers.base import Job, Launcher, JobState, Standing
 from samewise.runner.launchers.job import main as run_job
 from samewise.runner.processes.this_process import on_signals
 from samewise.runner.records import locks
@@ -148,8 +148,8 @@ class InThisProcess(Launcher):
             with nullcontext() if self.codes else locks.hold(run.lock), on_signals((signal.SIGTERM, signal.SIGUSR1), signal.SIG_IGN):
                 self.codes.append(run_job(job.sweep, job.number))
 
-    def look(self, numbers: Iterable[int]) -> dict[int, Seen]:
-        return {number: Seen(Standing.gone) for number in numbers}
+    def look(self, numbers: Iterable[int]) -> dict[int, JobState]:
+        return {number: JobState(Standing.ended) for number in numbers}
 
     def cancel(self, numbers: Iterable[int], *, kill: bool = False) -> None:
         pass
