@@ -1,4 +1,4 @@
-"""Stops training when the monitored metric no longer improves."""
+"""Stop training when the monitored metric no longer improves."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ class EarlyStopping(Callback):
 
     Args:
         monitor: The metric's name, with its split.
-        mode: "min" or "max": which is better.
-        patience: Evaluations in a row without improvement that are borne.
-        min_delta: What counts as improvement, in the metric's unit.
+        mode: Which value is better: "min" or "max".
+        patience: Evaluations in a row without improvement after which training stops.
+        min_delta: Smallest change that counts as an improvement, in the metric's unit.
+
+    Raises:
+        ConfigError: A value is not valid.
     """
 
     def __init__(

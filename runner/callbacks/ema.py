@@ -1,4 +1,4 @@
-"""An exponential moving average of the weights, evaluated in addition to the model."""
+"""Average the weights exponentially, and evaluate the average in addition to the model."""
 
 from __future__ import annotations
 
@@ -13,31 +13,34 @@ from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.interfaces import Callback, Outcome, RunView
 
 HORIZON = 0.05
-"""The mean age of what the average holds, as a share of the steps: torchvision's published recipe
-has 0.04."""
+"""Mean age of the averaged weights, as a share of the steps. torchvision's published recipe has
+0.04."""
 
 
 @final
 class ExponentialMovingAverage(Callback):
-    """`averaged = decay * averaged + (1 - decay) * weights`, of parameters and floating-point
-    buffers.
+    """Averages parameters and floating-point buffers: `decay * averaged + (1 - decay) * weights`.
 
-    Without a `decay` the average reaches back over a fixed share of the steps so far, however many
+    Without a `decay`, the average reaches back over a fixed share of the steps so far, however many
     they are: the n-th update has `decay = (1 - 1 / n) ** (1 / horizon - 1)`, so that after n
-    updates their mean age is `horizon * n`, and the initial weights count for nothing (Karras et
-    al. 2023, arXiv 2312.02696, section 3.1: the power function average).
+    updates the mean age is `horizon * n`, and the initial weights count for nothing (Karras et al.
+    2023, arXiv 2312.02696, section 3.1: the power function average).
 
-    With a `decay` it is the same at every update, as given; or, with `rescale`, as in
-    pytorch/vision's references/classification (`utils.ExponentialMovingAverage`, train.py): `1 -
-    decay` becomes `min(1, (1 - decay) * batch * every_steps / epochs)` with the global batch. While
-    the learning rate warms up, the average is the weights themselves.
+    A `decay` is the same at every update. With `rescale`, as in pytorch/vision's
+    references/classification (`utils.ExponentialMovingAverage`, train.py), `1 - decay` becomes
+    `min(1, (1 - decay) * batch * every_steps / epochs)` with the global batch.
+
+    While the learning rate warms up, the average equals the weights.
 
     Args:
-        decay: Of every update, in [0, 1]; None: as above.
+        decay: Decay of every update, in [0, 1]; None: grows with the number of updates.
         every_steps: Steps between two updates.
-        rescale: Rescale a given `decay` as above.
+        rescale: Rescale `decay` to the batch and the epochs.
         warmup_epochs: Epochs at the start in which the average follows the weights.
-        horizon: Without a `decay`, the share of the steps; None: `HORIZON`.
+        horizon: Without a `decay`, the mean age as a share of the steps; None: `HORIZON`.
+
+    Raises:
+        ConfigError: A value is not valid, or has no effect beside the others.
     """
 
     def __init__(
@@ -102,7 +105,8 @@ class ExponentialMovingAverage(Callback):
         if self._start is not None:
             return
         self._start = run.step
-        if run.step:  # the checkpoint has no average: it begins with that checkpoint's weights
+        # A checkpoint without an average: this one begins with the checkpoint's weights
+        if run.step:
             self._update(run, 1.0)
 
     def on_step(self, run: RunView, outcome: Outcome) -> None:
@@ -116,7 +120,7 @@ class ExponentialMovingAverage(Callback):
 
     @torch.no_grad()
     def _update(self, run: RunView, alpha: float) -> None:
-        # A tied tensor is updated once
+        # By id, so that a tied tensor is updated once
         tensors = {
             id(tensor): tensor for tensor in self._averaged.state_dict(keep_vars=True).values()
         }
@@ -127,7 +131,7 @@ class ExponentialMovingAverage(Callback):
                 averaged.copy_(weight)
 
     def _weight(self, step: int, first: int) -> float:
-        """The weight of step `step`, at which an average that begins after step `first` is updated."""
+        """Return the share of the current weights at a step of an average that begins after `first`."""
         if step <= first:
             return 1.0
         if self._decay is not None:
@@ -135,11 +139,16 @@ class ExponentialMovingAverage(Callback):
         return 1.0 - (1.0 - 1.0 / (step // self._every - first // self._every)) ** self._power
 
     def _cautions(self, steps: int, first: int) -> list[Problem]:
-        """Warnings if the average would hardly leave the weights that it begins with, after `first`
-        of so many steps.
+        """Return warnings if the average would stay close to the weights that it begins with.
+
+        Args:
+            steps: Steps of the run.
+            first: Step after which the average begins.
         """
         if self._every > steps or first >= steps:
-            message = f"the run has {steps:,} steps: the average would be of none of them"
+            message = (
+                f"the run has only {steps:,} steps, all before the first update of the average"
+            )
             return [
                 Problem("callbacks.ema", message, hint="a smaller every_steps or warmup_epochs")
             ]
@@ -148,7 +157,7 @@ class ExponentialMovingAverage(Callback):
             return []
         message = (
             f"the average spans about {horizon:,.0f} steps, but the run has only "
-            f"{steps - first:,} for it: it stays close to the weights that it begins with"
+            f"{steps - first:,} for it, so it stays close to its first weights"
         )
         return [
             Problem(

@@ -1,4 +1,4 @@
-"""Logs the learning rate of each parameter group that begins with a different one."""
+"""Log the learning rate of each parameter group that begins with a different one."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class LearningRateLog(Callback):
     def on_step(self, run: RunView, outcome: Outcome) -> None:
         if outcome.step % self._every:
             return
-        by_phase = run.learning_rates()
-        for phase, rates in by_phase.items():
-            name = "train/lr" if len(by_phase) == 1 else f"train/lr/{phase}"
+        rates_by_phase = run.learning_rates()
+        for phase, rates in rates_by_phase.items():
+            name = "train/lr" if len(rates_by_phase) == 1 else f"train/lr/{phase}"
             run.log(
                 {name: rates[0]}
                 if len(rates) == 1

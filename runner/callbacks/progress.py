@@ -1,5 +1,6 @@
-"""Shows what is trained, its progress and when it will end: a bar on a terminal or in a notebook,
-otherwise a line a minute; a line for each evaluation.
+"""Show what is trained, its progress and when it will end.
+
+A terminal and a notebook have a bar, other outputs a line a minute; each evaluation has a line.
 """
 
 from __future__ import annotations
@@ -25,44 +26,48 @@ from samewise.runner.records.console import PlainConsole
 from samewise.runner.secrets import printable, redact
 
 _FIRST_S = 10.0
-"""Seconds after which the first line is due: it says when the run will end."""
+"""Seconds until the first line, which says when the run will end."""
 
 
 @final
 class ProgressBar(Callback):
-    """Shows steps, loss, speed and the time left, on standard error.
+    """Shows steps, loss, speed and remaining time on standard error.
 
     Args:
-        refresh_s: Seconds between two drawings.
-        line_s: Without a bar: the seconds between lines that report progress.
+        refresh_s: Seconds between two updates of the bar.
+        line_s: Seconds between two lines of progress, without a bar.
     """
 
     def __init__(self, *, refresh_s: float = 0.2, line_s: float = 60.0) -> None:
         self._refresh_s, self._line_s = refresh_s, line_s
         self._console = PlainConsole(stderr=True)
         self._bar: _TerminalBar | _NotebookBar | None = None
-        self._drawn = 0.0
+        self._last_draw = 0.0
         self._wait_s = min(_FIRST_S, line_s)
-        self._began: tuple[float, int] = (0.0, 0)
-        self._last: int | None = None
-        self._trains = False
+        self._start: tuple[float, int] = (0.0, 0)
+        self._last_step: int | None = None
+        self._is_whole_training = False
 
     def on_start(self, run: RunView) -> None:
-        self._began, self._last, self._trains = (time.monotonic(), run.step), run.step, True
+        self._start, self._last_step, self._is_whole_training = (
+            (time.monotonic(), run.step),
+            run.step,
+            True,
+        )
         if run.is_main:
             epochs = (
                 f"{run.total_steps} steps of {run.batch_size} samples, {run.steps_per_epoch} "
                 "per epoch"
             )
-            self._say(
+            self._print(
                 run.label,
                 f"  {run.folder} on {run.device}",
                 f"  {run.parameters:,} parameters, {run.samples:,} samples, {epochs}",
             )
             if run.left_out:
-                self._say(f"  evaluates {run.left_out}")
+                self._print(f"  evaluates {run.left_out}")
         if run.step and run.is_main:
-            self._say(f"resumed at step {run.step} of {run.total_steps}")
+            self._print(f"resumed at step {run.step} of {run.total_steps}")
         if run.is_main and self._console.is_jupyter:
             self._bar = _NotebookBar(run.total_steps, run.step)
         elif run.is_main and sys.stderr.isatty():
@@ -70,38 +75,37 @@ class ProgressBar(Callback):
 
     def on_step(self, run: RunView, outcome: Outcome) -> None:
         now = time.monotonic()
-        if (
-            self._last is None or outcome.step != self._last + 1
-        ):  # `verify` repeats a part of the training: its end is not the training's
-            self._began, self._drawn, self._trains = (now, outcome.step), now, False
-        self._last = outcome.step
+        # `verify` repeats a part of the training, whose end is not the training's
+        if self._last_step is None or outcome.step != self._last_step + 1:
+            self._start, self._last_draw, self._is_whole_training = (now, outcome.step), now, False
+        self._last_step = outcome.step
         if (
             not run.is_main
-            or outcome.step == self._began[1]
-            or now - self._drawn <= (self._refresh_s if self._bar else self._wait_s)
+            or outcome.step == self._start[1]
+            or now - self._last_draw <= (self._refresh_s if self._bar else self._wait_s)
         ):
             return
-        self._drawn = now
+        self._last_draw = now
         losses = "  ".join(f"{name} {value:.4f}" for name, value in outcome.losses.items())
         if self._bar:
             self._bar.draw(outcome.step, self._epoch(run), losses)
         else:
             self._wait_s = self._line_s
-            per_step = (now - self._began[0]) / (outcome.step - self._began[1])
+            per_step = (now - self._start[0]) / (outcome.step - self._start[1])
             speed = f"{1 / per_step:.3g} steps/s"
-            ends = time.strftime(
+            end_time = time.strftime(
                 "%H:%M", time.localtime(time.time() + per_step * (run.total_steps - outcome.step))
             )
-            speed += f", ends at about {ends}" if self._trains else ""
-            self._say(
+            speed += f", ends at about {end_time}" if self._is_whole_training else ""
+            self._print(
                 f"{self._epoch(run)}  step {outcome.step} of {run.total_steps}  {losses}  {speed}"
             )
 
     def on_evaluation(self, run: RunView, metrics: Mapping[str, float]) -> None:
         if run.is_main:
-            shown = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+            values = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
             best = "  (best)" if run.best.get("step") == run.step else ""
-            self._say(f"epoch {round(run.epoch, 2):g}  step {run.step}  {shown}{best}")
+            self._print(f"epoch {round(run.epoch, 2):g}  step {run.step}  {values}{best}")
 
     def on_end(self, run: RunView) -> None:
         if self._bar:
@@ -109,18 +113,18 @@ class ProgressBar(Callback):
             self._bar.stop()
             self._bar = None
 
-    def _say(self, *lines: str) -> None:
+    def _print(self, *lines: str) -> None:
         for line in lines:
             self._console.print(line, highlight=False, soft_wrap=True)
         if self._bar is None:
-            self._drawn = time.monotonic()
+            self._last_draw = time.monotonic()
 
     def _epoch(self, run: RunView) -> str:
         return f"epoch {min(run.step // run.steps_per_epoch + 1, run.max_epochs)}/{run.max_epochs}"
 
 
 class _TerminalBar:
-    """Rich's progress bar, removed when it stops."""
+    """Progress bar of Rich, removed when it stops."""
 
     def __init__(self, console: PlainConsole, total: int, step: int) -> None:
         columns = (
@@ -146,25 +150,22 @@ class _TerminalBar:
 
 
 class _NotebookBar:
-    """An output of a notebook's cell, replaced at each update: HTML, without widgets.
-
-    Its last state stays.
-    """
+    """Output of a notebook's cell, replaced at each update: HTML, without widgets."""
 
     def __init__(self, total: int, step: int) -> None:
         from IPython.display import display
 
-        self._total, self._first, self._began = total, step, time.monotonic()
-        self._shown: Any = display(self._drawn(step, "", ""), raw=True, display_id=True)
+        self._total, self._first, self._start = total, step, time.monotonic()
+        self._display: Any = display(self._output(step, "", ""), raw=True, display_id=True)
 
     def draw(self, step: int, epoch: str, losses: str) -> None:
-        self._shown.update(self._drawn(step, epoch, losses), raw=True)
+        self._display.update(self._output(step, epoch, losses), raw=True)
 
     def stop(self) -> None:
         pass
 
-    def _drawn(self, step: int, epoch: str, losses: str) -> dict[str, str]:
-        elapsed_s = time.monotonic() - self._began
+    def _output(self, step: int, epoch: str, losses: str) -> dict[str, str]:
+        elapsed_s = time.monotonic() - self._start
         remaining_s = (
             elapsed_s / (step - self._first) * (self._total - step) if step > self._first else 0.0
         )

@@ -1,4 +1,4 @@
-"""Logs the speed of training."""
+"""Log the speed of training."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from samewise.runner.interfaces import Callback, Outcome, RunView
 
 @final
 class Throughput(Callback):
-    """Logs `speed/samples_per_s`, `speed/step_ms` and, on CUDA, `speed/gpu_memory_mib` (the peak),
-    means over the steps since the last entry.
+    """Logs the speed of training: means over the steps since the last entry.
+
+    The metrics are `speed/samples_per_s`, `speed/step_ms` (milliseconds) and, on CUDA,
+    `speed/gpu_memory_mib`, the peak in MiB.
 
     Args:
         every_steps: Steps between two entries.
@@ -22,11 +24,11 @@ class Throughput(Callback):
 
     def __init__(self, *, every_steps: int = 20) -> None:
         self._every = max(every_steps, 1)
-        self._since = 0.0
+        self._start = 0.0
         self._steps = self._samples = 0
 
     def on_start(self, run: RunView) -> None:
-        self._since, self._steps, self._samples = time.perf_counter(), 0, 0
+        self._start, self._steps, self._samples = time.perf_counter(), 0, 0
 
     def on_step(self, run: RunView, outcome: Outcome) -> None:
         self._steps += 1
@@ -34,20 +36,16 @@ class Throughput(Callback):
         if outcome.step % self._every:
             return
         now = time.perf_counter()
-        seconds = now - self._since
-        logged = {
+        seconds = now - self._start
+        speeds = {
             "speed/samples_per_s": self._samples / seconds,
             "speed/step_ms": 1000 * seconds / self._steps,
         }
-        self._since, self._steps, self._samples = now, 0, 0
+        self._start, self._steps, self._samples = now, 0, 0
         if run.device == "cuda":
-            logged["speed/gpu_memory_mib"] = torch.cuda.max_memory_allocated() / 2**20
-        run.log(logged)
+            speeds["speed/gpu_memory_mib"] = torch.cuda.max_memory_allocated() / 2**20
+        run.log(speeds)
 
     def on_evaluation(self, run: RunView, metrics: Mapping[str, float]) -> None:
         # The time of an evaluation does not count as training
-        self._since, self._steps, self._samples = (
-            time.perf_counter(),
-            0,
-            0,
-        )
+        self._start, self._steps, self._samples = time.perf_counter(), 0, 0

@@ -1,4 +1,4 @@
-"""All combinations of the values."""
+"""Try all combinations of the values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from samewise.runner.sweepers.space import Space
 
 @final
 class Grid(Sweeper):
-    """All combinations; the last key on the command line changes fastest."""
+    """Tries all combinations; the last key on the command line changes fastest."""
 
     def open(self, space: Space, folder: Path, *, monitor: str, mode: str) -> None:
         self._settings = [Setting(number, values) for number, values in enumerate(space.grid())]

@@ -1,10 +1,6 @@
-"""Settings chosen by Optuna 5 from earlier results: one at a time when there is room.
+"""Let Optuna 5 choose settings by earlier results, one at a time when there is room.
 
-The study is a journal in the sweep's folder.
-
-A setting's number is its trial's. The study may be left at any moment: a trial that was asked for
-and never written down as a point is the first that is given out again, and one that was written
-down and not told is told when the sweep goes on.
+The study is a journal in the sweep's folder. A setting's number is its trial's.
 """
 
 from __future__ import annotations
@@ -31,9 +27,9 @@ from samewise.runner.tracking import journal
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
-_REPEATS = "samewise.repeats"
-"""An attribute of a trial that holds the result of one that had failed and was run again: a
-finished trial cannot be changed."""
+# A finished trial cannot be changed, so a repeated one is added
+_REPEATED_TRIAL = "samewise.repeats"
+"""Attribute of a trial that holds the result of a failed trial that was run again."""
 
 
 @final
@@ -41,17 +37,20 @@ class Optuna(Sweeper):
     """Asks Optuna for settings.
 
     Args:
-        sampler: tpe (Bergstra et al., NeurIPS 2011), gp (Gaussian processes), cmaes (Hansen and
-            Ostermeier 2001), nsgaii (Deb et al. 2002), or random.
-        trials: How many settings.
-        seed: The key of the sampler's draws.
+        sampler: Sampler of Optuna: tpe (Bergstra et al., NeurIPS 2011), gp (Gaussian processes),
+            cmaes (Hansen and Ostermeier 2001), nsgaii (Deb et al. 2002), or random.
+        trials: Number of settings.
+        seed: Seed of the sampler's draws.
         objectives: Metrics, each with min or max; null: the experiments' `evaluate.monitor`. A
             metric is taken at the step that was best by `evaluate.monitor`; with `final/` before
-            its name, at the last one.
-        pruner: What stops trials that promise little: median, successive_halving (Li et al. 2018),
-            hyperband (Li et al., JMLR 2018); null: nothing.
+            its name, at the last step.
+        pruner: Pruner that stops unpromising trials: median, successive_halving (Li et al. 2018),
+            hyperband (Li et al., JMLR 2018); null: none.
         sampler_options: Further arguments of Optuna's sampler.
         pruner_options: Arguments of Optuna's pruner; its steps are evaluations, counted from 1.
+
+    Raises:
+        ConfigError: A value is not valid, or does not go with the others.
     """
 
     listed = False
@@ -69,14 +68,14 @@ class Optuna(Sweeper):
     ) -> None:
         if trials < 1:
             raise ConfigError(Problem("trials", "is too small", trials, "at least 1"))
-        wrong = {
+        wrong_modes = {
             name: mode for name, mode in (objectives or {}).items() if mode not in ("min", "max")
         }
-        if wrong:
+        if wrong_modes:
             raise ConfigError(
                 *(
                     Problem(f"objectives.{name}", "is not a valid direction", mode, "min or max")
-                    for name, mode in wrong.items()
+                    for name, mode in wrong_modes.items()
                 )
             )
         if len(objectives or {}) > 1 and pruner:
@@ -101,10 +100,10 @@ class Optuna(Sweeper):
         self._pruner = pruner
         optuna_study.sampler(sampler, self._sampler_options, seed=seed)
         optuna_study.pruner(pruner, self._pruner_options)
-        self._orphans = deque[int]()
+        self._unrecorded_trials = deque[int]()
 
     def open(self, space: Space, folder: Path, *, monitor: str, mode: str) -> None:
-        """Writes nothing: another process may be running the sweep."""
+        """Check the space, and write nothing: another process may be running the sweep."""
         space.require_dimensions()
         if (
             self._name == "cmaes"
@@ -129,8 +128,9 @@ class Optuna(Sweeper):
 
     def ask(self) -> Setting | None:
         study = self._study
-        if self._orphans:
-            number = self._orphans.popleft()
+        # A crash between asking for a trial and writing its points leaves a trial without points
+        if self._unrecorded_trials:
+            number = self._unrecorded_trials.popleft()
             study.sampler = self._sampler(number)
             trial = optuna.Trial(study, study.get_trials(deepcopy=False)[number]._trial_id)  # pyright: ignore[reportPrivateUsage]
         elif len(self._own_trials()) < self._trials:
@@ -148,9 +148,9 @@ class Optuna(Sweeper):
         values = self._values(result) if result.state == "finished" else None
         if trial.state.is_finished():
             if trial.state is optuna.trial.TrialState.FAIL and values is not None:
-                self._tell_again(trial, values)
+                self._add_repeat(trial, values)
         elif values is not None:
-            self._report_logged(trial)
+            self._report_evaluations(trial)
             self._study.tell(trial.number, values)
         else:
             self._study.tell(
@@ -161,7 +161,7 @@ class Optuna(Sweeper):
             )
 
     def variables(self, setting: Setting, seed: int) -> Mapping[str, str]:
-        """If trials are pruned, the first seed's run reports."""
+        """Return the first seed's reporter if trials are pruned."""
         if self._pruner is None or seed:
             return {}
         (metric,) = self._objectives
@@ -177,18 +177,19 @@ class Optuna(Sweeper):
 
     @functools.cached_property
     def _study(self) -> optuna.Study:
-        """Opened on first use, by the process that runs the sweep."""
+        """The study, opened on first use by the process that runs the sweep."""
         if self._name == "gp":
             import torch
 
-            torch.set_num_threads(1)  # leave the cores to the jobs
+            # Leave the cores to the jobs
+            torch.set_num_threads(1)
         pruner = optuna_study.pruner(self._pruner, self._pruner_options)
         study = optuna_study.open_study(
             self._folder.path, self._objectives, sampler=self._sampler(0), pruner=pruner
         )
         recorded_trials = {point.setting for point in self._folder.points()}
         trials = study.get_trials(deepcopy=False)
-        self._orphans.extend(
+        self._unrecorded_trials.extend(
             trial.number
             for trial in trials
             if trial.state is optuna.trial.TrialState.RUNNING
@@ -197,23 +198,27 @@ class Optuna(Sweeper):
         return study
 
     def _own_trials(self) -> list[FrozenTrial]:
+        """Return the trials that are settings of the sweep, without repeated ones."""
         return [
             trial
             for trial in self._study.get_trials(deepcopy=False)
-            if _REPEATS not in trial.user_attrs
+            if _REPEATED_TRIAL not in trial.user_attrs
         ]
 
     def _sampler(self, number: int) -> Any:
-        """A new sampler per trial, keyed by its number: one that started over after a restart would
-        repeat the first settings.
-        """
+        """Return a new sampler for a trial, keyed by its number."""
+        # A sampler that started over after a restart would repeat the first settings
         digest = hashlib.blake2b(f"{self._seed}/{number}".encode(), digest_size=4).digest()
         return optuna_study.sampler(
             self._name, self._sampler_options, seed=int.from_bytes(digest, "big")
         )
 
     def _values(self, result: Result) -> list[float] | None:
-        """The objectives' values; None if one is not a number."""
+        """Return the objectives' values; None if one is NaN.
+
+        Raises:
+            ConfigError: The runs lack an objective.
+        """
         missing = [name for name in self._objectives if name not in result.metrics]
         if missing:
             raise ConfigError(
@@ -230,14 +235,11 @@ class Optuna(Sweeper):
         values = [result.metrics[name] for name in self._objectives]
         return None if any(math.isnan(value) for value in values) else values
 
-    def _report_logged(self, trial: FrozenTrial) -> None:
-        """Report the evaluations of a run that finished outside of the sweep, and reported none.
-
-        Whatever the pruner says, it counts as finished.
-        """
+    def _report_evaluations(self, trial: FrozenTrial) -> None:
+        """Report the evaluations of a run that finished outside the sweep and reported none."""
         missing = {
             number: value
-            for number, value in self._logged(trial.number).items()
+            for number, value in self._evaluations(trial.number).items()
             if number not in trial.intermediate_values
         }
         if missing:
@@ -247,13 +249,12 @@ class Optuna(Sweeper):
                 pruner=self._study.pruner,
                 store=self._study._storage,  # pyright: ignore[reportPrivateUsage]
             )  # pyright: ignore[reportPrivateUsage]
+            # The run has finished, whatever the pruner says
             for number, value in missing.items():
                 optuna_study.report(live_trial, value, number)
 
-    def _logged(self, trial: int) -> dict[int, float]:
-        """What the first seed's run reports of its evaluations if trials are pruned, from its
-        journal.
-        """
+    def _evaluations(self, trial: int) -> dict[int, float]:
+        """Return what the first seed's run reports if trials are pruned, from its journal."""
         point = next((point for point in self._folder.points() if point.setting == trial), None)
         if self._pruner is None or point is None:
             return {}
@@ -270,29 +271,30 @@ class Optuna(Sweeper):
             0,
         )
         (metric,) = self._objectives
-        return optuna_study.logged(
+        return optuna_study.metric_by_evaluation(
             values,
             metric.removeprefix("final/"),
             evaluate.every_steps or round((evaluate.every_epochs or 0) * steps_per_epoch),
         )
 
-    def _tell_again(self, failed: FrozenTrial, values: list[float]) -> None:
+    def _add_repeat(self, failed: FrozenTrial, values: list[float]) -> None:
+        """Add a trial with the result of a failed one that was run again."""
         if not any(
-            trial.user_attrs.get(_REPEATS) == failed.number
+            trial.user_attrs.get(_REPEATED_TRIAL) == failed.number
             for trial in self._study.get_trials(deepcopy=False)
         ):
             repeat = optuna.create_trial(
                 params=failed.params,
                 distributions=failed.distributions,
                 values=values,
-                user_attrs={_REPEATS: failed.number},
-                intermediate_values=self._logged(failed.number),
+                user_attrs={_REPEATED_TRIAL: failed.number},
+                intermediate_values=self._evaluations(failed.number),
             )
             self._study.add_trial(repeat)
 
 
 def _suggest(trial: optuna.Trial, dimension: Dimension) -> str:
-    """A trial's value for a dimension, in override syntax; an existing value is kept."""
+    """Return a trial's value for a dimension, in override syntax; an existing value stays."""
     interval = dimension.interval
     if interval is None:
         return str(trial.suggest_categorical(dimension.key, list(dimension.values)))

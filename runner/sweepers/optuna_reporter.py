@@ -1,6 +1,4 @@
-"""Runs in a job: reports each evaluation to Optuna's study, and ends the run if the pruner decides
-so.
-"""
+"""Report each evaluation of a job to Optuna's study, and stop the run if the pruner decides so."""
 
 from __future__ import annotations
 
@@ -26,11 +24,11 @@ class Reporter(Callback):
     A pruned run stops like an interrupted one: it saves, and can be resumed to its full length.
 
     Args:
-        folder: The sweep's.
+        folder: The sweep's folder.
         trial: The trial's number.
-        metric: What is reported: `valid/accuracy`.
+        metric: Name of the metric to report: `valid/accuracy`.
         pruner: The pruner's name.
-        pruner_options: Its arguments.
+        pruner_options: The pruner's arguments.
     """
 
     def __init__(
@@ -48,9 +46,7 @@ class Reporter(Callback):
         self._pruned = ""
 
     def on_start(self, run: RunView) -> None:
-        """Attach to the trial, and report the evaluations of a run that was begun outside of the
-        sweep. A trial that had failed cannot be changed.
-        """
+        """Attach to the trial, and report the evaluations of a run that began outside the sweep."""
         if not run.is_main:
             return
         trial = optuna_study.attach(
@@ -59,6 +55,7 @@ class Reporter(Callback):
             pruner=optuna_study.pruner(self._pruner, self._pruner_options),
         )
         stored_trial = trial.storage.get_trial(trial._trial_id)  # pyright: ignore[reportPrivateUsage]
+        # A trial that had failed cannot be changed
         if stored_trial.state.is_finished():
             return
         self._trial = trial
@@ -67,7 +64,7 @@ class Reporter(Callback):
             for key, value in journal.logged_values(RunFolder(run.folder).metrics).items()
             if key[0] <= run.step
         }
-        for number, value in optuna_study.logged(
+        for number, value in optuna_study.metric_by_evaluation(
             values, self._metric, run.evaluation_interval
         ).items():
             if number not in stored_trial.intermediate_values:
@@ -95,11 +92,12 @@ class Reporter(Callback):
         if self._trial is None or self._pruned:
             return
         try:
-            unpromising = optuna_study.report(self._trial, value, number)
-        except OSError as error:  # a full disk is no reason to end the training
+            should_prune = optuna_study.report(self._trial, value, number)
+        except OSError as error:
+            # A full disk is no reason to end the training
             print(f"warning: an evaluation was not reported to the sweep: {error}", file=sys.stderr)
             return
-        if unpromising and not run.is_over and not run.is_stopping:
+        if should_prune and not run.is_over and not run.is_stopping:
             self._pruned = f"{self._metric} {value:.4g} at evaluation {number}, by {self._pruner}"
             run.interrupt(f"the sweep's pruner ({self._pruned})")
 

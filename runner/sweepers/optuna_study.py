@@ -1,6 +1,6 @@
-"""A sweep's Optuna study: its file, and samplers and pruners by name.
+"""Open a sweep's Optuna study, and make samplers and pruners by name.
 
-Used by the sweep's process and by jobs that report to it.
+The sweep's process uses this, and the jobs that report to it.
 """
 
 from __future__ import annotations
@@ -57,16 +57,14 @@ PRUNERS: Mapping[str, type[BasePruner]] = {
     "hyperband": HyperbandPruner,
 }
 FILE = "optuna.log"
-"""The study's journal, in the sweep's folder: what `optuna-dashboard` reads."""
+"""The study's journal in the sweep's folder, which `optuna-dashboard` reads."""
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
+# After a crash, Optuna's own lock makes others wait for half a minute
 class _Journal(JournalFileBackend):
-    """Optuna's journal file, under a lock that ends with the process that holds it.
-
-    Optuna's own lock has others wait for half a minute.
-    """
+    """Optuna's journal file, under a lock that ends with the process that holds it."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(str(path))
@@ -84,28 +82,30 @@ class _Journal(JournalFileBackend):
 
 
 def storage(folder: Path) -> JournalStorage:
-    """The study's storage in a sweep's folder."""
+    """Return the study's storage in a sweep's folder."""
     return JournalStorage(_Journal(folder / FILE))
 
 
 def make_durable(folder: Path) -> None:
-    """Make what has been written to the study's file durable, whoever wrote it."""
+    """Write the study's file to the disk, whoever has appended to it."""
     with open(folder / FILE, "rb") as handle:
         os.fsync(handle)
 
 
 def sampler(name: str, options: Mapping[str, Any], *, seed: int) -> BaseSampler:
-    """The sampler with this name in `SAMPLERS`.
+    """Return the sampler with this name in `SAMPLERS`.
 
-    ConfigError if the choice, or one of its options, does not exist.
+    Raises:
+        ConfigError: The sampler, or one of its options, does not exist.
     """
     return _make(SAMPLERS, name, "sampler", {"seed": seed, **options})
 
 
 def pruner(name: str | None, options: Mapping[str, Any]) -> BasePruner:
-    """The pruner with this name in `PRUNERS`.
+    """Return the pruner with this name in `PRUNERS`; the pruner None never stops a trial.
 
-    None never stops a trial. ConfigError if the choice, or one of its options, does not exist.
+    Raises:
+        ConfigError: The pruner, or one of its options, does not exist.
     """
     return NopPruner() if name is None else _make(PRUNERS, name, "pruner", options)
 
@@ -113,7 +113,7 @@ def pruner(name: str | None, options: Mapping[str, Any]) -> BasePruner:
 def open_study(
     folder: Path, objectives: Mapping[str, str], *, sampler: BaseSampler, pruner: BasePruner
 ) -> optuna.Study:
-    """The study of a sweep, created if it does not exist yet."""
+    """Return the study of a sweep, created if it does not exist yet."""
     directions = [
         StudyDirection.MINIMIZE if mode == "min" else StudyDirection.MAXIMIZE
         for mode in objectives.values()
@@ -136,10 +136,8 @@ def open_study(
 def attach(
     folder: Path, number: int, *, pruner: BasePruner, store: BaseStorage | None = None
 ) -> optuna.Trial:
-    """A trial of the sweep's study, to report its evaluations and to ask the pruner: it is given no
-    values.
-    """
-    # The sampler is never asked
+    """Return a trial of the sweep's study, to report its evaluations and to ask the pruner."""
+    # The trial has its values: the sampler is never asked
     study = optuna.load_study(
         study_name=folder.name,
         storage=store or storage(folder),
@@ -150,24 +148,27 @@ def attach(
 
 
 def report(trial: optuna.Trial, value: float, number: int) -> bool:
-    """Report an evaluation, unless that has been done. True if the pruner would stop the trial."""
+    """Report an evaluation once, and return whether the pruner would stop the trial."""
     if number not in trial.storage.get_trial(trial._trial_id).intermediate_values:  # pyright: ignore[reportPrivateUsage]
         trial.report(value, number)
     return trial.should_prune()
 
 
 def evaluation_number(step: int, interval: int) -> int:
-    """The number of the evaluation at a step, computed from its position: the same after a resume.
+    """Return the number of the evaluation at a step, from 1.
 
     Args:
-        step: The run's.
+        step: Step of the run.
         interval: Steps between two evaluations; 0: only at the end.
     """
+    # A function of the step alone, so that it is the same after a resume
     return math.ceil(step / interval) if interval else 1
 
 
-def logged(values: Mapping[tuple[int, str], float], metric: str, interval: int) -> dict[int, float]:
-    """A metric's value at each evaluation of a run, by its number, from the values of its journal."""
+def metric_by_evaluation(
+    values: Mapping[tuple[int, str], float], metric: str, interval: int
+) -> dict[int, float]:
+    """Return a metric's value at each evaluation of a run, by number, from its journal's values."""
     return {
         evaluation_number(step, interval): values[step, name]
         for step, name in sorted(values)

@@ -1,4 +1,4 @@
-"""Settings drawn at random, or evenly spread at random."""
+"""Draw settings at random, or spread them evenly at random."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from samewise.runner.sweepers.space import Dimension, Space
 
 
 class _RandomSweeper(Sweeper, abc.ABC):
-    """So many settings, each a function of the seed and its number: with more trials, the first
-    settings stay the same.
+    """Settings that are functions of the seed and their number.
+
+    With more trials, the first settings stay the same.
 
     Args:
-        trials: How many settings to try.
-        seed: Of the draws; another seed tries other settings.
+        trials: Number of settings to try.
+        seed: Seed of the draws; another seed tries other settings.
     """
 
     def __init__(self, *, trials: int = 20, seed: int = 0) -> None:
@@ -47,13 +48,21 @@ class _RandomSweeper(Sweeper, abc.ABC):
 
     @abc.abstractmethod
     def _shares(self, dimensions: Sequence[Dimension]) -> Iterable[Sequence[float]]:
-        """A number in [0, 1) for each dimension, per trial."""
+        """Return a number in [0, 1) for each dimension, per trial."""
 
 
 @final
 class Random(_RandomSweeper):
-    """Draws each value independently: uniformly from a list, or from an interval on its scale
-    (Bergstra and Bengio, JMLR 13, 2012).
+    """Draws each value independently: uniformly from a list, or from an interval on its scale.
+
+    Bergstra and Bengio, JMLR 13, 2012.
+
+    Args:
+        trials: Number of settings to try.
+        seed: Seed of the draws; another seed tries other settings.
+
+    Raises:
+        ConfigError: `trials` is below 1.
     """
 
     def _shares(self, dimensions: Sequence[Dimension]) -> Iterable[Sequence[float]]:
@@ -65,8 +74,16 @@ class Random(_RandomSweeper):
 
 @final
 class Sobol(_RandomSweeper):
-    """The points of a scrambled Sobol sequence, which leave smaller gaps than random draws (Owen
-    1998; SciPy's `qmc.Sobol`).
+    """Tries the points of a scrambled Sobol sequence, which leave smaller gaps than random draws.
+
+    Owen 1998; SciPy's `qmc.Sobol`.
+
+    Args:
+        trials: Number of settings to try.
+        seed: Seed of the scrambling; another seed tries other settings.
+
+    Raises:
+        ConfigError: `trials` is below 1.
     """
 
     def _shares(self, dimensions: Sequence[Dimension]) -> Iterable[Sequence[float]]:
@@ -81,7 +98,8 @@ class Sobol(_RandomSweeper):
                     hint="sweeper=random",
                 )
             )
-        rounded = 1 << (self._trials - 1).bit_length()  # the sequence is balanced at powers of two
+        # The sequence is balanced at powers of two
+        rounded = 1 << (self._trials - 1).bit_length()
         return (
             qmc.Sobol(len(dimensions), scramble=True, rng=self._seed)
             .random(rounded)[: self._trials]
@@ -90,6 +108,6 @@ class Sobol(_RandomSweeper):
 
 
 def _share(seed: int, number: int, key: str) -> float:
-    """A number in [0, 1) that is a function of the arguments."""
+    """Return a number in [0, 1) that is a function of the arguments."""
     digest = hashlib.blake2b(f"{seed}/{number}/{key}".encode(), digest_size=8).digest()
     return (int.from_bytes(digest, "big") >> 11) / 2**53

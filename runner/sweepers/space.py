@@ -1,6 +1,6 @@
-"""What a sweep varies, in Hydra's syntax: `a=1,2`, `range(1,5)`, `choice(a,b)`, `glob(*)`,
-`interval(0,1)`, `tag(log,interval(1e-4,1e-1))`.
+"""Parse what a sweep varies, in Hydra's syntax.
 
+`a=1,2`, `range(1,5)`, `choice(a,b)`, `glob(*)`, `interval(0,1)`, `tag(log,interval(1e-4,1e-1))`.
 `int(interval(1,9))` has whole numbers only, both ends included.
 """
 
@@ -24,15 +24,23 @@ from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError, Problem, nearest
 
 SEED = "seed"
-"""The key whose values are repeats of one setting."""
+"""Key whose values are repeats of one setting."""
 
-MOST = 100_000
-"""Runs of a sweep: more are a mistake, and fill the memory before the first of them starts."""
+# More are a mistake, and would fill the memory before the first run starts
+MAX_RUNS = 100_000
+"""Maximum number of runs of a sweep."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """The numbers from `low` to `high`, optionally integers only or on a logarithmic scale."""
+    """Numbers from `low` to `high`.
+
+    Args:
+        low: The lowest number.
+        high: The highest number.
+        log: Whether the scale is logarithmic.
+        whole: Whether there are only integers.
+    """
 
     low: float
     high: float
@@ -40,11 +48,9 @@ class Interval:
     whole: bool = False
 
     def at(self, share: float) -> str:
-        """The number at `share` in [0, 1) of the interval, in override syntax.
-
-        A whole number takes the share of all numbers that round to it, also at the ends, as in
-        Optuna.
-        """
+        """Return the number at `share` in [0, 1) of the interval, in override syntax."""
+        # A whole number takes the share of all numbers that round to it, also at the ends, as in
+        # Optuna
         if self.whole and not self.log:
             return str(
                 int(self.low)
@@ -67,10 +73,10 @@ class Dimension:
     """A key and its possible values.
 
     Args:
-        key: As before the `=`: `optimizer.lr`, `+optimizer.nesterov`, `experiment`.
-        text: As after it.
-        values: Its possible values in override syntax; none if there is an interval.
-        interval: Any number within; None if there are values.
+        key: Text before the `=`: `optimizer.lr`, `+optimizer.nesterov`, `experiment`.
+        text: Text after it.
+        values: Possible values in override syntax; empty if there is an interval.
+        interval: Interval of possible numbers; None if there are values.
     """
 
     key: str
@@ -79,7 +85,7 @@ class Dimension:
     interval: Interval | None = None
 
     def at(self, share: float) -> str:
-        """The value at `share` in [0, 1)."""
+        """Return the value at `share` in [0, 1)."""
         return (
             self.interval.at(share)
             if self.interval
@@ -94,24 +100,24 @@ class Dimension:
 
 @dataclass(frozen=True)
 class Space:
-    """The overrides of a sweep.
+    """Overrides of a sweep.
 
     Args:
-        parts: Its overrides in order: text if there is one value, otherwise a dimension.
+        parts: The overrides in order: text if there is one value, otherwise a dimension.
     """
 
     parts: tuple[str | Dimension, ...]
 
     @property
     def dimensions(self) -> tuple[Dimension, ...]:
-        """What varies, without the seed."""
+        """Dimensions without the seed."""
         return tuple(
             part for part in self.parts if isinstance(part, Dimension) and part.key != SEED
         )
 
     @property
     def seeds(self) -> tuple[str, ...]:
-        """The seeds with which each setting is repeated; none if the seed does not vary."""
+        """Seeds with which each setting is repeated; empty if the seed does not vary."""
         return next(
             (
                 part.values
@@ -123,11 +129,15 @@ class Space:
 
     @property
     def fixed(self) -> tuple[str, ...]:
-        """The overrides with a single value."""
+        """Overrides with a single value."""
         return tuple(part for part in self.parts if isinstance(part, str))
 
     def require_dimensions(self) -> None:
-        """Raise ConfigError if only the seed varies, which leaves a sweeper nothing to choose."""
+        """Require that more than the seed varies, or a sweeper has nothing to choose.
+
+        Raises:
+            ConfigError: Only the seed varies.
+        """
         if not self.dimensions:
             raise ConfigError(
                 Problem(
@@ -139,9 +149,7 @@ class Space:
             )
 
     def at(self, values: Mapping[str, str]) -> tuple[str, ...]:
-        """The overrides of one point, in the command line's order, without keys that `values`
-        lacks.
-        """
+        """Return one point's overrides in the command line's order, without keys missing in `values`."""
         chosen = [
             part if isinstance(part, str) else f"{part.key}={values[part.key]}"
             for part in self.parts
@@ -150,9 +158,10 @@ class Space:
         return tuple(chosen)
 
     def grid(self) -> Iterator[dict[str, str]]:
-        """All combinations, the last dimension changing fastest.
+        """Yield all combinations, the last dimension changing fastest.
 
-        ConfigError if a dimension is an interval, which cannot be listed.
+        Raises: ConfigError: A dimension is an interval, which cannot be listed, or there are too
+            many runs.
         """
         intervals = [dimension for dimension in self.dimensions if dimension.interval]
         if intervals:
@@ -160,24 +169,24 @@ class Space:
             raise ConfigError(
                 *(
                     Problem(
-                        one.name,
+                        x.name,
                         "an interval has infinitely many values, which a grid cannot list",
-                        one.text,
+                        x.text,
                         "values",
                         hint,
                     )
-                    for one in intervals
+                    for x in intervals
                 )
             )
         count = math.prod(len(dimension.values) for dimension in self.dimensions) * max(
             len(self.seeds), 1
         )
-        if count > MOST:
+        if count > MAX_RUNS:
             raise ConfigError(
                 Problem(
                     "sweeper",
                     f"a grid of {count} runs is too large",
-                    expected=f"at most {MOST}",
+                    expected=f"at most {MAX_RUNS}",
                     hint="sweeper=random sweeper.trials=100",
                 )
             )
@@ -186,7 +195,15 @@ class Space:
 
 
 def read_space(overrides: Sequence[str], *, project: Project) -> Space:
-    """Parse the overrides of a sweep; ConfigError if one cannot be read, or has no values."""
+    """Parse the overrides of a sweep.
+
+    Args:
+        overrides: Overrides as on the command line.
+        project: The user's project, whose groups `glob` chooses from.
+
+    Raises:
+        ConfigError: An override cannot be read, or has no values.
+    """
     groups, parser = Loader(project).groups(), OverridesParser.create()
     parts, parsed_overrides = list[str | Dimension](), list[Override]()
     overrides, problems = remove_split_overrides(overrides, parser)
@@ -199,9 +216,9 @@ def read_space(overrides: Sequence[str], *, project: Project) -> Space:
             problems.append(unreadable(text, error))
         except ConfigError as error:
             problems += error.problems
-    problems += _set_again(parsed_overrides, groups)
+    problems += _repeated_keys(parsed_overrides, groups)
     problems += [
-        _of_whole_sweep(part)
+        _shared_setting(part)
         for part in parts
         if isinstance(part, Dimension) and part.name.partition(".")[0] in ("sweeper", "launcher")
     ]
@@ -210,8 +227,8 @@ def read_space(overrides: Sequence[str], *, project: Project) -> Space:
     return Space(tuple(parts))
 
 
-def _of_whole_sweep(part: Dimension) -> Problem:
-    """The problem with several sweepers or launchers, or with several values of one's settings."""
+def _shared_setting(part: Dimension) -> Problem:
+    """Return the problem with several sweepers or launchers, or several values of their keys."""
     hint = (
         "run the command once with each; finished runs are not trained again"
         if part.name.startswith("sweeper")
@@ -226,13 +243,12 @@ def _of_whole_sweep(part: Dimension) -> Problem:
     )
 
 
-def _set_again(overrides: Sequence[Override], groups: Container[str]) -> list[Problem]:
-    """A problem for each key that varies and is set once more, with other values than in the
-    points' names. One value before several is replaced by them.
-    """
+def _repeated_keys(overrides: Sequence[Override], groups: Container[str]) -> list[Problem]:
+    """Return a problem for each key that varies and is set once more."""
     problems = dict[str, Problem]()
     for position, later in enumerate(overrides):
-        # To an earlier choice, which stays
+        # The points' names would show other values. One value before several is no problem, as it
+        # is replaced; but `+group=a,b` adds to an earlier choice, which stays
         adds = later.is_sweep_override() and later.is_add() and later.key_or_group in groups
         for earlier in overrides[:position]:
             if (earlier.is_sweep_override() or adds) and any(
@@ -256,9 +272,9 @@ def _set_again(overrides: Sequence[Override], groups: Container[str]) -> list[Pr
 
 
 def _paths(override: Override, groups: Container[str]) -> list[str]:
-    """The keys that an override sets, those of a mapping one by one.
+    """Return the keys that an override sets, those of a mapping one by one.
 
-    If it chooses from a group, what is before its `=`, and the `=`.
+    For a choice from a group, the group's key with a `=`.
     """
     value: Any = override.value()
     values: list[Any] = value.list if isinstance(value, ChoiceSweep) else [value]
@@ -269,6 +285,7 @@ def _paths(override: Override, groups: Container[str]) -> list[str]:
 
 
 def _leaves(key: str, value: Any) -> Iterator[str]:
+    """Yield the keys of all values in nested mappings."""
     if not isinstance(value, dict) or not value:
         yield key
         return
@@ -277,6 +294,7 @@ def _leaves(key: str, value: Any) -> Iterator[str]:
 
 
 def _overlap(path: str, other_path: str) -> bool:
+    """Whether two keys are the same, or one contains the other."""
     return (
         path == other_path or path.startswith(f"{other_path}.") or other_path.startswith(f"{path}.")
     )
@@ -285,6 +303,7 @@ def _overlap(path: str, other_path: str) -> bool:
 def _part(
     override: Override, text: str, parser: OverridesParser, groups: Mapping[str, Sequence[str]]
 ) -> str | Dimension:
+    """Parse an override that has one value to text, otherwise to a dimension."""
     if not override.is_sweep_override():
         return text
     key, value_text = (
@@ -304,11 +323,12 @@ def _part(
     if (
         isinstance(value, RangeSweep)
         and value.step
-        and abs((value.stop or 0) - (value.start or 0)) / abs(value.step) > MOST
+        and abs((value.stop or 0) - (value.start or 0)) / abs(value.step) > MAX_RUNS
     ):
-        raise ConfigError(Problem(key, "has too many values", value_text, f"at most {MOST}"))
+        raise ConfigError(Problem(key, "has too many values", value_text, f"at most {MAX_RUNS}"))
     random_state = random.getstate()
-    random.seed(text)  # `shuffle(...)`: the same command gives the same order
+    # For `shuffle(...)`: the same command gives the same order
+    random.seed(text)
     try:
         texts = (
             value.filter(list(groups.get(override.key_or_group, ())))
@@ -337,6 +357,7 @@ def _part(
 
 
 def _interval(key: str, sweep: IntervalSweep, text: str) -> Interval:
+    """Return the checked interval of a key."""
     low, high, log = sweep.start, sweep.end, "log" in sweep.tags
     assert low is not None
     assert high is not None
