@@ -131,7 +131,7 @@ class ExponentialMovingAverage(Callback):
                 averaged.copy_(weight)
 
     def _weight(self, step: int, first: int) -> float:
-        """Return the share of the current weights at a step of an average that begins after `first`."""
+        """Return the current weights' share at a step, if the average begins after `first`."""
         if step <= first:
             return 1.0
         if self._decay is not None:
@@ -146,9 +146,7 @@ class ExponentialMovingAverage(Callback):
             first: Step after which the average begins.
         """
         if self._every > steps or first >= steps:
-            message = (
-                f"the run has only {steps:,} steps, all before the first update of the average"
-            )
+            message = f"none of the run's {steps:,} steps is averaged"
             return [
                 Problem("callbacks.ema", message, hint="a smaller every_steps or warmup_epochs")
             ]

@@ -136,7 +136,9 @@ def start(args: argparse.Namespace) -> int:
         wait=wait,
     )
     if not ready.space.dimensions and not ready.space.seeds:
-        listed = next((text for text in ready.given if re.fullmatch(r"[\w.]+=\[.*,.*\]", text)), "")
+        listed = next(
+            (text for text in ready.overrides if re.fullmatch(r"[\w.]+=\[.*,.*\]", text)), ""
+        )
         hint = (
             "; in a sweep values are separated by commas, without brackets: "
             f"{re.sub(r'[][ ]', '', listed)}"
@@ -225,7 +227,7 @@ def _status(folder: SweepFolder, project: Project, *, trusted: bool, as_json: bo
             to_json({"id": folder.id, "points": [as_plain_values(one) for one in found]}, indent=2)
         )
     else:
-        print_points(folder, found, held=folder.holder())
+        print_points(folder, found, holder=folder.holder())
     return 0
 
 

@@ -149,7 +149,11 @@ class Space:
             )
 
     def at(self, values: Mapping[str, str]) -> tuple[str, ...]:
-        """Return one point's overrides in the command line's order, without keys missing in `values`."""
+        """Return the overrides of one point in the command line's order.
+
+        Args:
+            values: The point's values; dimensions that are missing have no override.
+        """
         chosen = [
             part if isinstance(part, str) else f"{part.key}={values[part.key]}"
             for part in self.parts

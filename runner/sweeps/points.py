@@ -1,4 +1,4 @@
-"""Composes and checks all points of a sweep before any starts.
+"""Compose and check all points of a sweep before any starts.
 
 What points share is composed once.
 """
@@ -35,8 +35,9 @@ from samewise.runner.sweepers.space import Space
 
 
 class Composer:
-    """Composes points with similar command lines: the files of each choice of groups are read and
-    merged once.
+    """Composes points with similar command lines.
+
+    The files of each choice of groups are read and merged once.
     """
 
     def __init__(self, project: Project) -> None:
@@ -52,42 +53,44 @@ class Composer:
         """Whether a key chooses from a group."""
         return key in self._groups
 
-    def compose(self, given: Sequence[str]) -> Composed:
-        """As `compose.compose`, with errors in its `problems`; interpolations are not checked."""
-        given = self._project.with_experiment(given)
+    def compose(self, overrides: Sequence[str]) -> Composed:
+        """Compose with errors in `problems`, and interpolations unchecked."""
+        overrides = self._project.with_experiment(overrides)
         try:
-            read = self._parser.parse_overrides(given)
-            if any(map(removed, read)):
-                return compose(given, project=self._project, strict=False)
-            of_groups = [
+            parsed = self._parser.parse_overrides(overrides)
+            if any(map(removed, parsed)):
+                return compose(overrides, project=self._project, strict=False)
+            group_choices = [
                 override
-                for override in read
+                for override in parsed
                 if override.key_or_group in self._groups and not isinstance(override.value(), dict)
             ]
-            base, choices, changed = self._base(
-                tuple(str(override.input_line) for override in of_groups)
+            base, choices, changes = self._base(
+                tuple(str(override.input_line) for override in group_choices)
             )
             cfg = copy.deepcopy(base)
-            rest = [override for override in read if override not in of_groups]
-            apply(rest, cfg)
+            value_overrides = [override for override in parsed if override not in group_choices]
+            apply(value_overrides, cfg)
         except faults.FAILURES:
-            return compose(given, project=self._project, strict=False)  # finds what is wrong
-        cautions = other_choice.settle(cfg, changed, given)
-        before: Any = OmegaConf.select(base, "evaluate.monitor", throw_on_resolution_failure=False)
-        problems = [problem for some in settle(cfg, given, before) for problem in some]
+            # Composed as a whole to find what is wrong
+            return compose(overrides, project=self._project, strict=False)
+        cautions = other_choice.settle(cfg, changes, overrides)
+        monitor: Any = OmegaConf.select(base, "evaluate.monitor", throw_on_resolution_failure=False)
+        problems = [problem for group in settle(cfg, overrides, monitor) for problem in group]
         return Composed(
             cfg,
             dict(choices),
-            tuple(given),
+            tuple(overrides),
             self._project,
             tuple(problems),
-            label_of(given),
+            label_of(overrides),
             cautions=tuple(cautions),
         )
 
     def _base(
         self, chosen: tuple[str, ...]
     ) -> tuple[DictConfig, dict[str, str], list[other_choice.Change]]:
+        """Return the config of these choices of groups, the choices, and what each changes."""
         if chosen not in self._bases:
             cfg = self._loader.compose(chosen)
             if self._loader.chooses_several(chosen) and (
@@ -105,39 +108,41 @@ class Composer:
 
 
 def identity(space: Space, composer: Composer, *, with_code: bool = True) -> tuple[str, Composed]:
-    """The sweep's id, and the config that its points share: the experiment's name and a hash of the
-    base config and what varies.
+    """Return the sweep's id, and the config that its points share.
 
-    ConfigError if the part that all points share is wrong.
+    The id is the experiment's name and a hash of the shared config and of what varies.
 
     Args:
-        space: What varies.
-        composer: Composes the points; if no choice of a group varies, little is left to compose for
-            each.
-        with_code: Whether other code of the user's makes it another sweep.
+        space: Dimensions and fixed overrides.
+        composer: Composes the points.
+        with_code: Whether changed user code makes another sweep.
+
+    Raises:
+        ConfigError: The part that all points share is wrong.
     """
     shared = composer.compose(space.fixed)
     if problems := _problems(shared):
-        firsts = {
+        first_values = {
             part.key: part.values[0]
             for part in space.dimensions
             if composer.is_group(part.name) and part.values
         }
         # A value may belong to a choice that varies: strategy=elastic,ddp strategy.nproc=2
-        shared = composer.compose(space.at(firsts))
+        shared = composer.compose(space.at(first_values))
         if _problems(shared):
             raise ConfigError(*problems)
-    told = {
+    content = {
         "shared": shared.fingerprint if with_code else fingerprint_of(shared.whole),
         "varied": sorted(
             [part.key, part.text] for part in space.parts if not isinstance(part, str)
         ),
+        # More trials are the same sweep, extended
         "sweeper": {
             key: value for key, value in plain(shared.cfg.sweeper).items() if key != "trials"
-        },  # more points are the same sweep, extended
+        },
         "name": shared.name,
     }
-    digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:8]
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
     varied = next(
         (part for part in space.parts if not isinstance(part, str) and part.name == "experiment"),
         None,
@@ -154,14 +159,14 @@ class ComposedPoint:
     """A composed point.
 
     Args:
-        point: What is written down of it.
-        composed: Its config, with what was wrong.
-        whole: The config as plain values: resolving it takes longer than all else, and is done
-            once.
+        point: The point's record in the sweep's folder.
+        composed: Its config, with the problems in it.
+        whole: The config as plain values.
     """
 
     point: Point
     composed: Composed
+    # Resolving takes longer than everything else, so it is done once
     whole: dict[str, Any]
 
 
@@ -173,17 +178,30 @@ def compose_points(
     *,
     first: int,
 ) -> list[ComposedPoint]:
-    """The points of some settings with every seed, in order."""
-    made = list[ComposedPoint]()
+    """Return the points of some settings with every seed, in order.
+
+    Args:
+        settings: The settings.
+        space: The sweep's space.
+        folder: The sweep's folder.
+        composer: Composes the points.
+        first: Number of the first point.
+    """
+    points = list[ComposedPoint]()
     for setting in settings:
         for seed in space.seeds or (None,):
             overrides = space.at({**setting.values, **({"seed": seed} if seed is not None else {})})
-            made.append(
+            points.append(
                 _make_point(
-                    first + len(made), setting, seed, overrides, folder, composer.compose(overrides)
+                    first + len(points),
+                    setting,
+                    seed,
+                    overrides,
+                    folder,
+                    composer.compose(overrides),
                 )
             )
-    return made
+    return points
 
 
 def _make_point(
@@ -194,15 +212,15 @@ def _make_point(
     folder: SweepFolder,
     composed: Composed,
 ) -> ComposedPoint:
-    whole = composed.whole
+    config = composed.whole
     if not composed.problems and any(
-        isinstance(value, str) and "${" in value for _, value in flat(whole)
+        isinstance(value, str) and "${" in value for _, value in flat(config)
     ):
         composed = dataclasses.replace(composed, problems=tuple(faults.unresolvable(composed.cfg)))
     composed = as_trained(composed)
-    whole, identity = composed.whole, composed.fingerprint
-    run = composed.folder.path
-    evaluate = whole["evaluate"]
+    config, identity = composed.whole, composed.fingerprint
+    run_folder = composed.folder.path
+    evaluate = config["evaluate"]
     values = dict(setting.values)
     point = Point(
         number,
@@ -212,37 +230,38 @@ def _make_point(
         list(overrides),
         composed.name,
         identity,
-        str(run),
+        str(run_folder),
         evaluate["monitor"],
         evaluate["mode"],
-        _needs(whole),
+        _needs(config),
     )
     return ComposedPoint(
         point,
         composed,
-        {**whole, "tracking": _add_tags(whole["tracking"], composed.name, point, folder)},
+        {**config, "tracking": _add_tags(config["tracking"], composed.name, point, folder)},
     )
 
 
-def _needs(whole: Mapping[str, Any]) -> dict[str, Any]:
-    strategy: Any = whole["strategy"] if isinstance(whole["strategy"], dict) else {}
+def _needs(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the resources of a point's job, as in `launchers.base.Job`."""
+    strategy: Any = config["strategy"] if isinstance(config["strategy"], dict) else {}
     processes = int(
-        strategy.get("nproc") or (1 if strategy.get("rank_invariant") else whole["replicas"])
+        strategy.get("nproc") or (1 if strategy.get("rank_invariant") else config["replicas"])
     )
     return {
         "threads": processes
-        * (int(whole["reproducibility"]["threads"]) + int(whole["loader"]["num_workers"])),
+        * (int(config["reproducibility"]["threads"]) + int(config["loader"]["num_workers"])),
         "processes": processes,
-        "wants_gpu": whole["device"] != "cpu",
+        "wants_gpu": config["device"] != "cpu",
         "spread": _spread(strategy),
         "variables": {
-            str(name): str(value) for name, value in whole["reproducibility"]["variables"].items()
+            str(name): str(value) for name, value in config["reproducibility"]["variables"].items()
         },
     }
 
 
 def _spread(strategy: Mapping[str, Any]) -> str | None:
-    """The distribution of a run's processes over several machines, as in `launchers.base.Job`."""
+    """Return the distribution of a run over several machines, as in `launchers.base.Job`."""
     if "nproc" not in strategy:
         return None
     return "each" if strategy["nproc"] or strategy.get("rank_invariant") else "whole"
@@ -263,16 +282,17 @@ def _add_tags(
 
 def write_configs(points: Sequence[ComposedPoint], folder: SweepFolder) -> None:
     """Write each point's resolved config, so that later edits do not affect it."""
-    for made in points:
-        saved = dump_plain(made.whole, made.composed)
-        if redact(saved) != saved:  # the job needs it unchanged
+    for point in points:
+        saved = dump_plain(point.whole, point.composed)
+        # The job needs secrets unchanged, so others may not read them
+        if redact(saved) != saved:
             folder.path.chmod(0o700)
-        folder.config(made.point.number).write_text(saved, encoding="utf-8")
+        folder.config(point.point.number).write_text(saved, encoding="utf-8")
 
 
 def same_runs(points: Sequence[Point]) -> dict[str, int]:
-    """The first point of each run folder."""
-    first = dict[str, int]()
+    """Return the number of the first point of each run folder."""
+    first_points = dict[str, int]()
     for point in points:
-        first.setdefault(str(Path(point.folder)), point.number)
-    return first
+        first_points.setdefault(str(Path(point.folder)), point.number)
+    return first_points

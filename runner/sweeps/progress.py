@@ -1,5 +1,6 @@
-"""Shows a sweep's progress: a line for each running job, and one for each that has ended, on
-standard error; without a terminal only the latter.
+"""Show a sweep's progress on standard error.
+
+On a terminal there is a line for each running job; everywhere, a line for each that has ended.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from samewise.runner.records.files import read_mapping
 from samewise.runner.records.sweep_folder import Point, SweepFolder
 from samewise.runner.sweeps.results import PointResult, State, latest
 
-_EVERY_S = 1.0
+_REDRAW_S = 1.0
 _STYLES = {
     State.finished: "green",
     State.failed: "bold red",
@@ -41,8 +42,8 @@ class Watcher:
             else None
         )
         self._counts = Counter[State]()
-        self._drawn = 0.0
-        self._began = time.monotonic()
+        self._last_draw = 0.0
+        self._start = time.monotonic()
         self._rates = dict[int, tuple[float, int]]()
 
     def __enter__(self) -> Watcher:
@@ -58,35 +59,35 @@ class Watcher:
         """Print a line that stays."""
         self._console.print(Text(text, style=style))
 
-    def show_found(self, now: PointResult) -> None:
-        """A point needs nothing more: it has ended, or is already running."""
-        self._counts[now.state] += 1
+    def count_ended(self, result: PointResult) -> None:
+        """Count a point that needs nothing more, without a line."""
+        self._counts[result.state] += 1
 
-    def show_restart(self, now: PointResult) -> None:
-        """A job that died is restarted."""
+    def show_restart(self, result: PointResult) -> None:
+        """Print that a job which died is restarted."""
         self.say(
-            f"{self._head(now.point)}  {now.reason}; restarting it from its last checkpoint",
+            f"{self._head(result.point)}  {result.reason}; restarting it from its last checkpoint",
             "yellow",
         )
 
-    def show_ended(self, now: PointResult) -> None:
-        """A job has ended; printed at once."""
-        self._counts[now.state] += 1
-        parts = [self._head(now.point), now.state.value]
-        if now.state is State.finished:
-            parts += [f"{now.objective} {now.value:.4g}", f"{now.seconds:.0f} s"]
-        if now.reason:
-            parts.append(now.reason)
-        if now.state is State.failed and self._folder.log(now.point.number).exists():
-            parts.append(f"({self._folder.log(now.point.number)})")
-        self.say("  ".join(parts), _STYLES.get(now.state, ""))
+    def show_ended(self, result: PointResult) -> None:
+        """Print how a job has ended."""
+        self._counts[result.state] += 1
+        parts = [self._head(result.point), result.state.value]
+        if result.state is State.finished:
+            parts += [f"{result.objective} {result.value:.4g}", f"{result.seconds:.0f} s"]
+        if result.reason:
+            parts.append(result.reason)
+        if result.state is State.failed and self._folder.log(result.point.number).exists():
+            parts.append(f"({self._folder.log(result.point.number)})")
+        self.say("  ".join(parts), _STYLES.get(result.state, ""))
 
     def show(self, running: Sequence[Point], *, waiting: int) -> None:
         """Draw the running jobs, at most once a second; only on a terminal."""
         now = time.monotonic()
-        if self._live is None or now - self._drawn < _EVERY_S:
+        if self._live is None or now - self._last_draw < _REDRAW_S:
             return
-        self._drawn = now
+        self._last_draw = now
         lines = [self._line(point) for point in sorted(running, key=lambda point: point.number)]
         self._live.update(
             Group(*lines[: max(1, self._console.height - 3)], self._foot(len(running), waiting)),
@@ -94,8 +95,8 @@ class Watcher:
         )
 
     def _head(self, point: Point) -> str:
-        of = f"/{self.total}" if self.total else ""
-        return f"[{point.number + 1}{of}] {point.label}"
+        total = f"/{self.total}" if self.total else ""
+        return f"[{point.number + 1}{total}] {point.label}"
 
     def _line(self, point: Point) -> Text:
         step, metrics = latest(point.run, point.monitor)
@@ -103,32 +104,36 @@ class Watcher:
         parts = [self._head(point), f"step {step}{f'/{total}' if total else ''}"]
         if point.monitor in metrics:
             parts.append(f"{point.monitor} {metrics[point.monitor]:.4g}")
-        left = self._left_s(point, step, total)
-        if left is not None:
-            parts.append(f"{clock(left)} left")
+        remaining_s = self._remaining_s(point, step, total)
+        if remaining_s is not None:
+            parts.append(f"{clock(remaining_s)} left")
         return Text("  ".join(parts), no_wrap=True, overflow="ellipsis")
 
-    def _left_s(self, point: Point, step: int, total: int) -> float | None:
+    def _remaining_s(self, point: Point, step: int, total: int) -> float | None:
+        """Return the seconds until a run ends, at its speed since it was first shown.
+
+        None if unknown.
+        """
         now = time.monotonic()
-        began, first = self._rates.setdefault(point.number, (now, step))
-        if not total or step <= first:
+        start_time, start_step = self._rates.setdefault(point.number, (now, step))
+        if not total or step <= start_step:
             return None
-        return (total - step) * (now - began) / (step - first)
+        return (total - step) * (now - start_time) / (step - start_step)
 
     def _foot(self, running: int, waiting: int) -> Text:
         counts = ", ".join(
             f"{count} {state.value}" for state, count in sorted(self._counts.items())
         )
-        left = ", ".join(
+        text = ", ".join(
             filter(None, [counts, f"{running} running", f"{waiting} waiting" if waiting else ""])
         )
         return Text(
-            f"{self._folder.id}: {left}, {clock(time.monotonic() - self._began)}", style="dim"
+            f"{self._folder.id}: {text}, {clock(time.monotonic() - self._start)}", style="dim"
         )
 
 
 def clock(seconds: float) -> str:
-    """`1:02:03` or `2:03`."""
-    whole = int(seconds)
-    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+    """Format seconds as `1:02:03` or `2:03`."""
+    total = int(seconds)
+    hours, minutes, remainder = total // 3600, total // 60 % 60, total % 60
+    return f"{hours}:{minutes:02d}:{remainder:02d}" if hours else f"{minutes}:{remainder:02d}"

@@ -1,4 +1,4 @@
-"""The result of each point of a sweep, from its run's folder and its job's record.
+"""Read the result of each point of a sweep from its run's folder and its job's record.
 
 Imports neither torch nor mlflow.
 """
@@ -16,7 +16,7 @@ from typing import Any
 
 from samewise.runner.config.project import Project
 from samewise.runner.errors import INTERRUPTED, ConfigError, strip_heading
-from samewise.runner.launchers.base import Launcher, JobState, Standing
+from samewise.runner.launchers.base import JobState, Launcher, Standing
 from samewise.runner.records import shapes, trust
 from samewise.runner.records.files import open_to_read, read_mapping
 from samewise.runner.records.folder import RunFolder
@@ -26,7 +26,7 @@ from samewise.runner.tracking.best import best_so_far
 
 
 class State(enum.StrEnum):
-    """The state of a point."""
+    """State of a point."""
 
     waiting = enum.auto()
     running = enum.auto()
@@ -37,8 +37,7 @@ class State(enum.StrEnum):
 
 
 ENDED = (State.finished, State.pruned, State.failed)
-"""States in which nothing more happens on its own. Interrupted points resume when the sweep does.
-"""
+"""States in which nothing more happens. Interrupted points resume when the sweep does."""
 
 
 @dataclass(frozen=True)
@@ -46,17 +45,17 @@ class PointResult:
     """A point and its result.
 
     Args:
-        point: Which.
-        state: Where it stands.
+        point: The point.
+        state: Whether it waits, runs, or how it has ended.
         reason: The reason, if it is not obvious: the error's first line, "killed by SIGKILL".
-        best: Metrics at the step that was best by `evaluate.monitor`, so far if it has not
+        best: Metrics at the step that was best by `evaluate.monitor`, so far if the run has not
             finished.
         final: Metrics of the last evaluation.
         steps: Optimizer steps taken.
-        seconds: Spent training; of an unfinished run, the time that its jobs took.
-        weights_sha256: Of the final weights.
-        mlflow_run_id: The MLflow run's.
-        tries: How often the job was started.
+        seconds: Seconds of training; for an unfinished run, of its jobs.
+        weights_sha256: Digest of the final weights.
+        mlflow_run_id: Id of the run in MLflow.
+        tries: Number of starts of the job.
         objectives: `sweeper.objectives`: metrics, each with min or max; empty if `evaluate.monitor`
             is the objective.
     """
@@ -75,7 +74,7 @@ class PointResult:
 
     @property
     def objective(self) -> str:
-        """The metric by which points are ranked: the first of `objectives`, or `evaluate.monitor`."""
+        """Metric by which points are ranked: the first of `objectives`, or `evaluate.monitor`."""
         return next(iter(self.objectives), self.point.monitor)
 
     @property
@@ -85,25 +84,32 @@ class PointResult:
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        """The metrics by the names that objectives have: at the best step, and with the prefix
-        `final/` at the last.
-        """
+        """Metrics at the best step, and those at the last with the prefix `final/`."""
         return {**self.best, **{f"final/{name}": value for name, value in self.final.items()}}
 
     @property
     def value(self) -> float:
-        """The value of `objective`; NaN if there is none."""
+        """Value of `objective`; NaN if there is none."""
         return float(self.metrics.get(self.objective, math.nan))
 
 
-def point_result(folder: SweepFolder, point: Point, seen: JobState | None = None) -> PointResult:
-    """The result of a point, with its launcher's information if that was asked."""
-    word = folder.word(point.number)
-    tries = int(word.get("tries", 0))
-    tracked = read_mapping(point.run.tracking, shapes.TRACKING).get("run_id")
+def point_result(
+    folder: SweepFolder, point: Point, job_state: JobState | None = None
+) -> PointResult:
+    """Return the result of a point.
+
+    Args:
+        folder: The sweep's folder.
+        point: The point.
+        job_state: State of its job, if its launcher was asked.
+    """
+    record = folder.word(point.number)
+    tries = int(record.get("tries", 0))
+    run_id = read_mapping(point.run.tracking, shapes.TRACKING).get("run_id")
     summary = read_mapping(point.run.summary, shapes.SUMMARY)
-    state, reason = _state(word, seen)
-    if word.get("refused"):  # the finished run was trained on other data, or another device
+    state, reason = _state(record, job_state)
+    # The finished run was trained on other data, or on another device
+    if record.get("refused"):
         return PointResult(point, state, reason, tries=tries, objectives=folder.objectives)
     if summary.get("status") == "finished":
         metrics: Mapping[str, Any] = summary["metrics"]
@@ -121,44 +127,53 @@ def point_result(folder: SweepFolder, point: Point, seen: JobState | None = None
             summary["steps"],
             summary["timings"]["training_s"],
             summary["weights_sha256"],
-            summary.get("mlflow_run_id") or tracked,
+            summary.get("mlflow_run_id") or run_id,
             tries,
             folder.objectives,
         )
-    steps, last = latest(point.run, point.monitor)
+    steps, final = latest(point.run, point.monitor)
     best = best_evaluations(point.run, {point.monitor: point.mode}).get(point.monitor, {})
     return PointResult(
         point,
         state,
         reason,
         best,
-        last,
+        final,
         steps,
         folder.spent_s(point),
-        mlflow_run_id=tracked,
+        mlflow_run_id=run_id,
         tries=tries,
         objectives=folder.objectives,
     )
 
 
-def point_results(folder: SweepFolder, seen: Mapping[int, JobState] | None = None) -> list[PointResult]:
-    """The results of all points, in order."""
-    known = seen or {}
-    found = [point_result(folder, point, known.get(point.number)) for point in folder.points()]
-    firsts = {one.point.folder: one for one in reversed(found)}
-    return [repeat_failure(one, firsts[one.point.folder]) for one in found]
+def point_results(
+    folder: SweepFolder, job_states: Mapping[int, JobState] | None = None
+) -> list[PointResult]:
+    """Return the results of all points, in order.
 
-
-def repeat_failure(one: PointResult, first: PointResult | None) -> PointResult:
-    """The result of a point.
-
-    Failed if it has none of its own yet, and the first point that is the same run has failed: it is
-    not run again.
+    Args:
+        folder: The sweep's folder.
+        job_states: States of the jobs by number, if the launcher was asked.
     """
-    if one.state is not State.waiting or first is None or first.state is not State.failed:
-        return one
+    states = job_states or {}
+    results = [point_result(folder, point, states.get(point.number)) for point in folder.points()]
+    first_results = {result.point.folder: result for result in reversed(results)}
+    return [repeat_failure(result, first_results[result.point.folder]) for result in results]
+
+
+def repeat_failure(result: PointResult, first: PointResult | None) -> PointResult:
+    """Return the result of a point, failed if the first point with the same run has failed.
+
+    Args:
+        result: The point's own result.
+        first: Result of the first point with the same run.
+    """
+    # A run that failed is not started again for another point
+    if result.state is not State.waiting or first is None or first.state is not State.failed:
+        return result
     return dataclasses.replace(
-        one,
+        result,
         state=State.failed,
         reason=f"the same run as point {first.point.number + 1}, which failed: {first.reason}",
     )
@@ -167,9 +182,12 @@ def repeat_failure(one: PointResult, first: PointResult | None) -> PointResult:
 def current_results(
     folder: SweepFolder, project: Project, *, trusted: bool = True
 ) -> list[PointResult]:
-    """The results of all points, in order, with the launcher's information about jobs.
+    """Return the results of all points, in order, with what the launcher knows about jobs.
 
-    A launcher named by someone else is not asked.
+    Args:
+        folder: The sweep's folder.
+        project: The user's project.
+        trusted: Whether the launcher that the folder names may be asked.
     """
     if folder.facts["launcher"]["_target_"] != LOCAL:
         if not trusted:
@@ -181,35 +199,37 @@ def current_results(
             return point_results(folder)
         launcher = open_launcher(folder, project)
         if launcher.detached:
-            seen = launcher.look([point.number for point in folder.points()])
-            found = point_results(folder, seen)
-            return found if folder.holder() is not None else _name_unsubmitted(found, seen)
-    found = point_results(folder)
+            job_states = launcher.look([point.number for point in folder.points()])
+            results = point_results(folder, job_states)
+            return (
+                results if folder.holder() is not None else _name_unsubmitted(results, job_states)
+            )
+    results = point_results(folder)
     if folder.holder() is not None:
-        return found
-    # Its jobs ended with it
+        return results
+    # The jobs ended with the sweep's process
     return [
-        dataclasses.replace(one, state=State.interrupted) if one.state is State.running else one
-        for one in found
+        dataclasses.replace(x, state=State.interrupted) if x.state is State.running else x
+        for x in results
     ]
 
 
 UNSUBMITTED = "not submitted"
-"""Why a point waits that the cluster does not know, as it refused its job."""
+"""Reason of a point that waits without a job, as the cluster refused it."""
 
 
-def _name_unsubmitted(found: Sequence[PointResult], seen: Mapping[int, JobState]) -> list[PointResult]:
-    """The results, with the reason for points that wait, but for no job.
-
-    Those that are the same run as an earlier one have none of their own.
-    """
-    firsts = {one.point.folder: one.point.number for one in reversed(found)}
-    left = {number for number in firsts.values() if number not in seen}
+def _name_unsubmitted(
+    results: Sequence[PointResult], job_states: Mapping[int, JobState]
+) -> list[PointResult]:
+    """Return the results, with the reason of points that wait without a job."""
+    # Points with the same run as an earlier one have no job of their own
+    first_points = {x.point.folder: x.point.number for x in reversed(results)}
+    unsubmitted = {number for number in first_points.values() if number not in job_states}
     return [
-        dataclasses.replace(one, reason=UNSUBMITTED)
-        if one.state is State.waiting and one.point.number in left
-        else one
-        for one in found
+        dataclasses.replace(x, reason=UNSUBMITTED)
+        if x.state is State.waiting and x.point.number in unsubmitted
+        else x
+        for x in results
     ]
 
 
@@ -217,56 +237,63 @@ LOCAL = "samewise.runner.launchers.local.Local"
 
 
 def open_launcher(folder: SweepFolder, project: Project) -> Launcher:
-    """The launcher of a trusted sweep.
-
-    Only a detached one knows jobs that another process has submitted.
+    """Return the launcher of a trusted sweep, opened if it is detached.
 
     Args:
-        folder: The sweep's.
-        project: The user's, whose packages may contain the launcher: packages that the folder names
-            are not trusted.
+        folder: The sweep's folder.
+        project: The user's project, whose packages may contain the launcher.
     """
     from samewise.runner.config.instantiate import instantiate
 
+    # Packages that the folder names are not trusted
     launcher: Launcher = instantiate(folder.facts["launcher"], "launcher", allowed=project.packages)
+    # Only a detached launcher knows jobs that another process has submitted
     if launcher.detached:
         launcher.open(folder)
     return launcher
 
 
-def _state(word: Mapping[str, Any], seen: JobState | None) -> tuple[State, str]:
-    reason = str(word.get("reason") or (seen.reason if seen else ""))
-    said = str(word.get("said") or "")
-    if word.get("pruned"):
-        return State.pruned, str(word["pruned"])
-    if seen is not None and seen.standing is not Standing.ended:
-        return State(seen.standing.value), seen.reason
-    if "ended" in word:
-        code = word.get("exit_code")
-        how = seen.reason if seen is not None and code == INTERRUPTED else ""
-        why = "; ".join(
-            filter(None, [how, strip_heading(said).partition("\n")[0].partition("; hint: ")[0]])
+def _state(record: Mapping[str, Any], job_state: JobState | None) -> tuple[State, str]:
+    """Return a point's state and the reason, from its job's record and its launcher."""
+    reason = str(record.get("reason") or (job_state.reason if job_state else ""))
+    message = str(record.get("said") or "")
+    if record.get("pruned"):
+        return State.pruned, str(record["pruned"])
+    if job_state is not None and job_state.standing is not Standing.ended:
+        return State(job_state.standing.value), job_state.reason
+    if "ended" in record:
+        code = record.get("exit_code")
+        job_reason = job_state.reason if job_state is not None and code == INTERRUPTED else ""
+        cause = "; ".join(
+            filter(
+                None,
+                [job_reason, strip_heading(message).partition("\n")[0].partition("; hint: ")[0]],
+            )
         )
         return (
             State.interrupted if code == INTERRUPTED else State.failed
-        ), why or reason or f"exit code {code}"
-    if seen is not None and seen.failed:
+        ), cause or reason or f"exit code {code}"
+    if job_state is not None and job_state.failed:
         return State.failed, reason
-    if "began" in word:
+    if "began" in record:
         return (
             (State.running, "")
-            if seen is None and not reason
+            if job_state is None and not reason
             else (State.interrupted, reason or "it ended without a message")
         )
-    return (State.interrupted, reason) if seen is not None and reason else (State.waiting, "")
+    return (State.interrupted, reason) if job_state is not None and reason else (State.waiting, "")
 
 
 _NOT_EVALUATED = ("train/", "system/")
 
 
 def latest(run: RunFolder, monitor: str, *, window: int = 1 << 16) -> tuple[int, dict[str, float]]:
-    """The last logged step of a run and its last evaluation, from the last `window` bytes of its
-    journal.
+    """Return a run's last logged step, and the metrics of its last evaluation.
+
+    Args:
+        run: The run's folder.
+        monitor: Metric that every evaluation has.
+        window: Bytes at the end of the journal to read.
     """
     try:
         handle = open_to_read(run.metrics)
@@ -296,17 +323,20 @@ def latest(run: RunFolder, monitor: str, *, window: int = 1 << 16) -> tuple[int,
 
 
 def best_evaluations(run: RunFolder, modes: Mapping[str, str]) -> dict[str, dict[str, float]]:
-    """A run's best evaluation so far by each of these metrics, if it has one and its journal can be
-    read.
+    """Return a run's best evaluation so far by each metric; empty if its journal cannot be read.
+
+    Args:
+        run: The run's folder.
+        modes: Mode, min or max, of each metric.
     """
     with contextlib.suppress(ConfigError):
-        found = best_so_far(run.metrics, modes)
+        evaluations = best_so_far(run.metrics, modes)
         return {
-            by: {
-                name: one[name]
-                for name in one
-                if name == by or not (name == "step" or name.startswith(_NOT_EVALUATED))
+            monitor: {
+                name: metrics[name]
+                for name in metrics
+                if name == monitor or not (name == "step" or name.startswith(_NOT_EVALUATED))
             }
-            for by, one in found.items()
+            for monitor, metrics in evaluations.items()
         }
     return {}

@@ -1,4 +1,4 @@
-"""Runs a whole sweep, from the overrides or the call in Python until it has ended or is submitted."""
+"""Run a whole sweep, from its overrides until it has ended or is submitted."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from samewise.runner.sweeps.shared_runs import require_same_data
 class PreparedSweep:
     """A sweep before anything is written or started; its sweeper is open, its launcher is not."""
 
-    given: Sequence[str]
+    overrides: Sequence[str]
     project: Project
     space: Space
     folder: SweepFolder
@@ -43,32 +43,33 @@ class PreparedSweep:
 
 
 def prepare_sweep(
-    asked: Sequence[str], project: Project, *, run_root: Path, trust: bool, wait: bool
+    arguments: Sequence[str], project: Project, *, run_root: Path, trust: bool, wait: bool
 ) -> PreparedSweep:
     """Prepare a sweep from overrides, or from an existing sweep's name.
 
-    ConfigError with what is wrong with it.
-
     Args:
-        asked: Overrides, or the id or folder of a sweep.
-        project: The user's own.
-        run_root: Where to look for sweeps by id.
-        trust: Use a folder that someone else has made.
-        wait: Stay until the jobs have ended, even if the launcher does not need it.
+        arguments: Overrides, or the id or folder of a sweep.
+        project: The user's project.
+        run_root: Folder in which to look for sweeps by id.
+        trust: Whether to use a folder that someone else has made.
+        wait: Whether this process stays until the jobs have ended.
+
+    Raises:
+        ConfigError: The overrides are wrong, or do not fit the existing sweep.
     """
-    given, named = _overrides(asked, run_root=run_root, trust=trust)
-    space, folder, shared, composer = open_sweep(given, project)
+    overrides, named_sweep = _overrides(arguments, run_root=run_root, trust=trust)
+    space, folder, shared, composer = open_sweep(overrides, project)
     if shared.code.files and not folder.made_by.exists():
-        _report_code_changes(space, folder, shared, composer, named)
-    if named is not None and named.path.resolve() != folder.path.resolve():
-        words = (
-            "is a copy, or was started in a folder other than the current one: its command "
-            f"would act on {folder.path}"
+        _report_code_changes(space, folder, shared, composer, named_sweep)
+    if named_sweep is not None and named_sweep.path.resolve() != folder.path.resolve():
+        message = (
+            "is a copy, or was started in a folder other than the current one: its command would "
+            f"act on {folder.path}"
         )
         raise ConfigError(
             Problem(
-                str(named.path),
-                words,
+                str(named_sweep.path),
+                message,
                 hint="change to the folder where it was started, or name the sweep by its id",
             )
         )
@@ -76,8 +77,11 @@ def prepare_sweep(
         trusted.require(folder.made_by, trust=trust, uses=trusted.RUNS)
         require_same_data(folder, space, composer)
     settings = {path: plain(shared.cfg[path]) for path in ("sweeper", "launcher")}
-    if found := [*commands.problems(shared, project), *components.problems_in(settings, project)]:
-        raise ConfigError(*found)
+    if problems := [
+        *commands.problems(shared, project),
+        *components.problems_in(settings, project),
+    ]:
+        raise ConfigError(*problems)
     sweeper, launcher = (
         instantiate(shared.cfg[path], path, allowed=project.packages)
         for path in ("sweeper", "launcher")
@@ -90,7 +94,7 @@ def prepare_sweep(
         monitor=str(shared.cfg.evaluate.monitor),
         mode=str(shared.cfg.evaluate.mode.value),
     )
-    return PreparedSweep(given, project, space, folder, shared, composer, sweeper, launcher)
+    return PreparedSweep(overrides, project, space, folder, shared, composer, sweeper, launcher)
 
 
 def _report_code_changes(
@@ -98,27 +102,28 @@ def _report_code_changes(
     folder: SweepFolder,
     shared: Composed,
     composer: Composer,
-    named: SweepFolder | None,
+    named_sweep: SweepFolder | None,
 ) -> None:
     """Report what has changed in the code since the same sweep was made.
 
-    ConfigError if it is the earlier sweep that was asked for.
+    Raises:
+        ConfigError: The user named the earlier sweep.
     """
     config, _ = identity(space, composer, with_code=False)
-    made = [
-        one
-        for one in ([named] if named else below(folder.path.parents[1]))
-        if sources.config_in(one.sources) == config and one.id != folder.id
+    earlier_sweeps = [
+        sweep
+        for sweep in ([named_sweep] if named_sweep else below(folder.path.parents[1]))
+        if sources.config_in(sweep.sources) == config and sweep.id != folder.id
     ]
-    if not made:
+    if not earlier_sweeps:
         return
-    before = max(made, key=lambda one: one.sources.stat().st_mtime)
-    changed = "; ".join(
-        sources.describe_changes(sources.files_in(before.sources), shared.code.files)
+    earlier = max(earlier_sweeps, key=lambda sweep: sweep.sources.stat().st_mtime)
+    changes = "; ".join(
+        sources.describe_changes(sources.files_in(earlier.sources), shared.code.files)
     )
-    if named:
+    if named_sweep:
         status = (
-            f"`samewise sweep {before.id} --status` shows its jobs: jobs already submitted "
+            f"`samewise sweep {earlier.id} --status` shows its jobs: jobs already submitted "
             "continue with the earlier code"
         )
         hint = (
@@ -127,53 +132,55 @@ def _report_code_changes(
         )
         raise ConfigError(
             Problem(
-                before.id, f"the code has changed since this sweep was made: {changed}", hint=hint
+                earlier.id, f"the code has changed since this sweep was made: {changes}", hint=hint
             )
         )
     print(
         "the code has changed since the earlier sweep with these overrides, so this is "
-        f"another sweep: {changed}",
+        f"another sweep: {changes}",
         file=sys.stderr,
     )
-    print(f"    before: {before.path}\n    now:    {folder.path}", file=sys.stderr)
+    print(f"    before: {earlier.path}\n    now:    {folder.path}", file=sys.stderr)
 
 
-def run_sweep(ready: PreparedSweep, *, wait: bool, retry_failed: bool) -> bool:
+def run_sweep(prepared: PreparedSweep, *, wait: bool, retry_failed: bool) -> bool:
     """Train every point, or resume the sweep.
 
-    Return whether it has ended: if not, its jobs are submitted.
+    Returns:
+        Whether the sweep has ended; if not, its jobs are submitted.
 
-    ConfigError with what is wrong with any of its points; Interrupted if asked to stop, once the
-    jobs that ran have saved.
+    Raises:
+        ConfigError: A point is wrong.
+        Interrupted: A signal asked the sweep to stop; the jobs that ran have saved.
     """
-    folder, space, launcher = ready.folder, ready.space, ready.launcher
-    is_new, is_first = not folder.made_by.exists(), not Path(ready.shared.cfg.run_root).exists()
+    folder, space, launcher = prepared.folder, prepared.space, prepared.launcher
+    is_new, is_first = not folder.made_by.exists(), not Path(prepared.shared.cfg.run_root).exists()
     require_writable("run_root", folder.path, hint="run_root=FOLDER")
     folder.write_facts(
         {
             **{name: value for name, value in folder.facts.items() if name != "refused"},
-            **_facts(ready),
+            **_facts(prepared),
         }
     )
     with folder.hold_lock():
-        settings = ready.sweeper.count()
+        settings = prepared.sweeper.count()
         total = settings * max(1, len(space.seeds)) if settings is not None else None
         watcher = Watcher(folder, total=total)
         sweep = Sweep(
             folder,
             space,
-            ready.sweeper,
+            prepared.sweeper,
             launcher,
-            ready.composer,
-            ready.project,
+            prepared.composer,
+            prepared.project,
             watcher,
             retry_failed=retry_failed,
         )
         try:
             launcher.open(folder)
-            todo = sweep.prepare()
-            of = f"{number_of(total, 'point')}, " if total is not None else ""
-            watcher.say(f"{folder.id}: {of}{todo} to run; {folder.path}")
+            remaining = sweep.prepare()
+            count_text = f"{number_of(total, 'point')}, " if total is not None else ""
+            watcher.say(f"{folder.id}: {count_text}{remaining} to run; {folder.path}")
             if launcher.detached and not wait:
                 count = _submit(sweep, folder)
                 watcher.say(
@@ -189,18 +196,16 @@ def run_sweep(ready: PreparedSweep, *, wait: bool, retry_failed: bool) -> bool:
             raise
         finally:
             launcher.close()
-            ready.sweeper.close()
+            prepared.sweeper.close()
     return True
 
 
 def _submit(sweep: Sweep, folder: SweepFolder) -> int:
-    """Submit the jobs.
-
-    Keep the reason in sweep.json if the cluster refuses them, for `--status`.
-    """
+    """Submit the jobs."""
     try:
         return sweep.submit()
     except ConfigError as error:
+        # For `--status`: why the cluster refused the jobs
         folder.write_facts(
             {**folder.facts, "refused": f"{error.problems[0].path}: {error.problems[0].message}"}
         )
@@ -208,24 +213,25 @@ def _submit(sweep: Sweep, folder: SweepFolder) -> int:
 
 
 def open_sweep(
-    given: Sequence[str], project: Project
+    overrides: Sequence[str], project: Project
 ) -> tuple[Space, SweepFolder, Composed, Composer]:
-    """The space, the folder and the shared config for overrides, and the composer of their points."""
-    space, composer = read_space(given, project=project), Composer(project)
+    """Return the space, the folder, the shared config and the composer for overrides."""
+    space, composer = read_space(overrides, project=project), Composer(project)
     name, shared = identity(space, composer)
     return space, SweepFolder(Path(shared.cfg.run_root) / HOME / name), shared, composer
 
 
 def _overrides(
-    asked: Sequence[str], *, run_root: Path, trust: bool
+    arguments: Sequence[str], *, run_root: Path, trust: bool
 ) -> tuple[list[str], SweepFolder | None]:
-    """The given overrides; or those of the sweep whose id or folder was given, with its folder."""
-    if is_named(asked):
-        found = find(asked[0], run_root=run_root)
-        given = list(found.facts["overrides"])  # read before it is signed
-        trusted.require(found.made_by, trust=trust, uses=trusted.RUNS)
-        return given, found
-    return list(asked), None
+    """Return the overrides, and the folder of the sweep whose id or folder was named instead."""
+    if is_named(arguments):
+        sweep = find(arguments[0], run_root=run_root)
+        # Read before the folder is signed
+        overrides = list(sweep.facts["overrides"])
+        trusted.require(sweep.made_by, trust=trust, uses=trusted.RUNS)
+        return overrides, sweep
+    return list(arguments), None
 
 
 def _facts(ready: PreparedSweep) -> dict[str, Any]:
@@ -233,11 +239,11 @@ def _facts(ready: PreparedSweep) -> dict[str, Any]:
     return {
         "id": folder.id,
         "name": shared.name,
-        "overrides": list(ready.given),
+        "overrides": list(ready.overrides),
         "made": folder.facts.get("made", time.time()),
         "root": str(project.root),
         "packages": list(project.packages),
-        "configs": [str(one) for one in project.configs],
+        "configs": [str(x) for x in project.configs],
         "launcher": plain(shared.cfg.launcher),
         "sweeper": plain(shared.cfg.sweeper),
         "tracking": plain(shared.cfg.tracking),

@@ -1,4 +1,4 @@
-"""A sweep's settings, each with its seeds: the mean over them, and the best.
+"""Group a sweep's results by setting: the mean over seeds, and the best setting.
 
 Imports neither torch nor mlflow.
 """
@@ -20,11 +20,10 @@ class Spread:
     """A metric over the seeds of a setting.
 
     Args:
-        count: How many runs.
+        count: Number of runs.
         mean: Their mean.
         deviation: Their standard deviation (n - 1); NaN for one run, or if a value is infinite.
-        margin: Half the width of the 95 % confidence interval of the mean, by Student's t; NaN
-            likewise.
+        margin: Half the width of the mean's 95 % confidence interval, by Student's t; NaN as above.
     """
 
     count: int
@@ -34,22 +33,26 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Spread:
-        """Computed from the values that are numbers."""
-        known = [value for value in values if not math.isnan(value)]
-        if len(known) < 2:
-            return cls(len(known), known[0] if known else math.nan)
-        if not all(map(math.isfinite, known)):
-            return cls(len(known), sum(known) / len(known))
-        deviation = statistics.stdev(known)
+        """Compute the spread of the values that are not NaN."""
+        numbers = [value for value in values if not math.isnan(value)]
+        if len(numbers) < 2:
+            return cls(len(numbers), numbers[0] if numbers else math.nan)
+        if not all(map(math.isfinite, numbers)):
+            return cls(len(numbers), sum(numbers) / len(numbers))
+        deviation = statistics.stdev(numbers)
         return cls(
-            len(known),
-            statistics.fmean(known),
+            len(numbers),
+            statistics.fmean(numbers),
             deviation,
-            _student(len(known) - 1) * deviation / math.sqrt(len(known)),
+            _student(len(numbers) - 1) * deviation / math.sqrt(len(numbers)),
         )
 
     def interval(self, metric: str) -> tuple[float, float]:
-        """The mean's 95 % confidence interval; limited to 0 and 1 for a share. NaN for one run."""
+        """Return the mean's 95 % confidence interval; NaN for one run.
+
+        Args:
+            metric: The metric's name. The interval of an accuracy lies within [0, 1].
+        """
         low, high = self.mean - self.margin, self.mean + self.margin
         return (
             (max(low, 0.0), min(high, 1.0))
@@ -63,92 +66,94 @@ _SHARE = re.compile(r"(^|[/_])(accuracy|top\d+|precision|recall|f1|map)$")
 
 
 def _student(freedom: int) -> float:
-    """The 97.5 % quantile of Student's t distribution."""
+    """Return the 97.5 % quantile of Student's t distribution."""
     from scipy.stats import t
 
     return float(t.ppf(0.975, freedom))
 
 
-def group_by_setting(found: Sequence[PointResult]) -> list[list[PointResult]]:
-    """The results by setting, over its seeds, in order.
+def group_by_setting(results: Sequence[PointResult]) -> list[list[PointResult]]:
+    """Group results by setting, in order.
 
-    A setting that was drawn several times is one, and so are seeds that are the same run.
+    A setting that was drawn several times is a single group, and a run that belongs to several
+    seeds occurs once.
     """
-    numbered = dict[int, list[PointResult]]()
-    for one in found:
-        numbered.setdefault(one.point.setting, []).append(one)
+    by_number = dict[int, list[PointResult]]()
+    for result in results:
+        by_number.setdefault(result.point.setting, []).append(result)
     settings = dict[tuple[Any, ...], list[PointResult]]()
-    for setting in map(distinct_runs, numbered.values()):
+    for setting in map(distinct_runs, by_number.values()):
         settings.setdefault(
-            (*setting[0].point.values.items(), *(one.point.folder for one in setting)), setting
+            (*setting[0].point.values.items(), *(result.point.folder for result in setting)),
+            setting,
         )
     return list(settings.values())
 
 
-def distinct_runs(found: Iterable[PointResult]) -> list[PointResult]:
-    """The results without those of a run that is there already."""
-    firsts = dict[str, PointResult]()
-    for one in found:
-        firsts.setdefault(one.point.folder, one)
-    return list(firsts.values())
+def distinct_runs(results: Iterable[PointResult]) -> list[PointResult]:
+    """Return the first result of each run."""
+    first_results = dict[str, PointResult]()
+    for result in results:
+        first_results.setdefault(result.point.folder, result)
+    return list(first_results.values())
 
 
-def spread(of_setting: Sequence[PointResult], objective: str = "") -> Spread:
-    """An objective of a setting over its finished seeds.
+def spread(setting: Sequence[PointResult], objective: str = "") -> Spread:
+    """Return the spread of an objective over a setting's finished seeds.
 
-    If none is named, the one by which settings are ranked.
+    Args:
+        setting: Results of the setting's seeds.
+        objective: The metric; "" for that by which settings are ranked.
     """
     return Spread.of(
-        one.metrics.get(objective or one.objective, math.nan)
-        for one in of_setting
-        if one.state is State.finished
+        result.metrics.get(objective or result.objective, math.nan)
+        for result in setting
+        if result.state is State.finished
     )
 
 
-def lacks_seeds(of_setting: Sequence[PointResult]) -> bool:
-    """Whether a seed has ended without a value: it failed, was pruned or gave NaN, so the setting
-    has no mean, and its trial in Optuna no value.
-    """
+def lacks_seeds(setting: Sequence[PointResult]) -> bool:
+    """Whether a seed has ended without a value: it failed, was pruned or gave NaN."""
+    # Such a setting has no mean, and its trial in Optuna no value
     return any(
-        one.state in (State.failed, State.pruned)
+        result.state in (State.failed, State.pruned)
         or (
-            one.state is State.finished
+            result.state is State.finished
             and any(
-                math.isnan(one.metrics.get(name, math.nan))
-                for name in one.objectives or (one.objective,)
+                math.isnan(result.metrics.get(name, math.nan))
+                for name in result.objectives or (result.objective,)
             )
         )
-        for one in of_setting
+        for result in setting
     )
 
 
-def objective_means(of_setting: Sequence[PointResult]) -> dict[str, float]:
-    """The mean of each of the sweeper's objectives over a setting's finished seeds."""
-    return {name: spread(of_setting, name).mean for name in of_setting[0].objectives}
+def objective_means(setting: Sequence[PointResult]) -> dict[str, float]:
+    """Return the mean of each of the sweeper's objectives over a setting's finished seeds."""
+    return {name: spread(setting, name).mean for name in setting[0].objectives}
 
 
-def goals(found: Sequence[PointResult]) -> list[str]:
-    """The objectives by which points are ranked, each with its mode.
+def goals(results: Sequence[PointResult]) -> list[str]:
+    """Return the objectives by which points are ranked, each with its mode.
 
-    Several, if points have different ones, which cannot be compared.
+    Points with different ones cannot be compared.
     """
-    return list(dict.fromkeys(f"{one.objective} ({one.mode})" for one in found))
+    return list(dict.fromkeys(f"{x.objective} ({x.mode})" for x in results))
 
 
-def rank_settings(found: Sequence[PointResult]) -> list[list[PointResult]]:
+def rank_settings(results: Sequence[PointResult]) -> list[list[PointResult]]:
     """Sort settings by mean, the best first.
 
-    Then those that lack seeds, by the mean over the others, then those without a result.
-
-    If the settings have different objectives, they stay in their order.
+    Settings that lack seeds follow, by the mean over the others; then those without a result.
+    Settings with different objectives stay in their order.
     """
-    settings = group_by_setting(found)
-    if len(goals(found)) > 1:
+    settings = group_by_setting(results)
+    if len(goals(results)) > 1:
         return settings
     sign = -1.0 if settings and settings[0][0].mode == "max" else 1.0
 
-    def place(one: Sequence[PointResult]) -> tuple[bool, bool, float]:
-        mean = spread(one).mean
-        return (math.isnan(mean), lacks_seeds(one), sign * mean)
+    def place(setting: Sequence[PointResult]) -> tuple[bool, bool, float]:
+        mean = spread(setting).mean
+        return (math.isnan(mean), lacks_seeds(setting), sign * mean)
 
     return sorted(settings, key=place)

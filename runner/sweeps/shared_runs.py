@@ -1,6 +1,4 @@
-"""Points of a sweep that are one run, since their settings differ in nothing that the fingerprint
-contains.
-"""
+"""Find points of a sweep that are the same run, as their fingerprints are equal."""
 
 from __future__ import annotations
 
@@ -23,38 +21,44 @@ def require_separate(
 ) -> dict[tuple[str, ...], list[tuple[int, int]]]:
     """Find the points that are the same run as an earlier one.
 
-    Returns the numbers of the point and of the first one with its run, by the keys in which the two
-    differ. ConfigError if two differ in their data's location or their device: only one would be
-    trained, and its result shown for both.
-
     Args:
-        points: All of the sweep so far.
-        composed: Gives a point's config; called only for points that share a run.
+        points: All points of the sweep so far.
+        composed: Returns a point's config; called only for points that share a run.
+
+    Returns:
+        Pairs of numbers, the point's and that of the first point with its run, by the keys in which
+        the two differ.
+
+    Raises:
+        ConfigError: Two points differ in their data's location or their device: only one would be
+            trained, and its result shown for both.
     """
-    firsts, configs = dict[str, Point](), dict[int, Composed]()
-    found, wrong = (
+    first_points, configs = dict[str, Point](), dict[int, Composed]()
+    shared, conflicts = (
         dict[tuple[str, ...], list[tuple[int, int]]](),
         dict[tuple[str, ...], list[tuple[Point, Point]]](),
     )
     for point in points:
-        first = firsts.setdefault(point.folder, point)
+        first = first_points.setdefault(point.folder, point)
         if first is point:
             continue
         if first.number not in configs:
             configs[first.number] = composed(first)
         keys = differing_keys(configs[first.number].cfg, composed(point).cfg)
-        if decisive := _decisive(keys):
-            wrong.setdefault(decisive, []).append((first, point))
+        if conflicting_keys := _decisive(keys):
+            conflicts.setdefault(conflicting_keys, []).append((first, point))
         else:
-            found.setdefault(keys, []).append((point.number, first.number))
-    if wrong:
-        raise ConfigError(*(_problem(keys, pairs) for keys, pairs in wrong.items()))
-    return found
+            shared.setdefault(keys, []).append((point.number, first.number))
+    if conflicts:
+        raise ConfigError(*(_problem(keys, pairs) for keys, pairs in conflicts.items()))
+    return shared
 
 
 def require_same_data(folder: SweepFolder, space: Space, composer: Composer) -> None:
-    """Raise a ConfigError if a sweep that exists was made with data elsewhere, or for another
-    device, than its command now names.
+    """Require that a sweep's command names the data and the device that the sweep was made with.
+
+    Raises:
+        ConfigError: It names others.
     """
     point = next(iter(folder.points()), None)
     if point is None:
@@ -63,60 +67,62 @@ def require_same_data(folder: SweepFolder, space: Space, composer: Composer) -> 
     now = composer.compose(
         space.at({**point.values, **({"seed": point.seed} if point.seed is not None else {})})
     )
-    if changed := _decisive(differing_keys(saved.cfg, now.cfg)):
-        words = ", ".join(
-            f"{key}={at(saved.whole, key)} (now {at(now.whole, key)})" for key in changed
+    if changed_keys := _decisive(differing_keys(saved.cfg, now.cfg)):
+        former_values = ", ".join(
+            f"{key}={at(saved.whole, key)} (now {at(now.whole, key)})" for key in changed_keys
         )
         hint = "restore it, or choose a different name= for a separate sweep"
-        raise ConfigError(Problem(folder.id, f"this sweep was made with {words}", hint=hint))
+        raise ConfigError(
+            Problem(folder.id, f"this sweep was made with {former_values}", hint=hint)
+        )
 
 
 def _decisive(keys: Sequence[str]) -> tuple[str, ...]:
-    """Those of the keys that can change a result, though they are not in the fingerprint."""
+    """Return the keys that can change a result, though they are not in the fingerprint."""
     return tuple(key for key in keys if key == "device" or finds_data(key))
 
 
 def notes(
-    found: dict[tuple[str, ...], list[tuple[int, int]]],
-    told: set[tuple[str, ...]],
+    shared: dict[tuple[str, ...], list[tuple[int, int]]],
+    noted_keys: set[tuple[str, ...]],
     *,
     start: int = 0,
 ) -> list[str]:
-    """Say which points are the same run as another; each set of keys once.
+    """Describe which points are the same run as another; each set of keys once.
 
     Args:
-        found: As from `require_separate`.
-        told: The keys of which it was said; grows.
-        start: Leave out points with smaller numbers.
+        shared: Pairs of points by keys, from `require_separate`.
+        noted_keys: Keys that earlier notes were about; extended.
+        start: Lowest number of a point to mention.
     """
-    said = list[str]()
-    for keys, pairs in found.items():
+    lines = list[str]()
+    for keys, pairs in shared.items():
         new = [(number + 1, first + 1) for number, first in pairs if number >= start]
-        if not new or keys in told:
+        if not new or keys in noted_keys:
             continue
-        told.add(keys)
-        more = ", ..." if len(new) > _SHOWN else ""
-        which = ", ".join(f"{number} as {first}" for number, first in new[:_SHOWN])
-        several = f"{len(new)} points are the same runs as earlier ones ({which}{more})"
-        what = (
-            several if len(new) > 1 else f"point {new[0][0]} is the same run as point {new[0][1]}"
+        noted_keys.add(keys)
+        ellipsis = ", ..." if len(new) > _SHOWN else ""
+        examples = ", ".join(f"{number} as {first}" for number, first in new[:_SHOWN])
+        summary = f"{len(new)} points are the same runs as earlier ones ({examples}{ellipsis})"
+        subject = (
+            summary if len(new) > 1 else f"point {new[0][0]} is the same run as point {new[0][1]}"
         )
-        shown = f"{', '.join(keys[:_SHOWN])}{', ...' if len(keys) > _SHOWN else ''}"
-        said.append(
-            f"{what}: they differ only in {shown}, which does not change the result"
+        key_text = f"{', '.join(keys[:_SHOWN])}{', ...' if len(keys) > _SHOWN else ''}"
+        lines.append(
+            f"{subject}: they differ only in {key_text}, which does not change the result"
             if keys
-            else f"{what}: they have the same settings"
+            else f"{subject}: they have the same settings"
         )
-    return said
+    return lines
 
 
 def _problem(keys: tuple[str, ...], pairs: Sequence[tuple[Point, Point]]) -> Problem:
     first, second = pairs[0]
-    more = f", and {len(pairs) - 1} more" if len(pairs) > 1 else ""
+    remark = f", and {len(pairs) - 1} more" if len(pairs) > 1 else ""
     labels = f"{first.number + 1} ({first.label}) and {second.number + 1} ({second.label})"
-    words = (
-        f"is not part of the fingerprint, so points {labels}{more} would be one run, trained "
+    message = (
+        f"is not part of the fingerprint, so points {labels}{remark} would be one run, trained "
         "only once"
     )
     hint = f"'name=NAME-{'-'.join(f'${{{key}}}' for key in keys)}' makes them separate runs"
-    return Problem(", ".join(keys), words, hint=hint)
+    return Problem(", ".join(keys), message, hint=hint)

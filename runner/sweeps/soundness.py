@@ -1,4 +1,4 @@
-"""Checks every point of a sweep before one starts. What points share is checked once."""
+"""Check every point of a sweep before one starts. What points share is checked once."""
 
 from __future__ import annotations
 
@@ -17,69 +17,82 @@ from samewise.runner.sweeps.points import ComposedPoint
 def require_sound(
     points: Sequence[ComposedPoint], project: Project, *, elsewhere: bool = False
 ) -> None:
-    """Raise all problems of the points as a ConfigError: each once, with the number of points that
-    have it.
+    """Raise all problems of the points, each once, with the number of points that have it.
 
     Args:
-        points: Which.
-        project: The user's own.
-        elsewhere: They run on other machines.
+        points: The points.
+        project: The user's project.
+        elsewhere: Whether the points run on other machines.
+
+    Raises:
+        ConfigError: There are problems.
     """
     from samewise.runner.config.check import components, machine, settings
 
-    def find(some: Mapping[str, Any]) -> list[Problem]:
-        return components.problems_in(some, project)
+    def find(parts: Mapping[str, Any]) -> list[Problem]:
+        return components.problems_in(parts, project)
 
-    found = dict[tuple[str, str], list[tuple[Point, Problem]]]()
-    seen, seen_here = dict[str, list[Problem]](), dict[str, list[Problem]]()
-    for made in points:
-        of_components = [
-            *components.required_are_there(made.whole),
-            *_find_once(seen, made.whole, find),
+    problems = dict[tuple[str, str], list[tuple[Point, Problem]]]()
+    part_problems, machine_problems = dict[str, list[Problem]](), dict[str, list[Problem]]()
+    for point in points:
+        component_problems = [
+            *components.required_are_there(point.whole),
+            *_find_once(part_problems, point.whole, find),
         ]
-        for problem in (*made.composed.problems, *settings.problems_in(made.whole), *of_components):
-            found.setdefault((problem.path, problem.message), []).append((made.point, problem))
-        what = {"machine": [made.whole[key] for key in ("device", "run_root", "strategy")]}
-        for problem in _find_once(
-            seen_here,
-            what,
-            lambda _, made=made: machine.problems(made.composed.cfg, elsewhere=elsewhere),
+        for problem in (
+            *point.composed.problems,
+            *settings.problems_in(point.whole),
+            *component_problems,
         ):
-            found.setdefault((problem.path, problem.message), []).append((made.point, problem))
-    if not found and not elsewhere:
-        for made in points:
+            problems.setdefault((problem.path, problem.message), []).append((point.point, problem))
+        what = {"machine": [point.whole[key] for key in ("device", "run_root", "strategy")]}
+        for problem in _find_once(
+            machine_problems,
+            what,
+            lambda _, point=point: machine.problems(point.composed.cfg, elsewhere=elsewhere),
+        ):
+            problems.setdefault((problem.path, problem.message), []).append((point.point, problem))
+    if not problems and not elsewhere:
+        for point in points:
             what = {
                 "processes": [
-                    made.whole[key] for key in ("strategy", "device", "replicas", "accumulate")
+                    point.whole[key] for key in ("strategy", "device", "replicas", "accumulate")
                 ]
             }
             for problem in _find_once(
-                seen_here, what, lambda _, made=made: _misfits(made.composed, project)
+                machine_problems, what, lambda _, point=point: _misfits(point.composed, project)
             ):
-                found.setdefault((problem.path, problem.message), []).append((made.point, problem))
-    if found:
-        raise ConfigError(*(_count_points(each, len(points)) for each in found.values()))
+                problems.setdefault((problem.path, problem.message), []).append(
+                    (point.point, problem)
+                )
+    if problems:
+        raise ConfigError(*(_count_points(entries, len(points)) for entries in problems.values()))
 
 
-def cautions(points: Sequence[ComposedPoint], told: set[tuple[str, str]]) -> list[Problem]:
-    """Settings left out of the points' configs, and those kept.
-
-    Each once, with the number of points.
+def cautions(points: Sequence[ComposedPoint], reported: set[tuple[str, str]]) -> list[Problem]:
+    """Return what was left out of the points' configs or kept in them, each once.
 
     Args:
-        points: Which.
-        told: What has been told, as (path, message); grows.
+        points: The points.
+        reported: (path, message) of what was reported; extended.
     """
-    found = dict[tuple[str, str], list[tuple[Point, Problem]]]()
-    for made in points:
-        for caution in made.composed.cautions:
-            found.setdefault((caution.path, caution.message), []).append((made.point, caution))
-    new = [_count_points(each, len(points)) for key, each in found.items() if key not in told]
-    told |= found.keys()
+    entries_of = dict[tuple[str, str], list[tuple[Point, Problem]]]()
+    for point in points:
+        for caution in point.composed.cautions:
+            entries_of.setdefault((caution.path, caution.message), []).append(
+                (point.point, caution)
+            )
+    new = [
+        _count_points(entries, len(points))
+        for key, entries in entries_of.items()
+        if key not in reported
+    ]
+    reported |= entries_of.keys()
     return new
 
 
 def _misfits(composed: Composed, project: Project) -> list[Problem]:
+    """Return the problems of a run's processes with its replicas and devices."""
     from samewise.runner.training.dry_run import require_processes
 
     try:
@@ -90,22 +103,23 @@ def _misfits(composed: Composed, project: Project) -> list[Problem]:
 
 
 def _find_once(
-    seen: dict[str, list[Problem]],
-    whole: Mapping[str, Any],
+    problems_of_part: dict[str, list[Problem]],
+    parts: Mapping[str, Any],
     find: Callable[[Mapping[str, Any]], list[Problem]],
 ) -> list[Problem]:
-    """The results of `find` for the parts of a config, each distinct part checked once."""
-    found = list[Problem]()
-    for key, part in whole.items():
+    """Return the results of `find` for the parts of a config, each distinct part checked once."""
+    problems = list[Problem]()
+    for key, part in parts.items():
         text = f"{key} {json.dumps(part, sort_keys=True, default=str)}"
-        if text not in seen:
-            seen[text] = find({key: part})
-        found += seen[text]
-    return found
+        if text not in problems_of_part:
+            problems_of_part[text] = find({key: part})
+        problems += problems_of_part[text]
+    return problems
 
 
-def _count_points(each: Sequence[tuple[Point, Problem]], points: int) -> Problem:
-    (first, problem), count = each[0], len({point.number for point, _ in each})
+def _count_points(entries: Sequence[tuple[Point, Problem]], points: int) -> Problem:
+    """Return a problem with the number of points that have it."""
+    (first, problem), count = entries[0], len({point.number for point, _ in entries})
     where = "every point" if count == points else f"{count} of {points} points, first {first.label}"
     return (
         problem

@@ -119,7 +119,7 @@ def test_the_pareto_set_of_a_sweep_is_that_of_its_study(tmp_path: Path) -> None:
                 score, loss = 9.0, math.nan if (setting.number, seed) == (4, 1) else 0.0
             seeds.append(PointResult(point, state, best={"valid/score": score}, final={"valid/loss": loss}, objectives=objectives))
         found += seeds
-        sweeper.tell(setting, engine._together(seeds))  # pyright: ignore[reportPrivateUsage]
+        sweeper.tell(setting, engine._combine(seeds))  # pyright: ignore[reportPrivateUsage]
     study = optuna.load_study(study_name=tmp_path.name, storage=storage(tmp_path))
     expected = {one.number: dict(zip(study.metric_names, one.values, strict=True)) for one in study.best_trials}
     assert {setting[0].point.setting: objective_means(setting) for setting in pareto(found)} == expected

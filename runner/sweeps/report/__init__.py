@@ -1,1 +1,1 @@
-"""Reports a sweep's results."""
+"""Report a sweep's results."""

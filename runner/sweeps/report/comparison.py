@@ -1,4 +1,4 @@
-"""Addresses of pages in the MLflow UI that compare a sweep's runs.
+"""Build addresses of pages in the MLflow UI that compare a sweep's runs.
 
 Imports neither torch nor mlflow.
 """
@@ -21,8 +21,9 @@ from samewise.runner.tracking.best import column
 from samewise.runner.tracking.describing import key
 from samewise.runner.tracking.views import FOR_TRAINING
 
-_MOST = 100
-"""Runs on the compare page; the best of them. A longer address is cut off by some browsers."""
+# Some browsers cut off longer addresses
+_MAX_RUNS = 100
+"""Number of runs on the compare page; the best of them."""
 _LOCAL = "http://127.0.0.1:5000"
 
 
@@ -33,8 +34,8 @@ class Pages:
     Args:
         compare: The runs side by side: parallel coordinates, scatter, box and contour plots, params
             and metrics.
-        table: The experiment's runs of this sweep: the table, and the charts at a click.
-        opens: The command that serves them; empty if a server does already.
+        table: The sweep's runs in the experiment's table, with the charts at a click.
+        opens: The command that serves the pages; "" if a server does already.
     """
 
     compare: str
@@ -42,44 +43,47 @@ class Pages:
     opens: str = ""
 
 
-def pages(folder: SweepFolder, found: Sequence[PointResult]) -> Pages | None:
-    """The addresses; None if no run is in MLflow yet."""
+def pages(folder: SweepFolder, results: Sequence[PointResult]) -> Pages | None:
+    """Return the addresses; None if no run is in MLflow yet."""
     runs, experiments = list[str](), list[str]()
-    for setting in rank_settings(found):
-        for one in setting:
-            known = _mlflow_ids(one)
-            if known is not None and known[0] not in runs and len(runs) < _MOST:
-                runs.append(known[0])
-                experiments += [known[1]] if known[1] not in experiments else []
+    for setting in rank_settings(results):
+        for result in setting:
+            ids = _mlflow_ids(result)
+            if ids is not None and ids[0] not in runs and len(runs) < _MAX_RUNS:
+                runs.append(ids[0])
+                experiments += [ids[1]] if ids[1] not in experiments else []
     if not runs:
         return None
     uri = str(folder.facts["tracking"]["uri"])
     remote = uri.startswith(("http://", "https://"))
     base = uri.rstrip("/") if remote else _LOCAL
-    compare = f"{base}/#/compare-runs?runs={quote(_compact(runs))}&experiments={quote(_compact(experiments))}&{FOR_TRAINING}"
-    # Trained alone or by another sweep, whose tag it has
-    reused = any(one.tries == 0 for one in found)
+    query = f"runs={quote(_compact(runs))}&experiments={quote(_compact(experiments))}"
+    compare = f"{base}/#/compare-runs?{query}&{FOR_TRAINING}"
+    # A run that was trained alone or by another sweep has no tag, or the other's
+    reused = any(result.tries == 0 for result in results)
     names = ", ".join(f"'{run}'" for run in runs)
-    wanted = quote(f"attributes.run_id IN ({names})" if reused else f"tags.sweep = '{folder.id}'")
-    one = found[0]
+    filter_text = quote(
+        f"attributes.run_id IN ({names})" if reused else f"tags.sweep = '{folder.id}'"
+    )
+    result = results[0]
     name = (
-        column(one.objective)
-        if one.objective == one.point.monitor
-        else key(one.objective.removeprefix("final/"))
+        column(result.objective)
+        if result.objective == result.point.monitor
+        else key(result.objective.removeprefix("final/"))
     )
-    order = f"orderByKey={quote(f'metrics.`{name}`', safe='')}&orderByAsc={str(one.mode == 'min').lower()}"
-    table = (
-        f"{base}/#/experiments/{experiments[0]}/runs?searchFilter={wanted}&{order}&{FOR_TRAINING}"
-    )
+    ascending = str(result.mode == "min").lower()
+    order = f"orderByKey={quote(f'metrics.`{name}`', safe='')}&orderByAsc={ascending}"
+    query = f"searchFilter={filter_text}&{order}"
+    table = f"{base}/#/experiments/{experiments[0]}/runs?{query}&{FOR_TRAINING}"
     return Pages(compare, table, "" if remote else ui_command(uri, Path(folder.facts["run_root"])))
 
 
-def _mlflow_ids(one: PointResult) -> tuple[str, str] | None:
-    """The ids of a run and its experiment in MLflow."""
-    known = read_mapping(one.point.run.tracking, shapes.TRACKING)
+def _mlflow_ids(result: PointResult) -> tuple[str, str] | None:
+    """Return the ids of a run and its experiment in MLflow."""
+    tracking = read_mapping(result.point.run.tracking, shapes.TRACKING)
     return (
-        (str(known["run_id"]), str(known["experiment_id"]))
-        if known.get("run_id") and known.get("experiment_id") is not None
+        (str(tracking["run_id"]), str(tracking["experiment_id"]))
+        if tracking.get("run_id") and tracking.get("experiment_id") is not None
         else None
     )
 

@@ -1,4 +1,4 @@
-"""The effect of each parameter of a sweep on its objective, taken separately.
+"""Measure the effect of each parameter of a sweep on its objective, taken separately.
 
 Imports neither torch nor mlflow.
 """
@@ -21,8 +21,8 @@ from samewise.runner.sweeps.settings import (
     spread,
 )
 
-_MOST_LEVELS = 8
-"""A parameter with more different values is looked at in ranges."""
+_MAX_LEVELS = 8
+"""Maximum number of values that are shown one by one; more are grouped into ranges."""
 _RANGES = 4
 
 
@@ -31,8 +31,9 @@ class Level:
     """One value of a parameter, or one range of its values.
 
     Args:
-        name: As an override writes it, or "0.001 to 0.02"; no other level of the parameter has it.
-        spread: The metric over the settings that have it, each setting by the mean over its seeds.
+        name: The value as an override writes it, or "0.001 to 0.02"; unique within the parameter.
+        spread: Spread of the metric over the settings with this value, each with its mean over
+            seeds.
     """
 
     name: str
@@ -41,14 +42,14 @@ class Level:
 
 @dataclass(frozen=True)
 class Effect:
-    """The effect of one parameter.
+    """Effect of one parameter.
 
     Args:
-        key: The parameter's.
-        share: The share of the variance between settings that lies between this parameter's levels:
-            eta squared, 0 to 1. NaN if all settings gave the same.
-        levels: Each with what came of it, in the values' order.
-        best: The level with the best mean.
+        key: The parameter's key.
+        share: Share of the variance between settings that lies between this parameter's levels: eta
+            squared, 0 to 1. NaN if all settings gave the same.
+        levels: The parameter's levels, in the values' order.
+        best: Name of the level with the best mean.
     """
 
     key: str
@@ -57,60 +58,60 @@ class Effect:
     best: str
 
 
-def effects(found: Sequence[PointResult]) -> list[Effect]:
-    """The effect of each parameter that varies among the settings with a result, the strongest
-    first.
+def effects(results: Sequence[PointResult]) -> list[Effect]:
+    """Return the effect of each parameter that varies, the strongest first.
 
-    Empty if the settings have different objectives. Joint effects of parameters are not separated:
-    in a sweep that is not a full grid, a share also includes whatever varies together with the
-    parameter.
+    Only settings with a result count. Empty if they have different objectives. Joint effects of
+    parameters are not separated: unless the sweep is a full grid, a share also includes whatever
+    varies together with the parameter.
     """
-    if len(goals(found)) > 1:
+    if len(goals(results)) > 1:
         return []
-    settled = settled_means(found)
-    mode = found[0].mode if found else "max"
+    settled = settled_means(results)
+    mode = results[0].mode if results else "max"
     keys = list(dict.fromkeys(key for values, _ in settled for key in values))
-    made = [
+    all_effects = [
         _effect(key, settled, mode)
         for key in keys
         if len({values.get(key) for values, _ in settled}) > 1
     ]
-    return sorted(made, key=lambda one: -1.0 if math.isnan(one.share) else one.share, reverse=True)
+    return sorted(
+        all_effects,
+        key=lambda effect: -1.0 if math.isnan(effect.share) else effect.share,
+        reverse=True,
+    )
 
 
-def settled_means(found: Sequence[PointResult]) -> list[tuple[Mapping[str, str], float]]:
-    """(values, mean of the metric over seeds) of each setting that has a result and lacks no seed."""
+def settled_means(results: Sequence[PointResult]) -> list[tuple[Mapping[str, str], float]]:
+    """Return (values, mean over seeds) of each setting that has a result and lacks no seed."""
     settled = [
         (setting[0].point.values, spread(setting).mean)
-        for setting in _distinct(found)
+        for setting in _distinct(results)
         if not lacks_seeds(setting)
     ]
     return [(values, mean) for values, mean in settled if not math.isnan(mean)]
 
 
-def left_out(found: Sequence[PointResult]) -> str:
-    """A sentence on the settings without a result; empty if there are none."""
-    settled, count = len(settled_means(found)), len(_distinct(found))
-    words = (
-        f"The effects are those of {settled} of {count} settings: those without a final "
+def left_out(results: Sequence[PointResult]) -> str:
+    """Return a sentence on the settings without a result; "" if there are none."""
+    settled, count = len(settled_means(results)), len(_distinct(results))
+    sentence = (
+        f"The effects are those of {settled} of {count} settings. Settings without a final "
         "result, such as pruned ones, or with a failed seed are left out."
     )
-    return words if settled < count else ""
+    return sentence if settled < count else ""
 
 
-def _distinct(found: Sequence[PointResult]) -> list[list[PointResult]]:
-    """The settings by their runs.
-
-    Those that differ only in what does not change the result are one.
-    """
+def _distinct(results: Sequence[PointResult]) -> list[list[PointResult]]:
+    """Group results by setting; settings with the same runs are a single group."""
     settings = dict[tuple[str, ...], list[PointResult]]()
-    for setting in group_by_setting(found):
-        settings.setdefault(tuple(one.point.folder for one in setting), setting)
+    for setting in group_by_setting(results):
+        settings.setdefault(tuple(result.point.folder for result in setting), setting)
     return list(settings.values())
 
 
 def as_number(text: str) -> float | None:
-    """A value as a finite number; None if it is not one (such as `adam`)."""
+    """Return a value as a finite number; None if it is not one, such as `adam`."""
     try:
         return value if math.isfinite(value := float(text)) else None
     except ValueError:
@@ -118,6 +119,7 @@ def as_number(text: str) -> float | None:
 
 
 def _effect(key: str, settled: Sequence[tuple[Mapping[str, str], float]], mode: str) -> Effect:
+    """Return the effect of one parameter."""
     pairs = [(values[key], mean) for values, mean in settled if key in values]
     groups = _group_values(pairs)
     levels = [Level(name, Spread.of(means)) for name, means in groups]
@@ -127,34 +129,31 @@ def _effect(key: str, settled: Sequence[tuple[Mapping[str, str], float]], mode: 
 
 
 def _group_values(pairs: Sequence[tuple[str, float]]) -> list[tuple[str, list[float]]]:
-    """(name, the metric's values) of each of the parameter's values.
-
-    If those are many numbers, of equally full ranges.
-    """
+    """Group the metric's values by the parameter's; many numbers into equally full ranges."""
     groups = dict[str, list[float]]()
     for text, mean in pairs:
         groups.setdefault(text, []).append(mean)
-    known = {text: value for text in groups if (value := as_number(text)) is not None}
-    if len(known) < len(groups):
+    numbers = {text: value for text in groups if (value := as_number(text)) is not None}
+    if len(numbers) < len(groups):
         return list(groups.items())
-    order = sorted(known, key=lambda text: known[text])
-    if len(order) <= _MOST_LEVELS:
+    order = sorted(numbers, key=lambda text: numbers[text])
+    if len(order) <= _MAX_LEVELS:
         return [(text, groups[text]) for text in order]
-    values = sorted(set(known.values()))
+    values = sorted(set(numbers.values()))
     size = math.ceil(len(values) / _RANGES)
     ranges = [values[start : start + size] for start in range(0, len(values), size)]
-    write = _as_distinct([end for some in ranges for end in (some[0], some[-1])])
-    names = [" to ".join(dict.fromkeys((write(some[0]), write(some[-1])))) for some in ranges]
+    write = _as_distinct([end for interval in ranges for end in (interval[0], interval[-1])])
+    names = [
+        " to ".join(dict.fromkeys((write(interval[0]), write(interval[-1])))) for interval in ranges
+    ]
     return [
-        (name, [mean for text in order if known[text] in some for mean in groups[text]])
-        for name, some in zip(names, ranges, strict=True)
+        (name, [mean for text in order if numbers[text] in interval for mean in groups[text]])
+        for name, interval in zip(names, ranges, strict=True)
     ]
 
 
 def _as_distinct(numbers: Sequence[float]) -> Callable[[float], str]:
-    """Writes numbers so that these can be told apart, with three digits or as many more as it
-    takes; whole numbers with all of theirs.
-    """
+    """Return a function that writes numbers with enough digits to tell them apart."""
 
     def write(value: float, digits: int) -> str:
         return f"{value:.0f}" if value.is_integer() and abs(value) < 1e15 else f"{value:.{digits}g}"
@@ -168,46 +167,47 @@ def _as_distinct(numbers: Sequence[float]) -> Callable[[float], str]:
 
 
 def _share(groups: Sequence[Sequence[float]]) -> float:
-    """Eta squared: the sum of squares between groups divided by the total.
+    """Return eta squared: the sum of squares between groups divided by the total.
 
-    NaN if a value is infinite, or no group has two, where it would always be 1.
+    NaN if a value is infinite, or no group has two values, as it would always be 1.
     """
-    everything = [value for group in groups for value in group]
-    if all(len(group) < 2 for group in groups) or not all(map(math.isfinite, everything)):
+    values = [value for group in groups for value in group]
+    if all(len(group) < 2 for group in groups) or not all(map(math.isfinite, values)):
         return math.nan
-    middle = statistics.fmean(everything)
-    whole = sum((value - middle) ** 2 for value in everything)
-    between = sum(len(group) * (statistics.fmean(group) - middle) ** 2 for group in groups)
-    return between / whole if whole > 0 else math.nan
+    mean = statistics.fmean(values)
+    total = sum((value - mean) ** 2 for value in values)
+    between = sum(len(group) * (statistics.fmean(group) - mean) ** 2 for group in groups)
+    return between / total if total > 0 else math.nan
 
 
-def pareto(found: Sequence[PointResult]) -> list[list[PointResult]]:
-    """The settings that are not dominated in the objectives, by their means over seeds, the best in
-    the first objective first.
+def pareto(results: Sequence[PointResult]) -> list[list[PointResult]]:
+    """Return the settings that no other dominates in the objectives, the best in the first first.
 
-    As in Optuna's study, only settings with a value from every seed count. Empty if there are not
-    several objectives.
+    Empty if there is only one objective.
     """
-    objectives = found[0].objectives if found else {}
+    objectives = results[0].objectives if results else {}
     if len(objectives) < 2:
         return []
-    whole = [
+    # As in Optuna's study, only settings with a value from every seed count
+    complete = [
         setting
-        for setting in rank_settings(found)
+        for setting in rank_settings(results)
         if all(spread(setting, name).count == len(setting) for name in objectives)
     ]
-    places = [
+    scores = [
         [
             -mean if objectives[name] == "max" else mean
             for name, mean in objective_means(setting).items()
         ]
-        for setting in whole
+        for setting in complete
     ]
 
-    def beaten(place: Sequence[float]) -> bool:
+    def is_dominated(score: Sequence[float]) -> bool:
         return any(
-            all(a <= b for a, b in zip(other, place, strict=True)) and other != place
-            for other in places
+            all(a <= b for a, b in zip(other, score, strict=True)) and other != score
+            for other in scores
         )
 
-    return [setting for setting, place in zip(whole, places, strict=True) if not beaten(place)]
+    return [
+        setting for setting, score in zip(complete, scores, strict=True) if not is_dominated(score)
+    ]

@@ -1,4 +1,4 @@
-"""A sweep as rows, mappings from columns to cells, for terminal and CSV.
+"""Turn a sweep into rows, mappings from columns to cells, for terminal and CSV.
 
 Imports neither torch nor mlflow.
 """
@@ -32,24 +32,27 @@ Row = Mapping[str, Any]
 PARETO = "Pareto set: no other setting is at least as good in every objective and better in one"
 
 
-def setting_rows(found: Sequence[PointResult], *, exact: bool = False) -> list[Row]:
-    """The settings, the best first: the objective's mean over seeds, its deviation and confidence
-    interval. `exact`: all digits and columns.
+def setting_rows(results: Sequence[PointResult], *, exact: bool = False) -> list[Row]:
+    """Return the settings, the best first, with the mean over seeds and its uncertainty.
+
+    Args:
+        results: Results of the sweep's points.
+        exact: Whether to show all digits and columns.
     """
     show = exactly if exact else number
-    several = exact or any(one.point.seed is not None for one in found)
+    has_seeds = exact or any(result.point.seed is not None for result in results)
     rows = list[Row]()
-    for setting in rank_settings(found):
+    for setting in rank_settings(results):
         total = spread(setting)
         row: dict[str, Any] = _values(setting[0].point, exact=exact)
         row[setting[0].objective] = show(total.mean if total.count else setting[0].value)
-        if several:
+        if has_seeds:
             low, high = map(show, total.interval(setting[0].objective))
-            few = " (2 seeds: too few)" if total.count == 2 else ""
+            remark = " (2 seeds: too few)" if total.count == 2 else ""
             interval = (
                 {"95 % from": low, "95 % to": high}
                 if exact
-                else {"95 % interval": f"{low} to {high}{few}" if low else ""}
+                else {"95 % interval": f"{low} to {high}{remark}" if low else ""}
             )
             row |= {"std": show(total.deviation), **interval, "seeds": total.count}
         row |= {
@@ -58,39 +61,37 @@ def setting_rows(found: Sequence[PointResult], *, exact: bool = False) -> list[R
         row["state"] = (
             setting[0].state.value if len(setting) == 1 and not exact else count_points(setting)
         )
-        seconds = sum(one.seconds for one in setting)
+        seconds = sum(result.seconds for result in setting)
         rows.append(
             {**row, **({"training s": f"{seconds:.1f}"} if exact else {"time": clock(seconds)})}
         )
     return rows
 
 
-def point_rows(found: Sequence[PointResult]) -> list[Row]:
-    """Every point with all digits, and all metrics at its best step (best/...) and at its end
-    (final/...).
-    """
+def point_rows(results: Sequence[PointResult]) -> list[Row]:
+    """Return every point with all digits, and all metrics: best/... and final/..."""
     return [
         {
-            "point": one.point.number + 1,
-            **_values(one.point, exact=True),
-            **({"seed": one.point.seed} if one.point.seed is not None else {}),
-            "state": one.state.value,
-            one.objective: exactly(one.value),
-            "steps": one.steps,
-            "training s": f"{one.seconds:.1f}",
-            "tries": one.tries,
-            "weights sha256": one.weights_sha256,
-            "folder": one.point.folder,
-            "reason": one.reason,
-            **{f"best/{name}": value for name, value in one.best.items()},
-            **{f"final/{name}": value for name, value in one.final.items()},
+            "point": result.point.number + 1,
+            **_values(result.point, exact=True),
+            **({"seed": result.point.seed} if result.point.seed is not None else {}),
+            "state": result.state.value,
+            result.objective: exactly(result.value),
+            "steps": result.steps,
+            "training s": f"{result.seconds:.1f}",
+            "tries": result.tries,
+            "weights sha256": result.weights_sha256,
+            "folder": result.point.folder,
+            "reason": result.reason,
+            **{f"best/{name}": value for name, value in result.best.items()},
+            **{f"final/{name}": value for name, value in result.final.items()},
         }
-        for one in found
+        for result in results
     ]
 
 
 def level_names(effect: Effect) -> list[str]:
-    """The names of an effect's levels, shortened if they can still be told apart."""
+    """Return the names of an effect's levels, shortened if they stay distinct."""
     shortened = [short(level.name) for level in effect.levels]
     return (
         shortened
@@ -100,7 +101,7 @@ def level_names(effect: Effect) -> list[str]:
 
 
 def effect_facts(effect: Effect) -> dict[str, str]:
-    """A parameter and the size of its effect."""
+    """Return a parameter and the size of its effect."""
     share = "" if math.isnan(effect.share) else f"{effect.share:.0%}"
     return {
         "parameter": effect.key.lstrip("+~"),
@@ -108,60 +109,58 @@ def effect_facts(effect: Effect) -> dict[str, str]:
     }
 
 
-def not_best(found: Sequence[PointResult]) -> str:
-    """A sentence on the settings that cannot be the best, since they lack seeds, or have different
-    objectives; empty if there are none.
-    """
-    if len(different := goals(found)) > 1:
+def not_best(results: Sequence[PointResult]) -> str:
+    """Return a sentence on settings that cannot be the best; "" if there are none."""
+    if len(objectives := goals(results)) > 1:
         return (
-            "The settings are not ranked, and none is the best: their objectives differ, "
-            f"{' and '.join(different)}."
+            f"The settings are not ranked, as their objectives differ: {' and '.join(objectives)}."
         )
     count = sum(
-        lacks_seeds(setting) and spread(setting).count > 0 for setting in rank_settings(found)
+        lacks_seeds(setting) and spread(setting).count > 0 for setting in rank_settings(results)
     )
-    which = "1 setting has" if count == 1 else f"{count} settings have"
+    subject = "1 setting has" if count == 1 else f"{count} settings have"
     return (
-        f"{which} a seed that failed, was pruned or gave NaN, and cannot be the best: the "
-        "mean is over the other seeds alone."
+        f"{subject} a seed that failed, was pruned or gave NaN, and cannot be the best: the mean "
+        "is over the other seeds only."
         if count
         else ""
     )
 
 
-def front_rows(found: Sequence[PointResult]) -> list[Row]:
-    """The settings of the Pareto set, with their means in the objectives."""
+def front_rows(results: Sequence[PointResult]) -> list[Row]:
+    """Return the settings of the Pareto set, with their means in the objectives."""
     return [
         {
-            **_values(one[0].point, exact=False),
-            **{name: number(mean) for name, mean in objective_means(one).items()},
+            **_values(setting[0].point, exact=False),
+            **{name: number(mean) for name, mean in objective_means(setting).items()},
         }
-        for one in pareto(found)
+        for setting in pareto(results)
     ]
 
 
 def columns(rows: Iterable[Row]) -> list[str]:
-    """The columns of all rows, in order."""
+    """Return the columns of all rows, in order."""
     return list(dict.fromkeys(name for row in rows for name in row))
 
 
-def count_points(found: Iterable[PointResult]) -> str:
-    """The number of points in each state: `3 finished, 1 failed`."""
+def count_points(results: Iterable[PointResult]) -> str:
+    """Return the number of points in each state: `3 finished, 1 failed`."""
     return ", ".join(
-        f"{count} {state}" for state, count in Counter(one.state.value for one in found).items()
+        f"{count} {state}"
+        for state, count in Counter(result.state.value for result in results).items()
     )
 
 
 @dataclass(frozen=True)
 class Cost:
-    """The time and work that a sweep has taken.
+    """Time and work that a sweep has taken.
 
     Args:
-        training_s: Seconds of training, summed over its runs that did not fail; of an unfinished
-            run, the time that its jobs took.
-        span_s: From the first job's beginning to the last one's end.
+        training_s: Seconds of training, summed over runs that did not fail; for an unfinished run,
+            of its jobs.
+        span_s: Seconds from the first job's start to the last one's end.
         steps: Optimizer steps of all runs.
-        tries: Jobs started.
+        tries: Number of jobs started.
         lost_s: Seconds of jobs whose run failed.
     """
 
@@ -172,31 +171,39 @@ class Cost:
     lost_s: float
 
 
-def cost(folder: SweepFolder, found: Sequence[PointResult]) -> Cost:
-    """The cost of all points so far."""
-    words = [(one, folder.word(one.point.number)) for one in found]
-    began = [float(word.get("first_began", word["began"])) for _, word in words if "began" in word]
-    ended = [float(word["ended"]) for _, word in words if "ended" in word]
-    lost = sum(one.seconds for one in found if one.state is State.failed)
-    once = {one.point.folder: one for one in found}.values()
-    span = max(0.0, max(ended) - min(began)) if began and ended else 0.0
-    trained = sum(one.seconds for one in once if one.state is not State.failed)
+def cost(folder: SweepFolder, results: Sequence[PointResult]) -> Cost:
+    """Return the cost of all points so far."""
+    records = [(result, folder.word(result.point.number)) for result in results]
+    starts = [
+        float(record.get("first_began", record["began"]))
+        for _, record in records
+        if "began" in record
+    ]
+    ends = [float(record["ended"]) for _, record in records if "ended" in record]
+    failed_s = sum(result.seconds for result in results if result.state is State.failed)
+    distinct = {result.point.folder: result for result in results}.values()
+    span = max(0.0, max(ends) - min(starts)) if starts and ends else 0.0
+    training_s = sum(result.seconds for result in distinct if result.state is not State.failed)
     return Cost(
-        trained, span, sum(one.steps for one in once), sum(one.tries for one in found), lost
+        training_s,
+        span,
+        sum(result.steps for result in distinct),
+        sum(result.tries for result in results),
+        failed_s,
     )
 
 
-def cost_in_words(spent: Cost) -> str:
-    """The sweep's cost."""
-    lost = f", {clock(spent.lost_s)} on runs that failed" if spent.lost_s >= 1 else ""
+def cost_in_words(total: Cost) -> str:
+    """Describe the sweep's cost."""
+    lost = f", {clock(total.lost_s)} on runs that failed" if total.lost_s >= 1 else ""
     return (
-        f"{clock(spent.training_s)} of training, {number_of(spent.steps, 'step')}, "
-        f"{number_of(spent.tries, 'job')} started, {clock(spent.span_s)} in all{lost}"
+        f"{clock(total.training_s)} of training, {number_of(total.steps, 'step')}, "
+        f"{number_of(total.tries, 'job')} started, {clock(total.span_s)} in all{lost}"
     )
 
 
 def as_csv(rows: Sequence[Row]) -> str:
-    """Rows as CSV without passwords, tokens and cells that a spreadsheet would take for formulas."""
+    """Return rows as CSV, without secrets and without cells that a spreadsheet runs as formulas."""
     out = io.StringIO()
     writer = csv.DictWriter(out, columns(rows), lineterminator="\n")
     writer.writerow({name: plain_cell(name) for name in columns(rows)})
@@ -205,12 +212,12 @@ def as_csv(rows: Sequence[Row]) -> str:
 
 
 def number(value: float) -> str:
-    """Four digits; empty for NaN."""
+    """Format with four digits; "" for NaN."""
     return "" if math.isnan(value) else f"{value:.4g}"
 
 
 def exactly(value: float) -> str:
-    """All digits; empty for NaN."""
+    """Format with all digits; "" for NaN."""
     return "" if math.isnan(value) else repr(value)
 
 

@@ -1,4 +1,4 @@
-"""Prints a sweep on the terminal."""
+"""Print a sweep on the terminal."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from samewise.runner.sweeps.settings import (
     spread,
 )
 
-_MOST = 30
+_MAX_ROWS = 30
 
 
 def point_values(point: Point) -> dict[str, Any]:
-    """A point as plain values, for programs."""
+    """Return a point as plain values, for programs."""
     return {
         "point": point.number + 1,
         "number": point.number,
@@ -53,28 +53,28 @@ def point_values(point: Point) -> dict[str, Any]:
     }
 
 
-def as_plain_values(one: PointResult) -> dict[str, Any]:
-    """A result as plain values, for programs."""
+def as_plain_values(result: PointResult) -> dict[str, Any]:
+    """Return a result as plain values, for programs."""
     return {
-        **point_values(one.point),
-        "state": one.state.value,
-        "reason": one.reason,
-        "monitor": one.objective,
-        "value": None if math.isnan(one.value) else one.value,
-        "objectives": {name: one.metrics.get(name) for name in one.objectives},
-        "best": dict(one.best),
-        "final": dict(one.final),
-        "steps": one.steps,
-        "seconds": one.seconds,
-        "weights_sha256": one.weights_sha256,
-        "mlflow_run_id": one.mlflow_run_id,
-        "tries": one.tries,
+        **point_values(result.point),
+        "state": result.state.value,
+        "reason": result.reason,
+        "monitor": result.objective,
+        "value": None if math.isnan(result.value) else result.value,
+        "objectives": {name: result.metrics.get(name) for name in result.objectives},
+        "best": dict(result.best),
+        "final": dict(result.final),
+        "steps": result.steps,
+        "seconds": result.seconds,
+        "weights_sha256": result.weights_sha256,
+        "mlflow_run_id": result.mlflow_run_id,
+        "tries": result.tries,
     }
 
 
 def setting_values(setting: Sequence[PointResult]) -> dict[str, Any]:
-    """A setting with its means over seeds and its seeds' states as plain values, for programs."""
-    states = Counter(one.state.value for one in setting)
+    """Return a setting with its means and its seeds' states as plain values, for programs."""
+    states = Counter(result.state.value for result in setting)
     return {
         "values": dict(setting[0].point.values),
         "objectives": objective_means(setting),
@@ -83,66 +83,82 @@ def setting_values(setting: Sequence[PointResult]) -> dict[str, Any]:
     }
 
 
-def print_settings(folder: SweepFolder, found: Sequence[PointResult], *, more: str = "") -> None:
-    """Print the settings, the best first, with the objective's mean over seeds.
+def print_settings(folder: SweepFolder, results: Sequence[PointResult], *, more: str = "") -> None:
+    """Print the settings, the best first, and the Pareto set of several objectives.
 
-    The Pareto set of several objectives; and the command that shows `more`.
+    Args:
+        folder: The sweep's folder.
+        results: Results of its points.
+        more: Command that shows a report; "" for no mention.
     """
     console = _console()
-    console.print(f"{folder.id}: {count_points(found)}")
-    if not found:
+    console.print(f"{folder.id}: {count_points(results)}")
+    if not results:
         return
     _print_table(
         console,
-        setting_rows(found)[:_MOST],
-        right=(found[0].objective, *found[0].objectives, "std", "95 % interval", "seeds", "time"),
+        setting_rows(results)[:_MAX_ROWS],
+        right=(
+            results[0].objective,
+            *results[0].objectives,
+            "std",
+            "95 % interval",
+            "seeds",
+            "time",
+        ),
     )
-    if note := not_best(found):
+    if note := not_best(results):
         console.print(note)
     ranked = (
-        [setting for setting in rank_settings(found) if not lacks_seeds(setting)]
-        if len(goals(found)) == 1
+        [setting for setting in rank_settings(results) if not lacks_seeds(setting)]
+        if len(goals(results)) == 1
         else []
     )
-    best = next((one for one in ranked[0] if one.state is State.finished), None) if ranked else None
+    best = (
+        next((result for result in ranked[0] if result.state is State.finished), None)
+        if ranked
+        else None
+    )
     if best:
         ties = sum(spread(setting).mean == spread(ranked[0]).mean for setting in ranked) - 1
-        also = f"   (the first of {ties + 1} settings with this result)" if ties else ""
-        console.print(f"best     {label(best.point.values)}{also}\nfolder   {best.point.folder}")
+        tie_note = f"   (the first of {ties + 1} settings with this result)" if ties else ""
+        console.print(
+            f"best     {label(best.point.values)}{tie_note}\nfolder   {best.point.folder}"
+        )
         if more:
             console.print(f"report   {more}")
-    if front := front_rows(found):
+    if front := front_rows(results):
         console.print(f"\n{PARETO}")
-        _print_table(console, front[:_MOST], right=tuple(found[0].objectives))
-    for one in found:
-        if one.state is State.failed:
-            log = folder.log(one.point.number)
+        _print_table(console, front[:_MAX_ROWS], right=tuple(results[0].objectives))
+    for result in results:
+        if result.state is State.failed:
+            log = folder.log(result.point.number)
             console.print(
-                f"failed   {one.point.label}: {one.reason}{f' ({log})' if log.exists() else ''}",
+                f"failed   {result.point.label}: "
+                f"{result.reason}{f' ({log})' if log.exists() else ''}",
                 style="red",
             )
 
 
-def print_pages(folder: SweepFolder, found: Sequence[PointResult]) -> None:
+def print_pages(folder: SweepFolder, results: Sequence[PointResult]) -> None:
     """Print addresses of the MLflow UI that compare the runs; nothing if they are not in MLflow."""
-    known = pages(folder, found)
-    if known is None:
+    addresses = pages(folder, results)
+    if addresses is None:
         return
     console = _console()
-    opens = f" (after `{known.opens}`)" if known.opens else ""
-    console.print(f"compare  {known.compare}{opens}\ntable    {known.table}")
+    command = f" (after `{addresses.opens}`)" if addresses.opens else ""
+    console.print(f"compare  {addresses.compare}{command}\ntable    {addresses.table}")
 
 
 def print_effects(effects: Sequence[Effect], note: str = "") -> None:
     """Print the effect of each parameter, the strongest first, and a note below."""
     console, rows = _console(), list[Row]()
-    for one in effects:
-        named = zip(level_names(one), one.levels, strict=True)
+    for effect in effects:
         levels = (
-            f"{name}: {number(level.spread.mean)}{' (best)' if level.name == one.best else ''}"
-            for name, level in named
+            f"{name}: {number(level.spread.mean)}{' (best)' if level.name == effect.best else ''}"
+            for name, level in zip(level_names(effect), effect.levels, strict=True)
         )
-        rows.append({**effect_facts(one), "mean of each value": "  ".join(levels)})
+        rows.append({**effect_facts(effect), "mean of each value": "  ".join(levels)})
     if rows:
         console.print()
         _print_table(console, rows, right=("share",))
@@ -151,40 +167,46 @@ def print_effects(effects: Sequence[Effect], note: str = "") -> None:
 
 
 def print_points(
-    folder: SweepFolder, found: Sequence[PointResult], *, held: tuple[int, str] | None
+    folder: SweepFolder, results: Sequence[PointResult], *, holder: tuple[int, str] | None
 ) -> None:
-    """Print every point with its state."""
+    """Print every point with its state.
+
+    Args:
+        folder: The sweep's folder.
+        results: Results of its points.
+        holder: Process id and host of the process that runs the sweep; None if none does.
+    """
     console = _console()
-    console.print(f"{folder.id}: {count_points(found)}".rstrip(" :"))
-    if held:
-        console.print(f"run by process {held[0]} on {held[1]}")
-    if not found:
+    console.print(f"{folder.id}: {count_points(results)}".rstrip(" :"))
+    if holder:
+        console.print(f"run by process {holder[0]} on {holder[1]}")
+    if not results:
         console.print("no points yet")
         return
     rows: list[Row] = [
         {
-            "": one.point.number + 1,
-            "point": one.point.label,
-            "state": one.state.value,
-            "step": one.steps or "",
-            found[0].objective: number(one.value),
-            "reason": one.reason,
+            "": result.point.number + 1,
+            "point": result.point.label,
+            "state": result.state.value,
+            "step": result.steps or "",
+            results[0].objective: number(result.value),
+            "reason": result.reason,
         }
-        for one in found
+        for result in results
     ]
     _print_table(console, rows)
-    if any(one.reason == UNSUBMITTED for one in found):
-        why = (
+    if any(result.reason == UNSUBMITTED for result in results):
+        reason = (
             f", since the launcher refused them: {folder.facts['refused']}"
             if "refused" in folder.facts
             else ""
         )
         console.print(
-            f"{UNSUBMITTED}: `samewise sweep {shlex.quote(str(folder.path))}` submits "
-            f"these points, or the same command with other launcher settings{why}"
+            f"{UNSUBMITTED}{reason}: `samewise sweep {shlex.quote(str(folder.path))}` submits "
+            "these points, or the same command with other launcher settings"
         )
     console.print(
-        f"logs     {folder.log(found[0].point.number)} is point 1's; files and `number` in "
+        f"logs     {folder.log(results[0].point.number)} is point 1's; files and `number` in "
         "--json count from 0"
     )
 
@@ -195,29 +217,27 @@ def print_rows(rows: Sequence[Row], *, right: Sequence[str] = ()) -> None:
 
 
 def _print_table(console: PlainConsole, rows: Sequence[Row], *, right: Sequence[str] = ()) -> None:
-    """Print rows as a table.
-
-    On a narrow terminal, what is the same in all rows goes above it; rich wraps the rest.
-    """
+    """Print rows as a table."""
     table = _table(rows, columns(rows), right=right)
     if (
-        console.measure(table, options=console.options.update(max_width=_ANY)).maximum
+        console.measure(table, options=console.options.update(max_width=_UNLIMITED)).maximum
         > console.width
     ):
-        same = [
+        # What is the same in all rows goes above the table; rich wraps the rest
+        shared = [
             name
             for name in columns(rows)
             if len(rows) > 1 and name and len({str(row.get(name, "")) for row in rows}) == 1
         ]
-        if same:
+        if shared:
             console.print(
-                "in all: " + "  ".join(f"{name} {rows[0].get(name) or '-'}" for name in same)
+                "in all: " + "  ".join(f"{name} {rows[0].get(name) or '-'}" for name in shared)
             )
-        table = _table(rows, [name for name in columns(rows) if name not in same], right=right)
+        table = _table(rows, [name for name in columns(rows) if name not in shared], right=right)
     console.print(table)
 
 
-_ANY = 10_000
+_UNLIMITED = 10_000
 
 
 def _table(rows: Sequence[Row], names: Sequence[str], *, right: Sequence[str]) -> Table:
@@ -230,8 +250,8 @@ def _table(rows: Sequence[Row], names: Sequence[str], *, right: Sequence[str]) -
 
 
 def _console() -> PlainConsole:
-    """Standard output; a pipe or a file is as wide as the table."""
+    """Return a console on standard output, as wide as the table if that is a pipe or a file."""
     console = PlainConsole(highlight=False, soft_wrap=True)
     return PlainConsole(
-        highlight=False, soft_wrap=True, width=console.width if console.is_terminal else _ANY
+        highlight=False, soft_wrap=True, width=console.width if console.is_terminal else _UNLIMITED
     )
