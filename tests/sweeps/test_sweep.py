@@ -19,7 +19,7 @@ from samewise_forked import Forked, run
 import samewise as samewise_in_python
 from samewise.runner.config.project import find
 from samewise.runner.errors import INTERRUPTED, ConfigError
-from samewise.runner.launchers.base import Job, Launcher, JobState, Standing
+from samewise.runner.launchers.base import Job, JobState, Launcher, Standing
 from samewise.runner.launchers.job import main as run_job
 from samewise.runner.processes.this_process import on_signals
 from samewise.runner.records import locks
