@@ -94,14 +94,14 @@ def changes(loader: Loader, overrides: Sequence[str], experiment: str | None) ->
                 for name, value in alone.alternatives.items()
                 if final.alternatives.get(name) == value
             }
-            sets = [
+            settings = [
                 value
                 for value in final.last.values()
                 if value.config == file
                 and value.path.startswith(f"{path}.")
                 and value.path not in same
             ]
-            if sets:
+            if settings:
                 changed.append(
                     Change(
                         file,
@@ -109,7 +109,7 @@ def changes(loader: Loader, overrides: Sequence[str], experiment: str | None) ->
                         _words(before),
                         _words(now),
                         request is not None,
-                        tuple(sets),
+                        tuple(settings),
                         final.alternatives,
                         alone.targets,
                     )
@@ -171,22 +171,24 @@ def settle(cfg: DictConfig, changed: Sequence[Change], overrides: Sequence[str])
     whole: Any = OmegaConf.to_container(cfg, resolve=False)
     cautions, leftovers = list[Problem](), dict[str, None]()
     for change in changed:
-        sets = [
+        settings = [
             value
             for value in change.settings
             if at(whole, value.path, ...) is not ... and not _overlaps(value.path, by_user)
         ]
         removed = {
-            value.path: misfit for value in sets if (misfit := _misfit(whole, value.path, change))
+            value.path: misfit
+            for value in settings
+            if (misfit := _misfit(whole, value.path, change))
         }
         misfits = {
             misfit
             for misfit in removed.values()
             if all(path in removed for path, _ in values_in(at(whole, misfit), misfit))
         }
-        dropped = [value for value in sets if removed.get(value.path) in misfits]
+        dropped = [value for value in settings if removed.get(value.path) in misfits]
         retained = (
-            [value for value in sets if value.path not in removed and _is_news(value, change)]
+            [value for value in settings if value.path not in removed and _is_news(value, change)]
             if change.is_explicit
             else []
         )
