@@ -216,10 +216,12 @@ def _agent(
                     self.lost, self._remaining_restarts = died[0], 0
                 else:
                     again = spec.max_restarts - self._remaining_restarts + 1
-                    words = f"{'resuming from the last checkpoint' if died[1] else 'starting again'} (restart {again} of {spec.max_restarts})"
+                    message = f"{'resuming from the last checkpoint' if died[1] else 'starting again'} (restart {again} of {spec.max_restarts})"
                     ended = _describe_exit(logs, died[0], _first_to_die(result)[1].exitcode)
                     print(
-                        f"warning: rank {died[0]} {ended}\n    {words}", file=sys.stderr, flush=True
+                        f"warning: rank {died[0]} {ended}\n    {message}",
+                        file=sys.stderr,
+                        flush=True,
                     )
                 self._died = died
             return result
@@ -251,8 +253,8 @@ def _agent(
             """
             shut_down: Any = super()._shutdown
             # Not with torch 2.11
-            given = {"timeout": timeout} if "timeout" in signature(shut_down).parameters else {}
-            shut_down(signal.SIGUSR1 if death_sig == signal.SIGTERM else death_sig, **given)
+            arguments = {"timeout": timeout} if "timeout" in signature(shut_down).parameters else {}
+            shut_down(signal.SIGUSR1 if death_sig == signal.SIGTERM else death_sig, **arguments)
 
     return Agent(spec=spec, logs_specs=logs_specs, start_method="spawn", exit_barrier_timeout=30)
 

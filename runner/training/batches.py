@@ -1,4 +1,4 @@
-"""Training batches, from a run's current position."""
+"""Loads training batches, from a run's current position."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class TrainingBatches(Iterator[list[MicroBatch]]):
     """The micro-batches of each step that belong to this process.
 
     Args:
-        run: They begin at the step where it stands once the first are asked for.
+        run: The run; the first batches are those of its step at the first `next`.
     """
 
     def __init__(self, run: Run) -> None:
@@ -36,8 +36,9 @@ class TrainingBatches(Iterator[list[MicroBatch]]):
         return micro_batches
 
     def load_next(self) -> None:
-        """On CUDA, load those of the next step and send them to the device, in a step that the
-        device is computing: no random number of that changes. An error is raised at their turn.
+        """Load the next step's batches and send them, while a CUDA device computes this step.
+
+        An error in them is raised by the next `next`.
         """
         if self._run.strategy.device.type == "cuda":
             with streams.preserve_generators():
@@ -45,21 +46,21 @@ class TrainingBatches(Iterator[list[MicroBatch]]):
 
 
 def _load(run: Run) -> Generator[tuple[int, list[MicroBatch]]]:
-    """Each step, from 0, and its micro-batches."""
+    """Yield each step's number, from 0, and its micro-batches."""
     is_cuda, steps = run.strategy.device.type == "cuda", range(run.step, run.total_steps)
     send = (
         Prefetcher(run.strategy.device, run.to_device, pin=run.config.loader.pin_memory).send
         if is_cuda
         else None
     )
-    mine = run.strategy.micro_batches
+    own_numbers = run.strategy.micro_batches
     keys = partial(
         training_keys,
         run.order,
         run.plan,
         first_step=steps.start,
         steps=steps.stop,
-        micro_batches=mine,
+        micro_batches=own_numbers,
     )
     with closing(
         Loader(run.splits["train"].keyed, keys, run.config.loader, is_cuda=is_cuda)
@@ -67,9 +68,9 @@ def _load(run: Run) -> Generator[tuple[int, list[MicroBatch]]]:
         batches = iter(loader)
         for step in steps:
             numbers = (
-                mine
+                own_numbers
                 if run.plan.fills_all
-                else [number for number in mine if not run.plan.is_empty(step, number)]
+                else [number for number in own_numbers if not run.plan.is_empty(step, number)]
             )
             yield (
                 step,
@@ -83,11 +84,10 @@ def _load(run: Run) -> Generator[tuple[int, list[MicroBatch]]]:
 def _sent(
     run: Run, batch: Batch, send: Callable[[Batch], Callable[[], Batch]] | None
 ) -> Callable[[], Batch] | None:
-    """What returns a batch on the device: each of several phases gets a copy, since it may change
-    it in place.
-    """
+    """Return a function that returns the batch on the device."""
     sent = send(batch) if send else None
     if len(run.phases) == 1:
         return sent
+    # Each of several phases gets a copy, since a recipe may change a batch in place
     once = cache(sent or partial(run.to_device, batch))
     return lambda: copied(once())

@@ -1,7 +1,4 @@
-"""Builds a Run from a checked config.
-
-Every part of the config is turned into an object here, once.
-"""
+"""Builds a `Run` from a checked config: each part of the config becomes an object, once."""
 
 from __future__ import annotations
 
@@ -15,7 +12,6 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn
 from torch.optim import Optimizer
 
-from samewise.runner.config.check import unread
 from samewise.runner.config.compose import Composed
 from samewise.runner.config.fingerprint import reached_code, targets
 from samewise.runner.config.instantiate import instantiate
@@ -28,8 +24,7 @@ from samewise.runner.data.plan import Plan
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.interfaces import Callback, Phase, Recipe, class_names, of_labels
 from samewise.runner.optim.build import build_optimizers, describe
-from samewise.runner.optim.frozen import idle_options
-from samewise.runner.optim.unfreezing import Waiting, cautions, waiting
+from samewise.runner.optim.unfreezing import Waiting, waiting
 from samewise.runner.processes.this_process import REPORTER, keep_freed_memory
 from samewise.runner.records import environment
 from samewise.runner.records.checkpoint_writer import Checkpoints
@@ -39,7 +34,6 @@ from samewise.runner.records.trace import Trace
 from samewise.runner.strategies.base import Strategy
 from samewise.runner.strategies.recompute import recompute
 from samewise.runner.strategies.single import Single
-from samewise.runner.training import continued
 from samewise.runner.training.components import (
     Make,
     make_batch_transforms,
@@ -50,21 +44,12 @@ from samewise.runner.training.components import (
     require_decoded,
     training_images,
 )
-from samewise.runner.training.evaluation import watched
-from samewise.runner.training.guards.cautions import (
-    data_cautions,
-    decoding_cautions,
-    every_epochs_cautions,
-    max_steps_cautions,
-    mixing_cautions,
-    never_decides,
-    order_cautions,
-)
+from samewise.runner.training.guards.cautions import idle_cautions, settings_cautions
 from samewise.runner.training.guards.finite import nonfinite_names
 from samewise.runner.training.held_tensors import HeldTensors
 from samewise.runner.training.phase import TrainingPhase
 from samewise.runner.training.recorder import Recorder
-from samewise.runner.training.run import Run, Split, evaluation_interval
+from samewise.runner.training.run import Run, Split
 from samewise.runner.training.same_bits import determinism
 from samewise.runner.training.same_bits.compiled import compiler, facts, require_possible
 from samewise.runner.training.same_bits.portable import is_portable
@@ -80,25 +65,30 @@ def build(
     split: str | None = None,
     samples: int | None = None,
 ) -> Run:
-    """Build every part of a config's run.
+    """Build every part of a config's run, and write nothing: only the session that trains does.
 
-    ConfigError if a part cannot be made or the data are missing. Writes nothing: only the session
-    that trains does.
+    Args:
+        composed: The config.
+        project: The packages that the config may name.
+        folder: The run's folder.
+        alone: Whether this process carries all replicas, whatever the strategy: to try or to
+            evaluate, not to train.
+        split: The only split to make, for an evaluation; None: all.
+        samples: The number of samples of the training split, where `split` leaves it out.
 
-    With `alone` this process carries all replicas, whatever the strategy: to try or to evaluate,
-    not to train. With `split` only this split is made, to evaluate on; `samples` is then how many
-    the training split had.
+    Raises:
+        ConfigError: A part cannot be made, or the data are missing.
     """
     cfg = composed.cfg
     make: Make = partial(make_part, cfg, project)
+    # Before any part: making one computes, and may read the number of threads
     determinism.apply(cfg.reproducibility)
-    strategy: Strategy = make("strategy")
-    rules = plain(cfg.param_groups) or {}
-    _require_unfreezing(strategy, rules)
-    asked = strategy
+    configured: Strategy = make("strategy")
+    _require_unfreezing(configured, plain(cfg.param_groups) or {})
     if alone:
-        strategy.processes(str(cfg.device), cfg.replicas)
-        strategy = Single()
+        # Its number of processes is checked nevertheless
+        configured.processes(str(cfg.device), cfg.replicas)
+    strategy = Single() if alone else configured
     strategy.begin(str(cfg.device), cfg.replicas, cfg.accumulate)
     if strategy.device.type == "cpu":
         keep_freed_memory()
@@ -124,88 +114,26 @@ def build(
         train.keyed.says_places = getattr(transforms["train"], "need_places", False)
         images = partial(training_images, cfg, make, recipe, train.dataset, transforms["eval"])
     model = make_model(cfg, make, strategy.device, channels_last=channels_last, images=images)
+    # Read here: a strategy may leave this process only shards of the weights
     sizes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     recompute(model, cfg.activation_checkpointing, "activation_checkpointing")
-    require_possible(cfg, asked, device=strategy.device, phases=recipe.phases)
+    require_possible(cfg, configured, device=strategy.device, phases=recipe.phases)
     strategy.compiled = compiler(
         cfg.compile, strategy.device, deterministic=cfg.reproducibility.deterministic
     )
     network = strategy.wrap(model)
-    optimizers = build_optimizers(
-        cfg.optimizer,
-        cfg.param_groups,
-        model,
-        recipe.phases,
-        instantiate=partial(instantiate, allowed=project.packages),
-    )
-    optimizers = {
-        name: strategy.layout.share_optimizer(optimizer) for name, optimizer in optimizers.items()
-    }
+    optimizers = _optimizers(cfg, project, recipe, model, strategy)
     schedule = make("scheduler")
     schedule.begin(optimizers, steps_per_epoch=plan.steps_per_epoch, total_steps=total_steps)
     later = waiting(
         model,
-        rules,
+        plain(cfg.param_groups) or {},
         steps_per_epoch=plan.steps_per_epoch,
         parts=[phase.modules for phase in recipe.phases],
     )
-    never = cautions(rules, later, steps_per_epoch=plan.steps_per_epoch, total_steps=total_steps)
-    recorder = Recorder(
-        trace=_trace(cfg, folder, model, strategy),
-        callbacks={
-            name: make(f"callbacks.{name}")
-            for name, node in cfg.callbacks.items()
-            if node is not None
-        }
-        | _reporter(project),
-        log_every_steps=cfg.tracking.log_every_steps,
-        level=_level(composed, strategy),
-        cautions=[
-            *composed.cautions,
-            *order_cautions(composed),
-            *unread.cautions(composed),
-            *precision.cautions(),
-            *strategy.cautions(),
-            *continued.cautions(cfg, schedule),
-            *continued.class_cautions(cfg, class_names(train.dataset) if train else (), sizes),
-            *(
-                continued.input_cautions(cfg)
-                if train and hasattr(model, "checkpoint_problems")
-                else ()
-            ),
-            *(data_cautions(train) + decoding_cautions(cfg, train, transforms) if train else []),
-            *idle_options(rules),
-            *max_steps_cautions(composed, plan),
-            *every_epochs_cautions(composed),
-            *(
-                mixing_cautions(transforms, order, plan)
-                if train and "debug" not in composed.choices
-                else ()
-            ),
-            *(
-                [*schedule.cautions(), *never]
-                if total_steps and "debug" not in composed.choices
-                else ()
-            ),  # a reduced training is shorter on purpose
-        ],
-    )
-    kept = _plain(cfg.checkpoint)
-    modes = {
-        name: str(mode)
-        for name, mode in {cfg.evaluate.monitor: cfg.evaluate.mode, **cfg.evaluate.also}.items()
-    }
-    code = composed.code if composed.code.files else reached_code(composed.whole, project.packages)
     run = Run(
         composed=composed,
-        environment=environment.record(
-            device=strategy.device,
-            reproducibility=cfg.reproducibility,
-            data=_data(composed, splits),
-            optimizers=describe(optimizers),
-            used=[*targets(composed.whole), *code.declined],
-            libraries={*code.libraries, *_libraries(model, project.packages)},
-            compiled=facts(cfg.compile, strategy.device),
-        ),
+        environment=_environment(composed, project, splits, model, optimizers, strategy),
         folder=folder,
         fingerprint=composed.fingerprint,
         seed=cfg.seed,
@@ -213,7 +141,7 @@ def build(
         model=model,
         network=network,
         parameters=list(model.parameters()),
-        held=HeldTensors(model, stay=strategy.compiles),
+        held_tensors=HeldTensors(model, stay=strategy.compiles),
         phases=_phases(recipe, model, optimizers, strategy, later),
         schedule=schedule,
         precision=precision,
@@ -227,37 +155,87 @@ def build(
         micro_batches=cfg.replicas * cfg.accumulate,
         clip_norm=cfg.clip_norm,
         evaluate=_plain(cfg.evaluate),
-        checkpoint=kept,
-        checkpoints=Checkpoints(
-            folder.checkpoints,
-            kept,
-            modes,
-            {"steps_per_epoch": plan.steps_per_epoch, "total_steps": total_steps},
-        ),
+        checkpoint=_plain(cfg.checkpoint),
+        checkpoints=_checkpoints(cfg, folder, plan, total_steps),
         to_device=mover(strategy.device, channels_last=channels_last),
         infinite=frozenset(nonfinite_names(model.state_dict().items())),
-        recorder=recorder,
+        recorder=Recorder(
+            trace=_trace(cfg, folder, model, strategy),
+            callbacks=_callbacks(cfg, make) | _reporter(project),
+            log_every_steps=cfg.tracking.log_every_steps,
+            level=_level(composed, strategy),
+        ),
     )
-    recorder.view = View(run)
+    # Before `on_build`, whose cautions are printed after those of the settings
+    run.recorder.cautions += settings_cautions(run, sizes, later)
+    run.recorder.view = View(run)
     for callback in run.callbacks.values():
-        callback.on_build(recorder.view)
-    if "debug" not in composed.choices and not evaluation_interval(run):
-        recorder.cautions += [
-            never_decides(path)
-            for path in dict.fromkeys(path.rpartition(".")[0] for path in watched(run))
-        ]
+        callback.on_build(run.recorder.view)
+    run.recorder.cautions += idle_cautions(run)
     return run
 
 
-def _reporter(project: Project) -> dict[str, Callback]:
-    """The callback that reports to a run's sweep.
+def _optimizers(
+    cfg: DictConfig, project: Project, recipe: Recipe, model: nn.Module, strategy: Strategy
+) -> dict[str, Optimizer]:
+    """Make each phase's optimizer, by the phase's name, with its share of the states."""
+    optimizers = build_optimizers(
+        cfg.optimizer,
+        cfg.param_groups,
+        model,
+        recipe.phases,
+        instantiate=partial(instantiate, allowed=project.packages),
+    )
+    return {
+        name: strategy.layout.share_optimizer(optimizer) for name, optimizer in optimizers.items()
+    }
 
-    It comes from the job's environment, so that it does not change the experiment.
-    """
-    given = os.environ.get(REPORTER)
+
+def _environment(
+    composed: Composed,
+    project: Project,
+    splits: Mapping[str, Split],
+    model: nn.Module,
+    optimizers: Mapping[str, Optimizer],
+    strategy: Strategy,
+) -> dict[str, Any]:
+    """Record what decides bits beside the config: machine, versions, data."""
+    cfg = composed.cfg
+    code = composed.code if composed.code.files else reached_code(composed.whole, project.packages)
+    return environment.record(
+        device=strategy.device,
+        reproducibility=cfg.reproducibility,
+        data=_data(composed, splits),
+        optimizers=describe(optimizers),
+        used=[*targets(composed.whole), *code.declined],
+        libraries={*code.libraries, *_libraries(model, project.packages)},
+        compiled=facts(cfg.compile, strategy.device),
+    )
+
+
+def _checkpoints(cfg: DictConfig, folder: RunFolder, plan: Plan, total_steps: int) -> Checkpoints:
+    modes = {cfg.evaluate.monitor: cfg.evaluate.mode, **cfg.evaluate.also}
+    return Checkpoints(
+        folder.checkpoints,
+        _plain(cfg.checkpoint),
+        {name: str(mode) for name, mode in modes.items()},
+        {"steps_per_epoch": plan.steps_per_epoch, "total_steps": total_steps},
+    )
+
+
+def _callbacks(cfg: DictConfig, make: Make) -> dict[str, Callback]:
+    return {
+        name: make(f"callbacks.{name}") for name, node in cfg.callbacks.items() if node is not None
+    }
+
+
+def _reporter(project: Project) -> dict[str, Callback]:
+    """Make the callback that reports to the run's sweep, if it has one."""
+    # From the job's environment, since the config would change the experiment's fingerprint
+    reporter = os.environ.get(REPORTER)
     return (
-        {"(sweep)": instantiate(json.loads(given), REPORTER, allowed=project.packages)}
-        if given
+        {"(sweep)": instantiate(json.loads(reporter), REPORTER, allowed=project.packages)}
+        if reporter
         else {}
     )
 
@@ -298,27 +276,24 @@ def _data(composed: Composed, splits: Mapping[str, Split]) -> dict[str, Any]:
 
 
 def _labels(dataset: Any) -> dict[str, list[Any]]:
-    """The names and number of the labels, for predictions, which do not load the data set."""
-    found = {
+    """Return the names and numbers of the labels, for predictions without the data set."""
+    labels = {
         "classes": class_names(dataset),
         "category_ids": [int(number) for number in of_labels(dataset, "category_ids")],
     }
-    return {name: values for name, values in found.items() if values}
+    return {name: values for name, values in labels.items() if values}
 
 
 def _plain(settings: DictConfig) -> Any:
-    """The dataclass of typed settings, whose attributes are fast to read, which matters in every
-    step.
-    """
+    """Return the dataclass of typed settings."""
+    # Steps read them, and reading OmegaConf's nodes is slow
     return OmegaConf.to_object(settings)
 
 
 def _libraries(model: nn.Module, packages: Sequence[str]) -> set[str]:
-    """The packages of the model's layers, other than torch, samewise and the user's: timm,
-    transformers.
-    """
-    found = {type(module).__module__.partition(".")[0] for module in model.modules()}
-    return found - {
+    """Return the packages of the model's layers, without torch, samewise and the user's."""
+    packages_of_layers = {type(module).__module__.partition(".")[0] for module in model.modules()}
+    return packages_of_layers - {
         "torch",
         "torchvision",
         "torchaudio",
@@ -329,22 +304,24 @@ def _libraries(model: nn.Module, packages: Sequence[str]) -> set[str]:
 
 
 def _require_phases(recipe: Recipe) -> None:
-    found: Any = recipe.phases
+    declared: Any = recipe.phases
     phases = (
-        [one for one in cast("Sequence[Any]", found) if isinstance(one, Phase)]
-        if isinstance(found, list | tuple)
+        [x for x in cast("Sequence[Any]", declared) if isinstance(x, Phase)]
+        if isinstance(declared, list | tuple)
         else []
     )
-    if not phases or len({one.name for one in phases}) < len(found):
+    if not phases or len({x.name for x in phases}) < len(declared):
         given, hint = (
-            ("a method", "`@property` above `def phases(self)`") if callable(found) else (found, "")
+            ("a method", "`@property` above `def phases(self)`")
+            if callable(declared)
+            else (declared, "")
         )
-        words, expected = (
-            "phases is not a tuple of phases, each with a name of its own",
+        message, expected = (
+            "phases is not a tuple of phases with different names",
             '(Phase("a", ("encoder",)), Phase("b", ("head",)))',
         )
         raise ConfigError(
-            Problem("recipe", f"{type(recipe).__name__}.{words}", given, expected, hint)
+            Problem("recipe", f"{type(recipe).__name__}.{message}", given, expected, hint)
         )
 
 
@@ -359,16 +336,16 @@ def _phases(
         name: {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         for name, optimizer in optimizers.items()
     }
-    others = {
-        name: [one for one in model.parameters() if one.requires_grad and id(one) not in mine]
-        for name, mine in trained.items()
+    untrained = {
+        name: [x for x in model.parameters() if x.requires_grad and id(x) not in own_ids]
+        for name, own_ids in trained.items()
     }
     return [
         TrainingPhase(
             number,
             phase,
             optimizers[phase.name],
-            others[phase.name],
+            untrained[phase.name],
             strategy.layout.total_norm,
             later,
         )
@@ -377,14 +354,14 @@ def _phases(
 
 
 def _require_unfreezing(strategy: Strategy, rules: Mapping[str, Any]) -> None:
-    found = (
+    paths = (
         f"{name}.{key}"
         for name, rule in rules.items()
         if isinstance(rule, Mapping)
         for key in ("frozen_until", "unfreeze_every")
         if key in rule
     )
-    if not strategy.unfreezes and (path := next(found, None)):
+    if not strategy.unfreezes and (path := next(paths, None)):
         hint = (
             "strategy=single or strategy=elastic; or two runs, the second with "
             "initialise.weights=run:FIRST"

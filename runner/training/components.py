@@ -1,6 +1,4 @@
-"""Makes the model, the data and the transforms of a run from its config, for `build` and partly for
-`build_predictor`.
-"""
+"""Makes a run's model, data and transforms from its config, for `build` and `build_predictor`."""
 
 from __future__ import annotations
 
@@ -45,10 +43,9 @@ from samewise.runner.training.same_bits import determinism
 from samewise.runner.training.same_bits.workarounds import work_around
 
 Make = Callable[..., Any]
-"""Makes the part at a path of the config."""
+"""A function that makes the part at a path of the config."""
 LIBRARIES = ("samewise", "torch", "torchvision", "torchaudio", "timm", "transformers")
-"""Their models draw as samewise seeds, and keep nothing that decides a loss outside of their state.
-"""
+"""Packages whose models draw from seeded generators, and keep their state in their state_dict."""
 _TENSORS = (
     "only dense tensors in the model's state_dict, since checkpoints hold nothing else of a "
     "model; get_extra_state may return one"
@@ -80,17 +77,27 @@ def make_model(
     channels_last: bool,
     images: Callable[[int], Tensor] | None = None,
 ) -> nn.Module:
-    """Make the model with its initial weights, on the CPU in its own random stream, so that they
-    are the same on every device.
+    """Make the model with its initial weights.
+
+    Args:
+        cfg: The resolved config.
+        make: The function that makes its parts.
+        device: The device to move the model to.
+        channels_last: Whether to store images' channels last.
+        images: A function that returns so many training images, for initialisations by data.
+
+    Returns:
+        The model, in training mode.
     """
+    # On the CPU, in a random stream of its own: the same weights on every device
     with streams.scope(cfg.seed, "init"):
         model = make("model")
         if not isinstance(model, nn.Module):
             raise ConfigError(Problem("model", "is not a torch.nn.Module", type(model).__name__))
         _require_shapes(model)
         kinds = {
-            name: f"{tensor_kind(one)} tensor" if torch.is_tensor(one) else type(one).__name__
-            for name, one in model.state_dict().items()
+            name: f"{tensor_kind(value)} tensor" if torch.is_tensor(value) else type(value).__name__
+            for name, value in model.state_dict().items()
         }
         odd = {name: kind for name, kind in kinds.items() if kind != " tensor"}
         if odd:
@@ -101,7 +108,8 @@ def make_model(
                 ]
             )
         _require_own_elements(model)
-        model.train()  # before freezing, since a frozen layer stays in eval mode
+        # Before freezing, since a frozen layer stays in evaluation mode
+        model.train()
         if cfg.initialise is not None:
             initialise(
                 model, cfg.initialise, made_by=str(cfg.model.get("_target_", "")), images=images
@@ -115,49 +123,60 @@ def make_model(
 
 
 def _require_shapes(model: nn.Module) -> None:
-    """Raise a ConfigError for each lazy layer, whose weights torch makes in the first forward pass:
-    here they are needed before.
-    """
+    """Raise a ConfigError for each lazy layer, since initial weights are needed before a step."""
     problems = list[Problem]()
-    for name, one in model.named_modules():
-        if any(map(is_lazy, (*one.parameters(recurse=False), *one.buffers(recurse=False)))):
-            words = (
-                f"{name or 'it'} ({type(one).__name__}) gets its weights in its first forward "
-                "pass, but initial weights are made before"
+    for name, layer in model.named_modules():
+        if any(map(is_lazy, (*layer.parameters(recurse=False), *layer.buffers(recurse=False)))):
+            message = (
+                f"{name or 'it'} ({type(layer).__name__}) gets its weights in its first forward "
+                "pass, but samewise initialises weights before"
             )
-            become: Any = getattr(one, "cls_to_become", None)
+            become: Any = getattr(layer, "cls_to_become", None)
             expected = (
                 f"{become.__name__} with {next(iter(signature(become).parameters))}"
                 if become
                 else "a layer with fixed shapes"
             )
-            problems.append(Problem("model", words, expected=expected))
+            problems.append(Problem("model", message, expected=expected))
     if problems:
         raise ConfigError(*problems)
 
 
 def _require_own_elements(model: nn.Module) -> None:
-    """Raise a ConfigError for each tensor in the model's state_dict that is expanded:
-    `load_state_dict` cannot write to one.
+    """Raise a ConfigError for each expanded tensor in the model's state_dict.
+
+    `load_state_dict` cannot write to such a tensor.
     """
     state = {
-        name: one for name, one in model.state_dict().items() if not name.endswith("_extra_state")
+        name: tensor
+        for name, tensor in model.state_dict().items()
+        if not name.endswith("_extra_state")
     }
-    if expanded := [name for name, one in state.items() if own_elements(one).shape != one.shape]:
-        words = (
-            "is an expanded tensor, whose elements share memory: no checkpoint could be loaded "
+    if expanded := [
+        name for name, tensor in state.items() if own_elements(tensor).shape != tensor.shape
+    ]:
+        message = (
+            "is an expanded tensor: its elements share memory, so no checkpoint could be loaded "
             "into it"
         )
         hint = "add .clone(); or, for a buffer that need not be saved, persistent=False"
-        raise ConfigError(*[Problem("model", f"{name} {words}", hint=hint) for name in expanded])
+        raise ConfigError(*[Problem("model", f"{name} {message}", hint=hint) for name in expanded])
 
 
 def make_splits(
     cfg: DictConfig, make: Make, recipe: Recipe, *, only: str | None = None
 ) -> dict[str, Split]:
-    """Make the data set's splits, by name, or `only` one.
+    """Make the data set's splits, by name.
 
-    A ConfigError if that, or one that training needs, is missing.
+    Args:
+        cfg: The resolved config.
+        make: The function that makes its parts.
+        recipe: The recipe, which collates samples.
+        only: The only split to make; None: all.
+
+    Raises:
+        ConfigError: A split that is needed is missing, or numbers its classes in another way.
+        DataError: A split has no samples.
     """
     splits: dict[str, Split] = {}
     there = [name for name in SPLITS if cfg.dataset.get(name) is not None]
@@ -195,21 +214,21 @@ def make_splits(
 
 
 def _require_same_numbering(classes: Mapping[str, Sequence[str]]) -> None:
-    """Raise a ConfigError if a split's classes, by split, are not numbered as the training split's.
+    """Raise a ConfigError if a split numbers its classes in another way than the training split.
 
-    Either may have more, and one without names any.
+    A split may have more or fewer classes, or no names for them.
     """
     there = classes.get("train", ())
-    for split, found in classes.items():
+    for split, names in classes.items():
         if other := next(
             (
                 (label, *pair)
-                for label, pair in enumerate(zip(found, there, strict=False))
+                for label, pair in enumerate(zip(names, there, strict=False))
                 if pair[0] != pair[1]
             ),
             None,
         ):
-            words = (
+            message = (
                 "numbers its classes differently from dataset.train: label {} is {!r} here, "
                 "and {!r} there"
             ).format(*other)
@@ -218,35 +237,34 @@ def _require_same_numbering(classes: Mapping[str, Sequence[str]]) -> None:
                 "dataset=image_folder does"
             )
             raise ConfigError(
-                Problem(f"dataset.{split}", words, first_few(found, 10), first_few(there, 10), hint)
+                Problem(
+                    f"dataset.{split}", message, first_few(names, 10), first_few(there, 10), hint
+                )
             )
 
 
 def _make_from_root(make: Make, path: str, root: Any) -> Any:
-    """Make a data set.
-
-    If it finds nothing because of a wrong `root`, the problem is at `dataset.root`.
-    """
+    """Make a data set; where its `root` is wrong, say so in place of its own error."""
     try:
         return make(path)
     except DataError as error:
-        told = error.problems[0]
-        given, missing = Path(str(root)).expanduser(), Path(told.path)
+        problem = error.problems[0]
+        folder_given, missing = Path(str(root)).expanduser(), Path(problem.path)
         if (
             not isinstance(root, str)
-            or "dataset.download" in told.hint
-            or not missing.is_relative_to(given)
+            or "dataset.download" in problem.hint
+            or not missing.is_relative_to(folder_given)
         ):
             raise
-        if not given.exists():
-            above = next(folder for folder in given.absolute().parents if folder.is_dir())
-            first = given.absolute().relative_to(above).parts[0]
+        if not folder_given.exists():
+            above = next(folder for folder in folder_given.absolute().parents if folder.is_dir())
+            first = folder_given.absolute().relative_to(above).parts[0]
             near = get_close_matches(
                 first, [folder.name for folder in above.iterdir() if folder.is_dir()], n=1
             )
             hint = (
-                f"did you mean {given.parent / near[0]}?"
-                if near and above == given.absolute().parent
+                f"did you mean {folder_given.parent / near[0]}?"
+                if near and above == folder_given.absolute().parent
                 else "set dataset.root=FOLDER"
             )
             raise DataError(
@@ -254,15 +272,20 @@ def _make_from_root(make: Make, path: str, root: Any) -> Any:
                     "dataset.root",
                     "this folder does not exist",
                     root,
-                    told.expected or "the folder of the data",
+                    problem.expected or "the folder of the data",
                     hint,
                 )
             ) from error
-        if not missing.exists() and (given.absolute().parent / missing.relative_to(given)).exists():
-            up = given.parent if given.name not in ("", "..") else given / ".."
-            words = f"holds no {missing.relative_to(given)}; the folder above it does"
+        if (
+            not missing.exists()
+            and (folder_given.absolute().parent / missing.relative_to(folder_given)).exists()
+        ):
+            up = folder_given.parent if folder_given.name not in ("", "..") else folder_given / ".."
+            message = f"holds no {missing.relative_to(folder_given)}; the folder above it does"
             raise DataError(
-                Problem("dataset.root", words, root, "the folder of the data", f"dataset.root={up}")
+                Problem(
+                    "dataset.root", message, root, "the folder of the data", f"dataset.root={up}"
+                )
             ) from error
         raise
 
@@ -270,22 +293,19 @@ def _make_from_root(make: Make, path: str, root: Any) -> Any:
 def _key_split(
     cfg: DictConfig, make: Make, recipe: Recipe, dataset: Any, split: str, *, stage: str
 ) -> KeyedDataset:
-    """A split's data set with the sample transforms of a stage."""
+    """Key a split's samples to random streams, with the sample transforms of a stage."""
     path = f"transforms.{stage}.sample"
     transforms = [
         make(f"{path}.{number}") for number in range(len(cfg.transforms[stage].get("sample") or ()))
     ]
-    for number, one in enumerate(transforms):
-        if mixes(one):
-            words = f"{type(one).__name__} mixes images of a batch, and is given one image"
-            raise ConfigError(
-                Problem(
-                    f"{path}.{number}", words, hint="transforms.train.batch is the place for it"
-                )
-            )
+    for number, transform in enumerate(transforms):
+        if mixes(transform):
+            message = f"{type(transform).__name__} mixes images of a batch, but gets one image here"
+            hint = "put it into transforms.train.batch"
+            raise ConfigError(Problem(f"{path}.{number}", message, hint=hint))
     if transforms and getattr(dataset, "encoded", False):
-        words = "sample transforms run before the device decodes the images, so they would get none"
-        raise ConfigError(Problem(path, words, expected="none", hint=_ENCODED))
+        message = "sample transforms run before the device decodes the images they would change"
+        raise ConfigError(Problem(path, message, expected="none", hint=_ENCODED))
     keyed = KeyedDataset(
         WithTransform.of(dataset, transforms, path),
         recipe.collate,
@@ -299,7 +319,7 @@ def _key_split(
 
 
 def make_order(cfg: DictConfig, make: Make, dataset: Any) -> Order:
-    """The training split's order: `loader.order`, or else shuffled or not."""
+    """Make the training split's order: `loader.order`, or else by `loader.shuffle`."""
     if cfg.loader.order is not None:
         create = make("loader.order")
         try:
@@ -307,9 +327,9 @@ def make_order(cfg: DictConfig, make: Make, dataset: Any) -> Order:
                 order = create(dataset, seed=cfg.seed)
         except SamewiseError:
             raise
-        except Exception as error:  # also of the data set's, whose samples an order may read
-            words = f"cannot be created: {type(error).__name__}: {summarise_error(error)}"
-            raise ConfigError(Problem("loader.order", words, hint=raised_at(error))) from error
+        except Exception as error:  # also the data set's errors: an order may read samples
+            message = f"cannot be created: {type(error).__name__}: {summarise_error(error)}"
+            raise ConfigError(Problem("loader.order", message, hint=raised_at(error))) from error
         return (
             order
             if type(order).__module__.startswith("samewise.")
@@ -326,7 +346,7 @@ def training_images(
     transform: Callable[[Batch], Batch],
     samples: int,
 ) -> Tensor:
-    """So many training images, evenly spaced, transformed as in evaluation."""
+    """Return evenly spaced training images, transformed as in evaluation, [samples, ...]."""
     length, taken = len(dataset), min(samples, len(dataset))
     key = Key(0, 0, tuple(number * length // taken for number in range(taken)))
     with streams.preserve_generators():
@@ -347,23 +367,20 @@ def training_images(
 
 
 class _BatchTransforms:
-    """Applies several transforms in order: those at a path of the config."""
+    """Applies the transforms at a path of the config, in order."""
 
     def __init__(self, transforms: Sequence[Callable[[Batch], Batch]], path: str) -> None:
         self._transforms, self._path = transforms, path
         self.decodes = bool(transforms) and getattr(transforms[0], "takes_encoded", False)
-        self.mixing = [type(one).__name__ for one in transforms if mixes(one)]
-        self.need_places = any(getattr(one, "needs_places", False) for one in transforms)
+        self.mixing = [type(x).__name__ for x in transforms if mixes(x)]
+        self.need_places = any(getattr(x, "needs_places", False) for x in transforms)
 
     def __call__(self, batch: Batch) -> Batch:
         return apply(self._transforms, batch, self._path)
 
 
 def mixes(transform: Any) -> bool:
-    """Whether it mixes images of a batch, as samewise's MixUp and torchvision's do.
-
-    Or torchvision's choice among some of which one does.
-    """
+    """Whether a transform mixes images of a batch, as MixUp does, or contains one that does."""
     if any(kind.__name__ == "_BaseMixUpCutMix" for kind in type(transform).__mro__):
         return True
     if type(transform).__module__.startswith("torchvision."):
@@ -372,36 +389,39 @@ def mixes(transform: Any) -> bool:
 
 
 def make_batch_transforms(make: Make, stage: str) -> Callable[[Batch], Batch]:
-    """Make the batch transforms of `train` or `eval`, as one.
+    """Make the batch transforms of a stage, as one function.
 
-    A ConfigError if evaluation would mix images.
+    Args:
+        make: The function that makes parts of the config.
+        stage: `train` or `eval`.
+
+    Raises:
+        ConfigError: Evaluation would mix images.
     """
     path = f"transforms.{stage}.batch"
-    made = _BatchTransforms(make(f"transforms.{stage}").get("batch") or [], path)
-    if stage == "eval" and made.mixing:
-        words = (
-            f"{' and '.join(made.mixing)} would mix the images that are evaluated, and their labels"
+    combined = _BatchTransforms(make(f"transforms.{stage}").get("batch") or [], path)
+    if stage == "eval" and combined.mixing:
+        message = (
+            f"{' and '.join(combined.mixing)} would mix the images to evaluate, and their labels"
         )
-        raise ConfigError(Problem(path, words, hint="transforms.train.batch is the place for it"))
-    return made
+        raise ConfigError(Problem(path, message, hint="put it into transforms.train.batch"))
+    return combined
 
 
 def require_decoded(
     splits: Mapping[str, Split], transforms: Mapping[str, Callable[[Batch], Batch]]
 ) -> None:
-    """Raise a ConfigError where a data set gives images that are still encoded, and the first batch
-    transform does not decode them.
-    """
+    """Raise a ConfigError if no batch transform decodes images that a data set leaves encoded."""
     for name, split in splits.items():
         stage = "train" if name == "train" else "eval"
         if getattr(split.dataset, "encoded", False) and not getattr(
             transforms[stage], "decodes", False
         ):
-            words = f"the images of dataset.{name} are still encoded, and no transform decodes them"
+            message = f"dataset.{name} leaves its images encoded, and no transform decodes them"
             raise ConfigError(
                 Problem(
                     f"transforms.{stage}.batch",
-                    words,
+                    message,
                     expected="a transform that decodes, as the first",
                     hint=_ENCODED,
                 )

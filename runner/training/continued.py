@@ -35,20 +35,20 @@ def cautions(config: Any, schedule: Schedule) -> list[Problem]:
     then = Span(taken.get("steps_per_epoch", 0), taken.get("total_steps", 0))
     if min(then.steps_per_epoch, then.total_steps, step) < 1:  # written by an earlier version
         return []
-    found = list[Problem]()
+    problems = list[Problem]()
     if then.steps_per_epoch != span.steps_per_epoch:
         was, now = (
             f"{round(step / one.steps_per_epoch, 2):g} epochs of {one.steps_per_epoch} steps"
             for one in (then, span)
         )
-        words = (
+        message = (
             f"training continues at the checkpoint's step {step}, which was after {was}, and "
             f"is after {now} here"
         )
-        found.append(
+        problems.append(
             Problem(
                 "resume_from",
-                words,
+                message,
                 hint="use that run's batch_size to continue at the same place in the data",
             )
         )
@@ -67,18 +67,18 @@ def cautions(config: Any, schedule: Schedule) -> list[Problem]:
         was, now = (
             f"{one.total_steps} steps ({one.steps_per_epoch} per epoch)" for one in (then, span)
         )
-        words = (
+        message = (
             f"over {was}, as in that run, this schedule's rate in step {step} is {jump[0]}; "
             f"over {now}, training continues with {jump[1]}"
         )
-        found.append(
+        problems.append(
             Problem(
                 "scheduler",
-                words,
+                message,
                 hint="scheduler=constant optimizer.lr=RATE continues with a rate of your choice",
             )
         )
-    return found
+    return problems
 
 
 def class_cautions(
@@ -104,17 +104,17 @@ def class_cautions(
         if start
         else []
     )
-    kept = {"resume_from": config.resume_from}
+    sources = {"resume_from": config.resume_from}
     if (
         start
         and not any(fnmatchcase(outputs, pattern) for pattern in excluded)
         and outputs.startswith(start.into or "")
     ):
-        kept["initialise.weights"] = start.weights
-    found = list[Problem]()
-    for path, given in kept.items():
-        at_step = Path(given or "").expanduser().resolve()
-        if not given or not (at_step / "manifest.json").is_file():
+        sources["initialise.weights"] = start.weights
+    problems = list[Problem]()
+    for path, source in sources.items():
+        at_step = Path(source or "").expanduser().resolve()
+        if not source or not (at_step / "manifest.json").is_file():
             continue
         data = (read_json(at_step.parents[1] / "environment.json", shapes.ENVIRONMENT) or {}).get(
             "data", {}
@@ -126,54 +126,52 @@ def class_cautions(
                 for label, pair in enumerate(zip(classes, there, strict=True))
                 if pair[0] != pair[1]
             )
-            words = (
+            message = (
                 f"takes over outputs that were trained for other classes: {label} is {here!r} "
                 f"here, and was {was!r} in that run"
             )
             hint = (
-                f"initialise.weights={given} "
+                f"initialise.weights={source} "
                 f"'initialise.exclude=[{outputs.rpartition('.')[0] or outputs}.*]' starts "
                 "with new ones"
                 if outputs
                 else ""
             )
-            found.append(Problem(path, words, given, hint=hint))
-    return found
+            problems.append(Problem(path, message, source, hint=hint))
+    return problems
 
 
 def input_cautions(config: Any) -> list[Problem]:
     """A warning if images are normalised otherwise than those that the weights were trained on, by
     the config.json that timm writes beside them.
     """
-    given = str(config.initialise.weights or "") if config.initialise else ""
+    weights = str(config.initialise.weights or "") if config.initialise else ""
     folder = (
-        hugging_face.snapshot(given)
-        if given.startswith(hugging_face.PREFIX)
-        else Path(given).expanduser()
+        hugging_face.snapshot(weights)
+        if weights.startswith(hugging_face.PREFIX)
+        else Path(weights).expanduser()
     )
-    described: Any = read_json(folder / "config.json", {str: object}) if given else None
+    described: Any = read_json(folder / "config.json", {str: object}) if weights else None
     there: Any = (described or {}).get("pretrained_cfg")
-    transforms = [
-        one for part in ("sample", "batch") for one in config.transforms.eval.get(part) or ()
-    ]
+    transforms = [x for part in ("sample", "batch") for x in config.transforms.eval.get(part) or ()]
     here = next(
         (
-            {key: list(one[key]) for key in ("mean", "std")}
-            for one in transforms
-            if {"mean", "std"} <= one.keys()
+            {key: list(x[key]) for key in ("mean", "std")}
+            for x in transforms
+            if {"mean", "std"} <= x.keys()
         ),
         {},
     )
-    told = {
+    values = {
         key: there[key]
         for key in here
         if isinstance(there, dict) and isinstance(there.get(key), list)
     }
-    hint = " ".join(f"dataset.{key}=[{','.join(map(str, value))}]" for key, value in told.items())
-    words = "is not that of the images on which the weights were trained"
+    hint = " ".join(f"dataset.{key}=[{','.join(map(str, value))}]" for key, value in values.items())
+    message = "is not that of the images on which the weights were trained"
     return [
-        Problem("transforms.eval", f"{key} {words}", here[key], str(value), hint)
-        for key, value in told.items()
+        Problem("transforms.eval", f"{key} {message}", here[key], str(value), hint)
+        for key, value in values.items()
         if here[key] != value
     ][:1]
 
@@ -209,11 +207,11 @@ def require_same_kind(
         is_other = optimizer.defaults.keys() - those and those - options
         missing, option = (None if is_other else needed(optimizer, saved)) or ("", "")
         if option:
-            words = "needs averages that the checkpoint does not have"
+            message = "needs averages that the checkpoint does not have"
             raise ConfigError(
                 Problem(
                     f"optimizer.{option}",
-                    words,
+                    message,
                     optimizer.param_groups[0].get(option),
                     "as in that run",
                 )
@@ -232,21 +230,21 @@ def frozen_by(here: Any, path: Path) -> str:
     """What freezes parameters in an experiment's plain config, and in that of the run that wrote
     the checkpoint, to be appended to a sentence.
     """
-    said = list[str]()
+    reasons = list[str]()
     for whole, where in ((here, "here"), (_config_of(path), "there")):
         rules = at(whole, "param_groups") or {}
-        found = [
+        paths = [
             f"param_groups.{name}"
             for name, rule in rules.items()
             if isinstance(rule, Mapping) and rule.get("frozen") is True
         ]
-        found += ["initialise.frozen"] if at(whole, "initialise.frozen") else []
-        said += (
-            [f"{', '.join(found)} {'freezes' if len(found) == 1 else 'freeze'} some {where}"]
-            if found
+        paths += ["initialise.frozen"] if at(whole, "initialise.frozen") else []
+        reasons += (
+            [f"{', '.join(paths)} {'freezes' if len(paths) == 1 else 'freeze'} some {where}"]
+            if paths
             else []
         )
-    return f" ({'; '.join(said)})" if said else ""
+    return f" ({'; '.join(reasons)})" if reasons else ""
 
 
 def changed_options(here: Any, path: Path) -> set[str] | None:
@@ -296,9 +294,9 @@ def _other_kind(part: str, paths: Sequence[str], here: Any, there: Any) -> Probl
     is_now, was = (
         next(
             (
-                str(found).rpartition(".")[2]
+                str(target).rpartition(".")[2]
                 for path in paths
-                if (found := at(whole, f"{path}._target_"))
+                if (target := at(whole, f"{path}._target_"))
             ),
             "another",
         )

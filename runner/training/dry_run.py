@@ -61,28 +61,32 @@ def dry_run(composed: Composed, project: Project) -> list[str]:
     with simulate_ranks(
         0, 1
     ):  # whatever this machine's devices: the config may be meant for another
-        strategy, wanted = _requested_processes(composed, project)
-        run = _step(composed, project, alone=True) if wanted == 1 or not strategy.pretends else None
-    if wanted == 1:
+        strategy, processes = _requested_processes(composed, project)
+        run = (
+            _step(composed, project, alone=True)
+            if processes == 1 or not strategy.pretends
+            else None
+        )
+    if processes == 1:
         return _warnings(run)
-    with simulate_ranks(0, wanted):
+    with simulate_ranks(0, processes):
         if run is not None:
             _begin(strategy, composed)
             strategy.end()
             strategy.require_fit(run.model)
             return [
-                f"{wanted} processes, of which only the settings and the split of the "
+                f"{processes} processes, of which only the settings and the split of the "
                 "model were checked; the step was tried in one process",
                 *_warnings(run),
             ]
-    with simulate_ranks(wanted - 1, wanted):
+    with simulate_ranks(processes - 1, processes):
         last, _ = _requested_processes(composed, project)
         _begin(last, composed)
         of_last = last.micro_batches
         last.end()
-    with simulate_ranks(0, wanted):
+    with simulate_ranks(0, processes):
         run = _step(composed, project, alone=False)
-        return [*_plan(run.strategy, of_last, wanted), *_warnings(run)]
+        return [*_plan(run.strategy, of_last, processes), *_warnings(run)]
 
 
 def require_processes(composed: Composed, project: Project) -> None:
@@ -90,9 +94,9 @@ def require_processes(composed: Composed, project: Project) -> None:
     replicas; builds nothing else.
     """
     with simulate_ranks(0, 1):
-        strategy, wanted = _requested_processes(composed, project)
-    if wanted > 1:
-        with simulate_ranks(0, wanted):
+        strategy, processes = _requested_processes(composed, project)
+    if processes > 1:
+        with simulate_ranks(0, processes):
             _begin(strategy, composed)
             strategy.end()
 
@@ -119,11 +123,11 @@ def _step(composed: Composed, project: Project, *, alone: bool) -> Run:
             require_same_model(run)
             with refuse_too_much_memory() if run.strategy.device.type == "cpu" else nullcontext():
                 # max_steps=0 only evaluates
-                before, found = _take_step(run) if run.total_steps else ({}, [])
+                before, problems = _take_step(run) if run.total_steps else ({}, [])
                 rehearse(run)
                 if alone and run.total_steps:
                     run.recorder.cautions += [
-                        *found,
+                        *problems,
                         *find_in_schedule(run),
                         *lost_attributes(run.recipe, before),
                         *lost_by_optimizers(run),
@@ -183,16 +187,16 @@ def _misplaced(ranked: Sequence[str], used: Sequence[str]) -> list[Problem]:
     """A caution if blocks compute in another order than that in which layer-wise learning rates
     rank them, which is that of the model's definition.
     """
-    for one, other in pairwise(used):
-        if ranked.index(other) < ranked.index(one):
-            words = (
-                f"layer_decay takes '{other}' to be further from the output than '{one}', "
+    for former, other in pairwise(used):
+        if ranked.index(other) < ranked.index(former):
+            message = (
+                f"layer_decay takes '{other}' to be further from the output than '{former}', "
                 "after which it computes"
             )
             return [
                 Problem(
                     "param_groups",
-                    words,
+                    message,
                     hint="define the model's parts in the order in which they compute",
                 )
             ]
@@ -205,12 +209,12 @@ def _disable_caches(composed: Composed) -> Composed:
     """
     cfg = composed.cfg.copy()
     with open_dict(cfg):
-        splits = [one for one in cfg.dataset.values() if isinstance(one, DictConfig)]
+        splits = [split for split in cfg.dataset.values() if isinstance(split, DictConfig)]
         cached = [
-            one
-            for one in splits
-            if str(one.get("_target_")).startswith("samewise.datasets.")
-            and one.get("cache") == "memory"
+            split
+            for split in splits
+            if str(split.get("_target_")).startswith("samewise.datasets.")
+            and split.get("cache") == "memory"
         ]
         # The data set's own key first, and splits that refer to it no more: then something still
         # reads it.
@@ -227,18 +231,18 @@ def _warnings(run: Run | None) -> list[str]:
 def _plan(first: Strategy, of_last: Sequence[int], size: int) -> list[str]:
     import torch
 
-    found = [
+    lines = [
         f"{size} processes, tried as rank 0 with the others simulated: rank 0 takes "
         f"{_span(first.micro_batches)}, rank {size - 1} {_span(of_last)}"
     ]
-    found += first.describe()
+    lines += first.describe()
     devices = torch.cuda.device_count() if first.device.type == "cuda" else 0
     if devices and devices < size:
-        found.append(
+        lines.append(
             f"this machine has {devices} CUDA device{'s' * (devices > 1)}: `train` would "
             f"not start {size} processes here"
         )
-    return found
+    return lines
 
 
 def _span(numbers: Sequence[int]) -> str:

@@ -1,6 +1,4 @@
-"""One pass over a split: batches are measured on their device, and the results are combined in
-batch order.
-"""
+"""Evaluates a model on a split: measures batches on the device, and adds results in batch order."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ from samewise.runner.training.run import Run, Split
 def evaluate(run: Run) -> None:
     """Evaluate the trained model and those of callbacks on the validation split.
 
-    Log, compare with the best, inform the schedule.
+    Logs the metrics, compares them with the best, and gives them to schedule and callbacks.
     """
     scores = validate(run)
     metrics = {
@@ -49,7 +47,7 @@ def evaluate(run: Run) -> None:
 
 
 def validate(run: Run) -> dict[str, Scores]:
-    """The scores of each of `models_to_evaluate` on the validation split: `valid`, `ema/valid`."""
+    """Return the scores of `models_to_evaluate` on the validation split: `valid`, `ema/valid`."""
     return {
         f"{prefix}valid": measure_split(run, "valid", model)
         for prefix, model in models_to_evaluate(run).items()
@@ -57,9 +55,10 @@ def validate(run: Run) -> dict[str, Scores]:
 
 
 def metrics_of(scores: Scores, prefix: str = "valid/") -> dict[str, float]:
-    """The computed metrics, as plain numbers, under their names with a prefix.
+    """Compute the metrics, as plain numbers, by their names with a prefix.
 
-    A ConfigError if one is something else.
+    Raises:
+        ConfigError: A metric is not a number.
     """
     metrics: Any = scores.compute()
     if not isinstance(metrics, dict):
@@ -68,16 +67,16 @@ def metrics_of(scores: Scores, prefix: str = "valid/") -> dict[str, float]:
             f"compute returns {type(metrics).__name__}",
             'metrics by name: {"accuracy": 0.98}',
         )
-    found = {f"{prefix}{name}": value for name, value in cast("dict[str, Any]", metrics).items()}
-    for name, value in found.items():
+    numbers = {f"{prefix}{name}": value for name, value in cast("dict[str, Any]", metrics).items()}
+    for name, value in numbers.items():
         if not isinstance(value, int | float):
             try:
-                found[name] = (
+                numbers[name] = (
                     float(value) if hasattr(value, "__float__") else _not_a_number(name, value)
                 )
-            except (TypeError, ValueError, RuntimeError):  # a tensor or an array of several
+            except (TypeError, ValueError, RuntimeError):  # a tensor or an array of several numbers
                 _not_a_number(name, value)
-    return found
+    return numbers
 
 
 def _not_a_number(name: str, value: object) -> NoReturn:
@@ -104,51 +103,54 @@ def tell(run: Run, caution: Problem) -> None:
 
 
 def draw(scores: Scores, folder: Path, *, inside: Path | None = None) -> None:
-    """Save the pictures and other files of an evaluation.
+    """Save the pictures and other files of an evaluation; warn if that fails.
 
-    A failure gives a warning, since it is no reason to lose a run.
-
-    The folder is created if missing. No link in it is written through, and none leads out of
-    `inside`, the run's folder if it is in one.
+    Args:
+        scores: The scores to draw.
+        folder: The folder, created if missing. Links in it are not followed.
+        inside: The run's folder, if `folder` is in it: no folder between them may be a link.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         require_no_link(
-            *folder.iterdir(), *(one for one in (folder, *folder.parents) if inside in one.parents)
+            *folder.iterdir(),
+            *(parent for parent in (folder, *folder.parents) if inside in parent.parents),
         )
         scores.save_pictures(folder)
+    # Code of the user's or of matplotlib may raise anything, and no picture is worth a run
     except Exception as error:
         reason = f"not all pictures could be drawn: {type(error).__name__}: {first_line(error)}"
         print(f"warning: {Problem(str(folder), reason, hint=raised_at(error))}", file=sys.stderr)
 
 
 def models_to_evaluate(run: Run, weights: str | None = None) -> dict[str, nn.Module]:
-    """The trained model under an empty prefix, and those of callbacks under theirs (`ema/`).
+    """Return the trained model under an empty prefix, and those of callbacks under `NAME/`.
 
-    With `weights` only the one of that name.
+    Args:
+        run: The run.
+        weights: The name of the only model to return, such as `ema`; None: all.
 
-    ConfigError if no callback keeps such weights.
+    Raises:
+        ConfigError: No callback keeps such weights.
     """
-    kept = {
+    extra_models = {
         name: model
         for callback in run.callbacks.values()
         for name, model in callback.models().items()
     }
     if weights:
-        require_weights(weights, kept)
-        return {f"{weights}/": kept[weights]}
-    return {"": run.model} | {f"{name}/": model for name, model in kept.items()}
+        require_weights(weights, extra_models)
+        return {f"{weights}/": extra_models[weights]}
+    return {"": run.model} | {f"{name}/": model for name, model in extra_models.items()}
 
 
-def require_weights(name: str, kept: Iterable[str]) -> None:
-    """Raise a ConfigError unless a callback keeps weights of that name in addition to the trained
-    ones.
-    """
-    known = sorted(kept)
-    if name not in known:
+def require_weights(name: str, names: Iterable[str]) -> None:
+    """Raise a ConfigError unless a callback keeps weights of this name."""
+    available = sorted(names)
+    if name not in available:
         expected = (
-            ", ".join(known)
-            if known
+            ", ".join(available)
+            if available
             else "only the trained weights: no callback of the run keeps others, as `ema` does"
         )
         raise ConfigError(
@@ -157,77 +159,71 @@ def require_weights(name: str, kept: Iterable[str]) -> None:
                 "the run does not have these weights",
                 name,
                 expected,
-                nearest(name, known),
+                nearest(name, available),
             )
         )
 
 
 def measure_split(run: Run, split: str, model: nn.Module) -> Scores:
-    """The scores of one model on one split."""
+    """Return the scores of a model on a split, of which each process measures its share."""
     part = run.splits[split]
     scores = run.recipe.scores(part.dataset)
     with run.strategy.evaluating(model), evaluating(model):
         batches = zip(_share(run, part), _on_device(run, loader_of(run, part)), strict=True)
-        # It may return the same tensors each time
-        mine = [copied(measure_batch(run, model, number, batch)) for number, batch in batches]
-        for outcome in run.strategy.peers.collect(mine):
+        # Copied, since a recipe may return the same tensors each time
+        outcomes = [copied(measure_batch(run, model, number, batch)) for number, batch in batches]
+        for outcome in run.strategy.peers.collect(outcomes):
             scores.add(outcome)
     return scores
 
 
 def unfit(part: Recipe | Scores, message: str, expected: str) -> ConfigError:
-    """The error that a part of a recipe does not do what evaluations need."""
+    """Return the error that a part of a recipe does not do what evaluations need."""
     return ConfigError(Problem("recipe", f"{type(part).__name__}.{message}", expected=expected))
 
 
 def require_monitored(run: Run, names: Iterable[str]) -> None:
-    """Raise a ConfigError unless the metrics of `evaluate.monitor` and `evaluate.also` are
-    computed.
-    """
+    """Raise a ConfigError unless `evaluate.monitor` and `evaluate.also` are computed."""
     require_computed(run, monitored(run), names)
 
 
 def watched(run: Run) -> dict[str, str]:
-    """By path in the config: the metrics by which callbacks and the schedule decide during
-    training.
-    """
-    found = {
+    """Return the metrics by which callbacks and the schedule decide, by path in the config."""
+    of_callbacks = {
         f"callbacks.{name}.{key}": metric
         for name, callback in run.callbacks.items()
         for key, metric in callback.watched_metrics().items()
     }
-    return {**run.schedule.watched_metrics(), **found}
+    return {**run.schedule.watched_metrics(), **of_callbacks}
 
 
 def monitored(run: Run) -> list[tuple[str, str]]:
-    """The metrics that the config wants: each with its path there."""
+    """Return the metrics that the config names, each after its path."""
     return [
         ("evaluate.monitor", run.evaluate.monitor),
         *(("evaluate.also", name) for name in run.evaluate.also),
     ]
 
 
-def require_computed(run: Run, wanted: Sequence[tuple[str, str]], names: Iterable[str]) -> None:
-    """Raise a ConfigError unless all wanted metrics, each with its path in the config, are
-    computed.
-    """
-    known, computed = sorted(names), "no such metric is computed"
+def require_computed(run: Run, required: Sequence[tuple[str, str]], names: Iterable[str]) -> None:
+    """Raise a ConfigError unless all required metrics, each after its path, are computed."""
+    available, computed = sorted(names), "no such metric is computed"
     missing = [
-        (path, name, _choice_with(run, name, known) or nearest(name, known))
-        for path, name in wanted
-        if name not in known
+        (path, name, _choice_with(run, name, available) or nearest(name, available))
+        for path, name in required
+        if name not in available
     ]
     if missing:
         raise ConfigError(
-            *(Problem(path, computed, name, ", ".join(known), hint) for path, name, hint in missing)
+            *(
+                Problem(path, computed, name, ", ".join(available), hint)
+                for path, name, hint in missing
+            )
         )
 
 
-def _choice_with(run: Run, monitor: str, known: Sequence[str]) -> str:
-    """The choice that adds a metric, if the recipe takes metrics by name.
-
-    Empty if there is none.
-    """
+def _choice_with(run: Run, monitor: str, available: Sequence[str]) -> str:
+    """Return the hint that adds a metric, if the recipe takes metrics by name; else nothing."""
     choices = [
         file.name.removesuffix(".yaml")
         for file in resources.files("samewise.configs").joinpath("metrics").iterdir()
@@ -236,20 +232,20 @@ def _choice_with(run: Run, monitor: str, known: Sequence[str]) -> str:
     if name not in choices or "metrics" not in inspect.signature(type(run.recipe)).parameters:
         return ""
     return (
-        f"metrics=[{','.join([*(one for one in choices if f'{split}/{one}' in known), name])}] "
+        f"metrics=[{','.join([*(x for x in choices if f'{split}/{x}' in available), name])}] "
         "computes it"
     )
 
 
 def first_batch(run: Run, split: str, samples: int) -> Batch:
-    """The first samples of a split on the device, as in evaluation, before the batch transforms."""
+    """Return a split's first samples on the device, before evaluation's batch transforms."""
     part = run.splits[split]
     key = next(evaluation_keys(len(part.dataset), samples))
     return run.to_device(next(iter(Loader(part.keyed, lambda: iter([key])))))
 
 
 def _on_device(run: Run, batches: Iterable[Batch]) -> Iterator[Batch]:
-    """The batches on the model's device; on CUDA the next one is sent in advance."""
+    """Yield the batches on the model's device; on CUDA the next one is sent in advance."""
     if run.strategy.device.type != "cuda":
         return map(run.to_device, batches)
     send = Prefetcher(run.strategy.device, run.to_device, pin=run.config.loader.pin_memory).send
@@ -257,9 +253,7 @@ def _on_device(run: Run, batches: Iterable[Batch]) -> Iterator[Batch]:
 
 
 def measure_batch(run: Run, model: nn.Module, number: int, batch: Batch) -> Any:
-    """What the recipe measures of a batch on the device, with the random numbers of this batch's
-    number.
-    """
+    """Return what the recipe measures of a batch, with random numbers keyed by its number."""
     streams.enter(run.seed, "eval", number)
     transformed = run.transforms["eval"](batch)
     with run.precision.autocast():
@@ -267,21 +261,18 @@ def measure_batch(run: Run, model: nn.Module, number: int, batch: Batch) -> Any:
 
 
 def _share(run: Run, split: Split) -> Sequence[int]:
-    """The numbers of the batches that this process computes."""
+    """Return the numbers of the batches that this process computes."""
     return run.strategy.peers.portion(-(-samples_taken(run, split) // run.evaluate.batch_size))
 
 
 def samples_taken(run: Run, split: Split) -> int:
-    """The number of samples that an evaluation takes, from the first."""
+    """Return the number of samples, from the first, that an evaluation measures."""
     limit, size = run.evaluate.limit if split.name == "valid" else None, len(split.dataset)
     return size if limit is None else min(limit * run.evaluate.batch_size, size)
 
 
 def left_out(run: Run, split: str) -> str:
-    """What an evaluation takes, in words, if `evaluate.limit` leaves something out.
-
-    Otherwise empty.
-    """
+    """Describe the samples that an evaluation measures; empty if these are all."""
     part = run.splits[split]
     taken, size = samples_taken(run, part), len(part.dataset)
     return (
@@ -292,7 +283,7 @@ def left_out(run: Run, split: str) -> str:
 
 
 def loader_of(run: Run, split: Split) -> Loader:
-    """The split's loader, made on first use and kept with its workers."""
+    """Return the split's loader, made on first use and kept with its workers."""
     if split.loader is None:
         keys, is_cuda = (
             list(evaluation_keys(len(split.dataset), run.evaluate.batch_size)),
@@ -310,9 +301,9 @@ def loader_of(run: Run, split: Split) -> Loader:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Generator[None]:
-    """Within it, the model is in evaluation mode, without gradients.
+    """Put a model into evaluation mode, without gradients, for a block.
 
-    Afterwards each module is in the mode in which it was.
+    Afterwards each module is in its earlier mode.
     """
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
@@ -321,7 +312,8 @@ def evaluating(model: nn.Module) -> Generator[None]:
             yield
     finally:
         model.train(modes[0][1])
-        for module, training in modes:  # including those of layers kept in eval mode
+        # `train` also switches layers that a model keeps in evaluation mode, so restore each
+        for module, training in modes:
             module.training = training
 
 
@@ -336,9 +328,7 @@ def _compare_with_best(run: Run) -> None:
 
 
 def find_earlier_best(run: Run) -> None:
-    """Of metrics that `evaluate.also` names since the run is resumed, find the best evaluation
-    before.
-    """
+    """Find the best earlier evaluation by metrics that were added to `evaluate.also` since."""
     progress, added = (
         run.progress,
         {
@@ -353,24 +343,25 @@ def find_earlier_best(run: Run) -> None:
     def find() -> dict[str, dict[str, float]]:
         best = best_so_far(run.folder.metrics, added, until=run.step)
         return {
-            by: {name: one[name] for name in one if name in progress.metrics or name == "step"}
-            for by, one in best.items()
+            by: {
+                name: evaluation[name]
+                for name in evaluation
+                if name in progress.metrics or name == "step"
+            }
+            for by, evaluation in best.items()
         }
 
-    progress.also |= (found := run.strategy.peers.first(find))
-    if unknown := [name for name in added if name not in found]:
-        words = (
+    progress.also |= (earlier := run.strategy.peers.first(find))
+    if unknown := [name for name in added if name not in earlier]:
+        message = (
             f"evaluations up to step {run.step} are not compared by {first_few(unknown, 3)}: "
             f"{run.folder.metrics.name} does not have them"
         )
-        run.recorder.cautions.append(Problem("evaluate.also", words))
+        run.recorder.cautions.append(Problem("evaluate.also", message))
 
 
-def _better(run: Run, known: dict[str, float], monitor: str, mode: str) -> dict[str, float]:
-    """The last evaluation with its step if it is the best by a metric.
-
-    Otherwise the best so far.
-    """
+def _better(run: Run, best: dict[str, float], monitor: str, mode: str) -> dict[str, float]:
+    """Return the better of the best evaluation so far and the last one, with its step."""
     metrics = run.progress.metrics
     if math.isnan(metrics[monitor]):
         tell(
@@ -379,4 +370,4 @@ def _better(run: Run, known: dict[str, float], monitor: str, mode: str) -> dict[
                 monitor, "is not a number: this evaluation is not better than any other", "nan"
             ),
         )
-    return dict(best_of(known, {**metrics, "step": run.step}, monitor, mode))
+    return dict(best_of(best, {**metrics, "step": run.step}, monitor, mode))

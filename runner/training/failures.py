@@ -1,4 +1,4 @@
-"""Explains what ended a training."""
+"""Explains the errors that end a training."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from samewise.runner.training.run import Run
 
 
 def explain(run: Run, error: BaseException) -> BaseException:
-    """A known error as a problem that a user can act on; other errors unchanged."""
+    """Turn a known error into a problem that a user can solve; return others unchanged."""
     error = run.strategy.peers.explain(error, step=run.step + 1)
     if isinstance(error, RuntimeError) and (
         problem := refused_operator(error) or killed_worker(error)

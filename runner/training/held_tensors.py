@@ -32,15 +32,15 @@ class HeldTensors:
             else []
         )
         self._parameters = [
-            (path + name, module._parameters, name, one)  # pyright: ignore[reportPrivateUsage]
+            (path + name, module._parameters, name, tensor)  # pyright: ignore[reportPrivateUsage]
             for path, module in parts
-            for name, one in module._parameters.items()  # pyright: ignore[reportPrivateUsage]
+            for name, tensor in module._parameters.items()  # pyright: ignore[reportPrivateUsage]
         ]  # pyright: ignore[reportPrivateUsage]
         self._buffers = [
-            (path + name, module._buffers, name, one.dtype)  # pyright: ignore[reportPrivateUsage]
+            (path + name, module._buffers, name, tensor.dtype)  # pyright: ignore[reportPrivateUsage]
             for path, module in parts
-            for name, one in module._buffers.items()  # pyright: ignore[reportPrivateUsage]
-            if one is not None and name not in module._non_persistent_buffers_set  # pyright: ignore[reportPrivateUsage]
+            for name, tensor in module._buffers.items()  # pyright: ignore[reportPrivateUsage]
+            if tensor is not None and name not in module._non_persistent_buffers_set  # pyright: ignore[reportPrivateUsage]
         ]
 
     def require_same(self) -> None:
@@ -49,28 +49,28 @@ class HeldTensors:
         """
         for name, held, key, one in self._parameters:
             if key not in held or held[key] is not one:
-                words = (
+                message = (
                     f"a forward pass replaces the parameter {name} by another tensor, which no "
                     "optimizer trains"
                 )
                 raise ConfigError(
                     Problem(
                         "model",
-                        words,
+                        message,
                         hint=f"change it in place: `with torch.no_grad(): self.{key}.copy_(...)`",
                     )
                 )
         for name, held, key, dtype in self._buffers:
             now = held[key]
             if now is not None and now.dtype is not dtype:
-                words = (
+                message = (
                     f"a forward pass turns the buffer {name} from {_named(dtype)} into "
                     f"{_named(now.dtype)}: a run resumed from a checkpoint would round it"
                 )
                 raise ConfigError(
                     Problem(
                         "model",
-                        words,
+                        message,
                         hint="register it with the dtype that it will have, or assign "
                         f"`.to(self.{key}.dtype)`",
                     )
@@ -82,9 +82,9 @@ class HeldTensors:
         """
         state = self._model.state_dict()
         if added := {
-            name: list(one.shape) for name, one in state.items() if name not in self._names
+            name: list(tensor.shape) for name, tensor in state.items() if name not in self._names
         }:
-            words = (
+            message = (
                 f"a forward pass adds {first_few([*added], 3)} to the model's state_dict: a "
                 "checkpoint with it could not be loaded into a new model"
             )
@@ -92,14 +92,14 @@ class HeldTensors:
                 "create it in __init__, in the shape that it will have, here "
                 f"{next(iter(added.values()))}"
             )
-            raise ConfigError(Problem("model", words, hint=hint))
-        if gone := [name for name in self._names if name not in state]:
-            words = (
-                f"a forward pass removes {first_few(gone, 3)} from the model's state_dict: a "
+            raise ConfigError(Problem("model", message, hint=hint))
+        if missing := [name for name in self._names if name not in state]:
+            message = (
+                f"a forward pass removes {first_few(missing, 3)} from the model's state_dict: a "
                 "checkpoint without it could not be loaded into a new model"
             )
             raise ConfigError(
-                Problem("model", words, hint="keep a tensor there: None is not saved")
+                Problem("model", message, hint="keep a tensor there: None is not saved")
             )
         kinds = _kinds(state, apart=())
         if other := [name for name, first in self._kinds.items() if kinds[name] != first]:
@@ -107,7 +107,7 @@ class HeldTensors:
                 f"{other[0]} in the model's state_dict from {self._kinds[other[0]]} into "
                 f"{kinds[other[0]]}"
             )
-            words = (
+            message = (
                 f"a forward pass turns {change}: a checkpoint with it could not be loaded into "
                 "a new model"
             )
@@ -115,7 +115,7 @@ class HeldTensors:
                 "create it in the shape and dtype that it will have; a buffer that need not be "
                 "saved can have persistent=False"
             )
-            raise ConfigError(Problem("model", words, hint=hint))
+            raise ConfigError(Problem("model", message, hint=hint))
 
 
 def _kinds(state: Mapping[str, Any], *, apart: tuple[str, ...]) -> dict[str, str]:
@@ -123,13 +123,13 @@ def _kinds(state: Mapping[str, Any], *, apart: tuple[str, ...]) -> dict[str, str
     the same: not of those below `apart`, nor extra states.
     """
     tensors = {
-        name: one
-        for name, one in state.items()
-        if isinstance(one, Tensor) and not name.endswith("_extra_state")
+        name: tensor
+        for name, tensor in state.items()
+        if isinstance(tensor, Tensor) and not name.endswith("_extra_state")
     }
     return {
-        name: f"{_named(one.dtype)} {list(one.shape)}"
-        for name, one in tensors.items()
+        name: f"{_named(tensor.dtype)} {list(tensor.shape)}"
+        for name, tensor in tensors.items()
         if not name.startswith(apart)
     }
 
@@ -138,13 +138,15 @@ def _with_own_loading(model: nn.Module) -> tuple[str, ...]:
     """The paths of the modules that load a state by code that is neither torch's nor the runner's,
     which may accept other shapes.
     """
-    found = list[str]()
+    names = list[str]()
     for path, module in model.named_modules(remove_duplicate=False):
         hooks = module._load_state_dict_pre_hooks.values()  # pyright: ignore[reportPrivateUsage]
         loading = type(module).load_state_dict, type(module)._load_from_state_dict, *hooks  # pyright: ignore[reportPrivateUsage]
-        if any(not one.__module__.startswith(("torch.", "samewise.runner.")) for one in loading):
-            found.append(f"{path}." if path else "")
-    return tuple(found)
+        if any(
+            not method.__module__.startswith(("torch.", "samewise.runner.")) for method in loading
+        ):
+            names.append(f"{path}." if path else "")
+    return tuple(names)
 
 
 def _named(dtype: object) -> str:

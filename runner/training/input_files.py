@@ -22,9 +22,9 @@ def expand(asked: Sequence[Path], recipe: Recipe) -> list[Path]:
     ConfigError if a folder has none, or a pattern matches nothing, with a problem for each.
     """
     files, problems = list[Path](), list[Problem]()
-    for one in asked:
-        pattern = not os.path.lexists(one) and glob.has_magic(str(one))
-        for each in map(Path, sorted(glob.glob(str(one), recursive=True))) if pattern else [one]:
+    for path in asked:
+        pattern = not os.path.lexists(path) and glob.has_magic(str(path))
+        for each in map(Path, sorted(glob.glob(str(path), recursive=True))) if pattern else [path]:
             below, left = _below(each, recipe) if each.is_dir() else ([each], [])
             if below and left:
                 kinds = ", ".join(
@@ -48,10 +48,12 @@ def expand(asked: Sequence[Path], recipe: Recipe) -> list[Path]:
                     else f"is a folder, and {type(recipe).__name__} has no `extensions`"
                 )
                 problems.append(Problem(str(each), reason, expected=expected))
-        if pattern and not glob.glob(str(one), recursive=True):
+        if pattern and not glob.glob(str(path), recursive=True):
             problems.append(
                 Problem(
-                    str(one), "no file matches this pattern", hint="** matches folders at any depth"
+                    str(path),
+                    "no file matches this pattern",
+                    hint="** matches folders at any depth",
                 )
             )
     if problems:
@@ -64,7 +66,7 @@ def names(files: Sequence[Path]) -> list[str]:
     the same.
     """
     times, taken = Counter(file.stem for file in files), {file.stem for file in files}
-    made = list[str]()
+    unique = list[str]()
     for number, file in enumerate(files, start=1):
         name = file.stem
         if times[name] > 1:
@@ -72,8 +74,8 @@ def names(files: Sequence[Path]) -> list[str]:
             while name in taken:
                 name += "_"
             taken.add(name)
-        made.append(name)
-    return made
+        unique.append(name)
+    return unique
 
 
 def _below(folder: Path, recipe: Recipe) -> tuple[list[Path], list[str]]:
@@ -81,10 +83,10 @@ def _below(folder: Path, recipe: Recipe) -> tuple[list[Path], list[str]]:
 
     Without hidden files and folders, which file managers leave.
     """
-    found, left, ends = list[Path](), list[str](), tuple(recipe.extensions) or "\0"
+    readable, unreadable, ends = list[Path](), list[str](), tuple(recipe.extensions) or "\0"
     for here, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        seen = [name for name in files if not name.startswith(".")]
-        found += [Path(here, name) for name in seen if name.lower().endswith(ends)]
-        left += [name for name in seen if not name.lower().endswith(ends)]
-    return sorted(found), left
+        visible = [name for name in files if not name.startswith(".")]
+        readable += [Path(here, name) for name in visible if name.lower().endswith(ends)]
+        unreadable += [name for name in visible if not name.lower().endswith(ends)]
+    return sorted(readable), unreadable

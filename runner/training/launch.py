@@ -145,7 +145,7 @@ def _avoid_device(lost: int, nproc: int) -> None:
 
 
 def _without_hints(error: SamewiseError) -> SamewiseError:
-    return type(error)(*(dataclasses.replace(one, hint="") for one in error.problems))
+    return type(error)(*(dataclasses.replace(problem, hint="") for problem in error.problems))
 
 
 def _report_outcomes(handed: Path, nproc: int, error: SamewiseError | None, *, debug: bool) -> None:
@@ -240,13 +240,13 @@ def _agree_on_config(
     if main:
         check()
         done = look()
-        said = {
+        config = {
             "config": compose.dump(composed),
             "done": done,
             "fingerprint": composed.fingerprint,
             "folder": str(composed.folder.path),
         }
-        store.set("config", seal(json.dumps(said).encode(), "what to train"))
+        store.set("config", seal(json.dumps(config).encode(), "what to train"))
         return composed, done
     missing = wait_for(store, ["config"], timeout_s)
     if missing:
@@ -257,10 +257,10 @@ def _agree_on_config(
                 timeout_s,
             )
         )
-    said = json.loads(unseal(store.get("config"), "what to train"))
+    config = json.loads(unseal(store.get("config"), "what to train"))
     return _adopt_config(
-        dataclasses.replace(composed, cfg=compose.parse(said["config"]).cfg), said
-    ), said["done"]
+        dataclasses.replace(composed, cfg=compose.parse(config["config"]).cfg), config
+    ), config["done"]
 
 
 def _adopt_config(composed: Composed, said: Mapping[str, Any]) -> Composed:
@@ -292,26 +292,26 @@ def main(handed: Path, work: Callable[..., None] | None = None) -> int:
     number = int(os.environ["RANK"])
     faulthandler.enable(file=2)
     try:
-        given = read_json(handed / "handed.json")
+        handover = read_json(handed / "handed.json")
         end_with_parent(signal.SIGTERM)
-        if not given or os.getppid() != given["parent"]:
+        if not handover or os.getppid() != handover["parent"]:
             raise PeerFailed("the process that started this rank ended while it was starting")
         project = Project(
-            Path(given["root"]),
-            tuple(given["packages"]),
-            tuple(Path(folder) for folder in given["configs"]),
+            Path(handover["root"]),
+            tuple(handover["packages"]),
+            tuple(Path(folder) for folder in handover["configs"]),
         )
         if project.packages:  # otherwise the folder is not code
-            sys.path.append(given["root"])
+            sys.path.append(handover["root"])
         composed = dataclasses.replace(
             compose.load(handed / "config.yaml"),
-            overrides=tuple(given["overrides"]),
+            overrides=tuple(handover["overrides"]),
             project=project,
         )
-        does = None if work is None else partial(work, given=given["work"])
+        does = None if work is None else partial(work, given=handover["work"])
         rank(
-            _adopt_config(composed, given),
-            as_json=given["json"],
+            _adopt_config(composed, handover),
+            as_json=handover["json"],
             look=lambda: None,
             check=lambda: None,
             work=does,
@@ -321,12 +321,12 @@ def main(handed: Path, work: Callable[..., None] | None = None) -> int:
     except BaseException as error:
         # It is ending, and has a message to send first
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        code, said = describe(error)
+        code, message = describe(error)
         if isinstance(error, PeerFailed):
             return code
         write_json(
             handed / f"rank-{number}.json",
-            {"exit_code": code, "said": said, "traceback": traceback_of(error)},
+            {"exit_code": code, "said": message, "traceback": traceback_of(error)},
         )
         return code
 

@@ -1,9 +1,8 @@
-"""The whole loop. What it calls is a part of `Run`; a strategy's `carry` calls `forward`.
+"""The training loop. Everything it calls is a part of `Run`; a strategy's `carry` calls `forward`.
 
-One optimizer step: for each micro-batch that this process carries, enter its stream, transform on
-the device, forward, loss, backward; then add up over replicas in a fixed order, average, clip,
-check that all is finite, step. A device is waited for last, when all of this and the digests have
-been launched.
+An optimizer step computes, for each micro-batch of this process, the transforms on the device, the
+forward pass, the loss and the backward pass, with random numbers keyed by step and micro-batch. It
+then adds gradients over replicas in a fixed order, averages, clips, and lets the optimizers step.
 """
 
 from __future__ import annotations
@@ -31,17 +30,24 @@ from samewise.runner.training.session import session
 from samewise.runner.training.state import save
 
 _Forward = tuple[Tensor, Tensor, Callable[[], Tally]]
-"""The loss, the gradient that its backward pass begins with, and a call that gives the tally."""
+"""The loss, its initial gradient for `backward`, and a function that returns the tally."""
 
 
 def fit(run: Run) -> dict[str, Any]:
-    """Train from wherever the run stands to the end; return its summary.
+    """Train a run from its last checkpoint to the end.
+
+    Args:
+        run: The run, as `build` made it.
+
+    Returns:
+        The run's summary, as in `summary.json`.
 
     Raises:
-        Interrupted: If asked to stop; the run is saved.
-        TrainingError: If something is not finite or not deterministic, or a disk is full.
+        Interrupted: The run was asked to stop; it is saved.
+        TrainingError: A number is not finite, an operator not deterministic, or the disk full.
     """
-    # Loading begins with the session. Its workers end after the other processes know of an error.
+    # The session starts first: it restores the step at which loading begins. On an error it tells
+    # the other processes before the workers are closed, which may take seconds.
     with closing(TrainingBatches(run)) as loaded, session(run) as summary:
         batches = warn_of_hidden_state(run, loaded)
         while True:
@@ -58,38 +64,51 @@ def fit(run: Run) -> dict[str, Any]:
 def train_step(
     run: Run, micro_batches: Sequence[MicroBatch], meanwhile: Callable[[], None] = lambda: None
 ) -> Outcome:
-    """Take one optimizer step on one global batch; with several phases, one in each."""
+    """Take one optimizer step for each phase, on one global batch.
+
+    Args:
+        run: The run; its step is one higher afterwards.
+        micro_batches: This process's samples of the step.
+        meanwhile: Called while a device computes the step.
+
+    Returns:
+        Losses, gradient norms and digests of the step.
+    """
     readings = Readings(run)
     run.schedule.before_step(run.step)
     for phase in run.phases:
         run.clear_gradients()
         with phase.training(run.step):
             tallies = run.strategy.carry(micro_batches, partial(forward, run, phase))
-        run.held.require_same()
+        run.held_tensors.require_same()
         tally = run.strategy.reduce(tallies)
         norm = phase.condition_gradients(tally, run.precision, run.clip_norm)
-        readings.add(phase, tally, norm, tallies)  # on the CPU, what is not finite ends here
+        # Before the optimizer steps: on the CPU, a number that is not finite raises an error here
+        readings.add(phase, tally, norm, tallies)
         run.precision.stepper(phase.optimizer, step_of(phase.optimizer))()
         run.recorder.trace.digest_gradients(run.step + 1)
     if run.step == 0:
-        run.held.require_same_state()
+        run.held_tensors.require_same_state()
     run.recorder.trace.digest_weights(run.step + 1)
-    meanwhile()  # all is launched, and nothing waited for
-    readings.finish()  # on a device, here
+    # Everything is launched by now, so a device computes while the next batches are loaded
+    meanwhile()
+    # The only wait for a device in a step, and its check for numbers that are not finite
+    readings.finish()
     run.precision.update()
     run.progress.step += 1
     return readings.outcome()
 
 
 def forward(run: Run, phase: TrainingPhase, micro: MicroBatch) -> _Forward:
-    """Compute a micro-batch's loss, its first gradient, and what to call after the backward pass."""
+    """Compute a micro-batch's loss, its initial gradient, and the function that tallies it."""
     batch, loss = loss_of(run, phase, micro)
     nominal = loss.count if run.micro_batches == 1 else run.batch_size
     first = run.precision.first_gradient(loss.total, nominal)
 
     def after() -> Tally:
         separate_gradients(run.parameters)
-        seen = run.recorder.trace.digests(run.step + 1, micro.batch, batch)
-        return Tally.of(loss, nominal=nominal, seen=seen)
+        # After the backward pass, which may still read the batch; a digest changes neither
+        digests = run.recorder.trace.digests(run.step + 1, micro.batch, batch)
+        return Tally.of(loss, nominal=nominal, seen=digests)
 
     return loss.total, first, after

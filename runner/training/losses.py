@@ -1,4 +1,4 @@
-"""The loss of a micro-batch, as every step, rehearsal and guard computes it."""
+"""Computes the loss of a micro-batch, for steps, rehearsals and guards alike."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from samewise.runner.training.phase import TrainingPhase
 from samewise.runner.training.run import Run
 
 _RESERVED = {"loss", "gradient_norm", "lr"}
-"""What is logged as `train/NAME` beside the parts of a loss."""
+"""Names that samewise logs as `train/NAME`, and no part of a loss may have."""
 
 
 def loss_of(
@@ -27,9 +27,9 @@ def loss_of(
 
     Args:
         run: The run; its step keys the random numbers.
-        phase: Whose loss; the caller enters `phase.training`.
+        phase: The phase whose loss to compute; the caller enters `phase.training`.
         micro: The samples as they were loaded. A transform or a recipe may change them in place.
-        model: What to call; None: the model as the strategy wraps it.
+        model: The model to call; None: the model as the strategy wraps it.
 
     Returns:
         The batch on the device, transformed, and its loss.
@@ -43,29 +43,27 @@ def loss_of(
 
 
 def losses_of(run: Run, micro: MicroBatch) -> Iterator[Tensor]:
-    """Compute a micro-batch's loss in each phase, float[], without the strategy's wrapper; the
-    micro-batch stays as it is.
+    """Compute a micro-batch's loss in each phase, float[], without the strategy's wrapper.
+
+    The micro-batch is copied, so it stays as it is.
     """
     for phase in run.phases:
         with phase.training(run.step):
             yield loss_of(run, phase, micro.copied(), model=run.model)[1].total.detach().clone()
 
 
-def require_loss(recipe: Recipe, given_loss: object) -> None:
-    """Raise a ConfigError unless a recipe's loss is a `Loss` with the right parts."""
-    loss = is_loss(recipe, given_loss)
-    # Whatever a user's code has put there
-    given: dict[str, Any] = {
-        "total": loss.total,
-        **loss.parts,
-    }
+def require_loss(recipe: Recipe, result: object) -> None:
+    """Raise a ConfigError unless a recipe's result is a `Loss` with sound parts."""
+    loss = is_loss(recipe, result)
+    # Annotated as Any, since user code may have put anything there
+    values: dict[str, Any] = {"total": loss.total, **loss.parts}
     if taken := _RESERVED & loss.parts.keys():
         message = (
             f"{type(recipe).__name__}.loss returns a part called '{min(taken)}', which "
             "samewise logs itself"
         )
         raise ConfigError(Problem("recipe", message, expected="parts with other names"))
-    for name, value in given.items():
+    for name, value in values.items():
         if not isinstance(value, Tensor):
             raise _wrong_part(
                 recipe,
@@ -91,7 +89,7 @@ def require_loss(recipe: Recipe, given_loss: object) -> None:
         raise _wrong_part(recipe, "count", count, "0 or more")
     if not loss.total.requires_grad and torch.is_grad_enabled():
         hint = (
-            "no .detach() or .item() on the way to it"
+            "compute it without .detach() or .item()"
             if count
             else "0.0 * output.sum() where nothing is counted"
         )
@@ -101,12 +99,12 @@ def require_loss(recipe: Recipe, given_loss: object) -> None:
 
 
 def _wrong_part(
-    recipe: Recipe, name: str, given: object, expected: str, hint: str = ""
+    recipe: Recipe, name: str, value: object, expected: str, hint: str = ""
 ) -> ConfigError:
     return ConfigError(
         Problem(
             "recipe",
-            f"{type(recipe).__name__}.loss returns a Loss whose {name} is {given}",
+            f"{type(recipe).__name__}.loss returns a Loss whose {name} is {value}",
             expected=expected,
             hint=hint,
         )

@@ -21,23 +21,23 @@ from samewise.runner.secrets import redact
 from samewise.runner.training.run import Run
 
 
-def open_folder(run: Run, held: ExitStack, alike: list[Mapping[str, Any]]) -> str:
-    """Lock a run's folder, and write what is known at the start.
+def open_folder(run: Run, resources: ExitStack, alike: list[Mapping[str, Any]]) -> str:
+    """Lock a run's folder, and write the records of its start.
 
     Args:
         run: The run, before its first step of this session.
-        held: What releases the lock.
+        resources: The stack that releases the lock.
         alike: Each rank's `surroundings`.
 
     Returns:
         The level of reproducibility that the run can promise.
 
     Raises:
-        ConfigError: Code or environment are not those of the run, or the ranks differ.
+        ConfigError: Code or environment are not the run's, or the ranks differ.
     """
     _require_its_code(run)
     run.folder.create()
-    run.recorder.require_folder = held.enter_context(run.folder.hold_lock())
+    run.recorder.require_folder = resources.enter_context(run.folder.hold_lock())
     _write_down(run, alike)
     return run.recorder.level
 
@@ -45,10 +45,8 @@ def open_folder(run: Run, held: ExitStack, alike: list[Mapping[str, Any]]) -> st
 def _write_down(run: Run, surroundings: list[Mapping[str, Any]]) -> None:
     """Write config and environment to the folder.
 
-    Raise an error, or lower the level, if a process's environment gives other bits.
-
-    ConfigError if `reproducibility.other_environment` is refuse and something differs that decides
-    bits.
+    An environment that gives other bits lowers the level, or raises a ConfigError where
+    `reproducibility.other_environment` is refuse.
     """
     _require_alike(run, surroundings)
     _warn_of_missing(run)
@@ -59,20 +57,21 @@ def _write_down(run: Run, surroundings: list[Mapping[str, Any]]) -> None:
         and before.get("level") == "none"
         and checkpoint.list_checkpoints(run.folder.checkpoints)
     ):
-        run.recorder.level = "none"  # found in an earlier session, whose steps this one continues
+        # An earlier session lowered it, and this one continues from its steps
+        run.recorder.level = "none"
     if differing and checkpoint.list_checkpoints(run.folder.checkpoints):
         if run.config.reproducibility.other_environment == "refuse":
             if all(line.startswith("data.") for line in differing):
                 raise ConfigError(_other_data(run))
             reason = (
-                "this run began in another environment, so it may not go on to the same bits: "
+                "this run began in another environment, so it may not continue to the same bits: "
                 + "; ".join(differing)
             )
             hint = (
                 "resume it in that environment; or add `--fresh` to train it again from the "
-                "start; or, to go on here without the promise of the same bits"
+                "start; or, to continue here without the promise of the same bits (level none), "
+                "add reproducibility.other_environment=record"
             )
-            hint += " (level none), add reproducibility.other_environment=record"
             raise ConfigError(Problem(str(run.folder.path), reason, hint=hint))
         run.recorder.level = "none"
     elif (
@@ -80,12 +79,12 @@ def _write_down(run: Run, surroundings: list[Mapping[str, Any]]) -> None:
         and not all(hasattr(part.dataset, "fingerprint") for part in run.splits.values())
         and (moved := _moved_data(run))
     ):
-        words = (
-            "the data set is as long as before, and nine of its samples are the same; the "
+        message = (
+            "the data set has as many samples as before, and nine of them are the same; the "
             "others were not compared"
         )
         print(
-            f"warning: {'; '.join(moved)}: {words}, since it has no method fingerprint()",
+            f"warning: {'; '.join(moved)}: {message}, since it has no method fingerprint()",
             file=sys.stderr,
         )
     facts = {
@@ -97,7 +96,8 @@ def _write_down(run: Run, surroundings: list[Mapping[str, Any]]) -> None:
     }
     write_json(run.folder.environment, {**run.environment, **facts})
     saved = compose.dump(run.composed)
-    if redact(saved) != saved:  # needed unchanged to resume
+    # Resuming needs a secret as it is, so it cannot be redacted: only the user may read the folder
+    if redact(saved) != saved:
         run.folder.path.chmod(0o700)
     write_atomically(run.folder.config, saved)
     trust.sign(run.folder.config)
@@ -105,9 +105,7 @@ def _write_down(run: Run, surroundings: list[Mapping[str, Any]]) -> None:
 
 
 def _warn_of_missing(run: Run) -> None:
-    """Warn of records of the run's beginning that a run with checkpoints lacks, before they are
-    written anew.
-    """
+    """Warn if a run with checkpoints lacks records of its start, which are then written again."""
     records = [
         run.folder.environment,
         run.folder.config,
@@ -116,21 +114,21 @@ def _warn_of_missing(run: Run) -> None:
     for path in records if checkpoint.list_checkpoints(run.folder.checkpoints) else ():
         if not path.exists():
             unknown = (
-                "; whether the run began in the same environment, and so has the same "
-                "bits, cannot be known" * (path == run.folder.environment)
+                "; samewise cannot tell whether the run began in the same environment, and so "
+                "has the same bits" * (path == run.folder.environment)
             )
             print(
-                f"warning: {path}: is missing, and is written anew as it is now{unknown}",
+                f"warning: {path}: is missing, and is written again as it is now{unknown}",
                 file=sys.stderr,
             )
 
 
 def _other_data(run: Run) -> Problem:
-    """The problem that the run in the folder was trained on other data."""
+    """Return the problem that the folder's run was trained on other data."""
     paths = _moved_data(run)
     is_finished = read_mapping(run.folder.summary, shapes.SUMMARY).get("status") == "finished"
     how = "is finished, and was trained" if is_finished else "is unfinished, and was started"
-    words = (
+    message = (
         f"this run {how} on other data: "
         f"{'; '.join(paths) or 'the files in its data folder have changed since'}"
     )
@@ -139,14 +137,11 @@ def _other_data(run: Run) -> Problem:
         if is_finished
         else "resume it with its own data; name=NAME starts a separate run"
     )
-    return Problem(str(run.folder.path), words, hint=hint)
+    return Problem(str(run.folder.path), message, hint=hint)
 
 
 def _moved_data(run: Run) -> list[str]:
-    """Which of the data's places differ from the folder's config, in words.
-
-    None without a config.
-    """
+    """Describe the data's places that differ from the folder's config."""
     if not run.folder.config.exists():
         return []
     before, now = compose.load(run.folder.config).cfg, run.composed.cfg
@@ -158,9 +153,8 @@ def _moved_data(run: Run) -> list[str]:
 
 
 def _require_its_code(run: Run) -> None:
-    """Raise an error if the user's code was edited since training was requested: the imported code
-    may not match the run's name.
-    """
+    """Raise a ConfigError if the user's code was edited since training was requested."""
+    # The imported code may then not match the fingerprint in the folder's name
     edited = sources.describe_changes(run.composed.code.files, replace(run.composed).code.files)
     if edited:
         raise ConfigError(
@@ -179,7 +173,7 @@ def _write_code(run: Run) -> None:
     for name in sources.hidden_imports(code, run.composed.project.packages) if code.files else ():
         print(
             f"warning: {name} was imported by a name that only appears when the code runs; "
-            "later runs will not notice changes in it",
+            "samewise will not notice later changes in it",
             file=sys.stderr,
         )
     if code.files:
@@ -189,31 +183,31 @@ def _write_code(run: Run) -> None:
 
 
 def surroundings(run: Run) -> dict[str, Any]:
-    """What must be alike in all processes of the run: see `_require_alike`."""
+    """Return what must be alike in all processes of a run, for `open_folder`."""
     return {
         "environment": run.environment,
-        "tensors": [f"{name} {list(one.shape)}" for name, one in run.model.state_dict().items()],
+        "tensors": [
+            f"{name} {list(tensor.shape)}" for name, tensor in run.model.state_dict().items()
+        ],
     }
 
 
 def _require_alike(run: Run, surroundings: list[Mapping[str, Any]]) -> None:
-    """Raise an error, or lower the level, if the run's processes compute differently.
-
-    An error if their models differ: they exchange tensors by number.
-    """
+    """Raise an error, or lower the level, if the run's processes compute differently."""
     for rank, other in enumerate(surroundings):
-        for mine, theirs in zip_longest(
+        # Processes exchange tensors by number, so other models are an error at any level
+        for tensor, its_tensor in zip_longest(
             surroundings[0]["tensors"], other["tensors"], fillvalue="nothing"
         ):
-            if mine != theirs:
+            if tensor != its_tensor:
                 hint = (
-                    "let the code that creates the model depend on its arguments alone: not on "
-                    "the order of a set or of a folder's files, nor on the rank"
+                    "make the model depend on its arguments only: not on the order of a set or of "
+                    "a folder's files, nor on the rank"
                 )
                 raise ConfigError(
                     Problem(
                         "model",
-                        f"rank {rank} has {theirs} in the place of rank 0's {mine}",
+                        f"rank {rank} has {its_tensor} where rank 0 has {tensor}",
                         hint=hint,
                     )
                 )

@@ -1,4 +1,4 @@
-"""One optimizer's part of a step."""
+"""A phase of a step: one optimizer, with the parameters that it trains."""
 
 from __future__ import annotations
 
@@ -28,35 +28,31 @@ class TrainingPhase:
     number: int
     spec: Phase
     optimizer: Optimizer
-    others: Sequence[nn.Parameter] = ()
+    untrained: Sequence[nn.Parameter] = ()
     """The parameters that only other phases train."""
     total_norm: Callable[[Sequence[Tensor]], Tensor] = total_norm
-    """The 2-norm of some gradients together."""
+    """A function that returns the 2-norm of gradients together, float[]."""
     waiting: Sequence[Waiting] = ()
-    """What is trained later, by the step from which on it is, the next first."""
+    """The parameters that are trained from a later step, in the order of these steps."""
 
     def training(self, step: int) -> AbstractContextManager[None]:
-        """Within it, only the phase's parameters that the step trains collect gradients.
-
-        Others would be discarded.
-        """
-        now = (
-            next((one for one in self.waiting if step < one.until), None) if self.waiting else None
-        )
-        if not now and not self.others:
+        """Freeze, for a block, all parameters but those that the phase trains at a step."""
+        frozen = next((x for x in self.waiting if step < x.until), None) if self.waiting else None
+        if not frozen and not self.untrained:
             return nullcontext()
         return temporarily_frozen(
-            [*self.others, *(now.parameters if now else ())], now.layers if now else ()
+            [*self.untrained, *(frozen.parameters if frozen else ())],
+            frozen.layers if frozen else (),
         )
 
     def learning_rates(self) -> list[float]:
-        """The learning rates of its parameter groups, in order.
+        """Return the learning rates of the parameter groups, in order.
 
-        Groups that began with the same rate and have the same now are one.
+        Groups with the same initial rate and the same rate at this step are listed once.
         """
         return [
-            now
-            for _, now in dict.fromkeys(
+            rate
+            for _, rate in dict.fromkeys(
                 (float(group.get("initial_lr", group["lr"])), float(group["lr"]))
                 for group in self.optimizer.param_groups
             )
@@ -65,9 +61,15 @@ class TrainingPhase:
     def condition_gradients(
         self, tally: Tally, precision: Precision, clip_norm: float | None
     ) -> Tensor:
-        """Turn sums into the mean loss's gradient, and clip it.
+        """Turn the gradient of summed losses into that of their mean, and clip it.
 
-        Returns the norm before clipping, float[], without a wait for the device.
+        Args:
+            tally: The sums over all micro-batches of the step.
+            precision: Undoes its loss scale.
+            clip_norm: The largest 2-norm; None: no limit.
+
+        Returns:
+            The norm before clipping, float[], without a wait for the device.
         """
         precision.unscale(self.optimizer)
         if not tally.count:
@@ -86,14 +88,14 @@ class TrainingPhase:
             )
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         if not is_known(self.optimizer):
-            # It may keep gradients until the next step, as some published ones do
+            # Some published optimizers keep a reference to gradients until the next step
             leave_buffers(parameters)
         gradients = [p.grad for p in parameters if p.grad is not None]
         if tally.weight != 1.0 and gradients:
             foreach_mul_(gradients, 1.0 / tally.weight)
         norm = self.total_norm(gradients)
         if clip_norm is not None and gradients:
-            # So that what is not finite stays where it is, to be named
+            # A norm of NaN scales nothing, so the error can name the gradient that has NaN
             scale = torch.clamp(clip_norm / (norm + 1e-6), max=1.0).nan_to_num_(1.0)
             foreach_mul_(gradients, scale)
         return norm

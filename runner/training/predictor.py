@@ -68,9 +68,9 @@ class Predictor:
             with self.precision.autocast(), _refuse_nan(self.model, files):
                 return self.recipe.predict(self.model, batch)
 
-    def files(self, asked: Sequence[Path]) -> list[Path]:
+    def files(self, paths: Sequence[Path]) -> list[Path]:
         """Expand folders and patterns into files. A ConfigError if there are none."""
-        return expand(asked, self.recipe)
+        return expand(paths, self.recipe)
 
     def predict_files(
         self,
@@ -102,10 +102,10 @@ class Predictor:
                 Problem("--batch", "is not a valid number of files", batch, "a whole number from 1")
             )
         problems: list[Problem] = []
-        named = zip(asked, names(asked), strict=True)
+        named_paths = zip(asked, names(asked), strict=True)
         for start in range(0, len(asked), batch):
             for prediction, (file, name) in zip(
-                self._try_predict(asked[start : start + batch]), named, strict=False
+                self._try_predict(asked[start : start + batch]), named_paths, strict=False
             ):
                 if isinstance(prediction, SamewiseError):
                     problems += prediction.problems
@@ -121,16 +121,16 @@ class Predictor:
 
         DataError if a file cannot be read.
         """
-        read = [self._read(Path(one)) if isinstance(one, str | Path) else one for one in samples]
+        read = [self._read(Path(x)) if isinstance(x, str | Path) else x for x in samples]
         transformed = WithTransform.of(read, self.samples, "transforms.eval.sample")
         try:
-            for one in read if self.samples else ():
-                if not isinstance(one, Mapping | tuple | list):
+            for x in read if self.samples else ():
+                if not isinstance(x, Mapping | tuple | list):
                     raise DataError(
                         Problem(
                             "dataset",
                             "a sample is not a dict or a pair",
-                            f"a {type(one).__name__}",
+                            f"a {type(x).__name__}",
                             "a sample as the data set has it",
                         )
                     )
@@ -142,10 +142,8 @@ class Predictor:
             )
             raise DataError(
                 *(
-                    replace(one, path="transforms", hint=one.hint or hint)
-                    if one.path == "dataset"
-                    else one
-                    for one in error.problems
+                    replace(x, path="transforms", hint=x.hint or hint) if x.path == "dataset" else x
+                    for x in error.problems
                 )
             ) from None
         return self.transform(self.to_device(collated))
@@ -187,8 +185,8 @@ def _refuse_nan(model: nn.Module, files: Sequence[Any]) -> Generator[None]:
     comparisons with it are false, as for what is not found.
     """
 
-    def refuse(module: nn.Module, given: Any, output: Any) -> None:
-        if any(bool(one.isnan().any()) for one in tensors_in(output)):
+    def refuse(module: nn.Module, inputs: Any, output: Any) -> None:
+        if any(bool(x.isnan().any()) for x in tensors_in(output)):
             hint = (
                 "its values are too large or too small for the model, or the model's weights "
                 "are NaN"
@@ -292,9 +290,9 @@ def _kept_weights(
     cfg: DictConfig, make: Make, state: Mapping[str, Any], name: str
 ) -> Mapping[str, Any]:
     """The weights that a callback keeps in addition to the trained ones."""
-    kept: dict[str, Mapping[str, Any]] = {}
+    weights: dict[str, Mapping[str, Any]] = {}
     for callback, saved in state["callbacks"].items():
         if saved and cfg.callbacks.get(callback) is not None:
-            kept |= make(f"callbacks.{callback}").weights(saved)
-    require_weights(name, kept)
-    return kept[name]
+            weights |= make(f"callbacks.{callback}").weights(saved)
+    require_weights(name, weights)
+    return weights[name]

@@ -69,9 +69,9 @@ def prepare(
             check=partial(_require_sound, composed),
         )
     _require_sound(composed)
-    wanted = processes(composed)
-    if wanted > 1:
-        return launch(composed, wanted, as_json=as_json, debug=debug)
+    number = processes(composed)
+    if number > 1:
+        return launch(composed, number, as_json=as_json, debug=debug)
 
     from samewise.runner.training.build import build
 
@@ -99,9 +99,9 @@ def finished_summary(composed: Composed) -> dict[str, Any] | None:
     saved = load(composed.folder.config)
     if not satisfies(composed.folder, saved, composed.cfg):
         return None
-    for told in own_changes(read_json(composed.folder.environment, shapes.ENVIRONMENT) or {}):
+    for change in own_changes(read_json(composed.folder.environment, shapes.ENVIRONMENT) or {}):
         print(
-            f"warning: {told}; the run was trained with another version, `train "
+            f"warning: {change}; the run was trained with another version, `train "
             "--fresh` trains it with this one",
             file=sys.stderr,
         )
@@ -114,7 +114,8 @@ def finished_summary(composed: Composed) -> dict[str, Any] | None:
             file=sys.stderr,
         )
     before, here = (
-        {part: one.whole[part] for part in _WRITTEN_WHILE_TRAINING} for one in (saved, composed)
+        {part: composition.whole[part] for part in _WRITTEN_WHILE_TRAINING}
+        for composition in (saved, composed)
     )
     if changed := [path for path, *values in differences(before, here) if {} not in values]:
         print(
@@ -138,9 +139,11 @@ def _modified_after(folder: RunFolder, places: Iterable[Path]) -> Iterator[Path]
             entries = islice(place.resolve().rglob("*"), _LOOKED_AT) if place.is_dir() else [place]
             yield from islice(
                 (
-                    one
-                    for one in entries
-                    if one.exists() and one.stat().st_mtime > ended and not one.is_relative_to(runs)
+                    entry
+                    for entry in entries
+                    if entry.exists()
+                    and entry.stat().st_mtime > ended
+                    and not entry.is_relative_to(runs)
                 ),
                 1,
             )

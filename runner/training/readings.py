@@ -1,5 +1,6 @@
-"""The results of a step's phases: read together, since each read from a device waits for it, and
-checked: on the CPU before they reach the weights.
+"""Reads a step's losses and norms: together, since each read from a device waits for it.
+
+They are checked when they are read; on the CPU that is before they reach the weights.
 """
 
 from __future__ import annotations
@@ -18,21 +19,19 @@ from samewise.runner.training.run import Run
 
 
 class _Unread(NamedTuple):
-    """What a phase came to, of which nobody has read anything yet.
-
-    `gradients` is what `largest` made of those of all of the model's parameters; None: they are
-    still there. `explain` raises what the recipe knows of a loss.
-    """
+    """The results of a phase, still on the device."""
 
     phase: TrainingPhase
     tally: Tally
     norm: Tensor
     gradients: Sequence[Tensor | None] | None
+    """The `largest` magnitude of each parameter's gradient; None: the gradients still exist."""
     explain: Sequence[Callable[[], None]]
+    """Functions that raise the recipe's own explanation of a loss that is not finite."""
 
 
 class Readings:
-    """What one step of a run came to, phase by phase."""
+    """The results of a step of a run, phase by phase."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -44,48 +43,47 @@ class Readings:
     def add(
         self, phase: TrainingPhase, tally: Tally, norm: Tensor, micro_batches: Sequence[Tally]
     ) -> None:
-        """Take in a phase whose optimizer is about to step.
+        """Add the results of a phase whose optimizer is about to step.
 
-        On the CPU it is read at once; from a device all phases are copied together, at the last
-        one.
+        On the CPU they are read at once. From a device, those of all phases are copied together,
+        at the last phase.
 
-        TrainingError if a loss or gradient that was read is not finite.
+        Raises:
+            TrainingError: A loss or gradient is not finite.
         """
         on_cpu, is_last = self._run.strategy.device.type == "cpu", phase is self._run.phases[-1]
-        gradients = (
-            None if on_cpu or is_last else largest([one.grad for one in self._run.parameters])
-        )
+        gradients = None if on_cpu or is_last else largest([x.grad for x in self._run.parameters])
         self._unread.append(
-            _Unread(
-                phase, tally, norm, gradients, [one.explain for one in micro_batches if one.explain]
-            )
+            _Unread(phase, tally, norm, gradients, [x.explain for x in micro_batches if x.explain])
         )
         if on_cpu or is_last:
             self._read = Tally.begin_reading(
-                [one.tally for one in self._unread], [one.norm for one in self._unread]
+                [x.tally for x in self._unread], [x.norm for x in self._unread]
             )
         if on_cpu:
             self.finish()
 
     def finish(self) -> None:
-        """Wait for what has been copied from a device, and check it: its optimizers have been
-        launched, so the device still has work.
+        """Wait for the copies from a device, and check them.
 
-        TrainingError if a loss or gradient is not finite.
+        Call it after the optimizers' steps are launched, so the device still has work.
+
+        Raises:
+            TrainingError: A loss or gradient is not finite.
         """
         tallies, norms = self._read() if self._read else ([], [])
-        for one, tally, norm in zip(self._unread, tallies, norms, strict=True):
-            prefix = "" if len(self._run.phases) == 1 else f"{one.phase.spec.name}/"
+        for unread, tally, norm in zip(self._unread, tallies, norms, strict=True):
+            prefix = "" if len(self._run.phases) == 1 else f"{unread.phase.spec.name}/"
             means = tally.means(prefix=prefix)
             self._losses |= means
             self._norms[f"{prefix}gradient_norm"] = norm
             self._seen += tally.seen
             self._count = tally.count
-            require_finite_step(self._run, means, norm, one.gradients, one.explain)
+            require_finite_step(self._run, means, norm, unread.gradients, unread.explain)
         self._unread, self._read = [], None
 
     def outcome(self) -> Outcome:
-        """Of the step that the run has just done."""
+        """Return the outcome of the last step."""
         batch, inputs = map(combine, zip(*self._seen, strict=True)) if self._seen else (0, 0)
         return Outcome(
             self._run.step,

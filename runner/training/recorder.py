@@ -17,44 +17,42 @@ class Recorder:
     """Records a run without changing any number.
 
     Args:
-        trace: The run's.
-        callbacks: By name, in the order in which they are called.
+        trace: The run's trace.
+        callbacks: Callbacks by name, in calling order.
         log_every_steps: Steps between two entries of the losses.
-        level: The strongest promise that the run can make; the session lowers it if the environment
-            has changed.
-        cautions: What a person should know of the settings before it trains; `on_build` may add to
-            it.
+        level: The strongest promise that the run can make, from none to R3; the session lowers it
+            if the environment has changed.
     """
 
     trace: Trace
     callbacks: dict[str, Callback]
     log_every_steps: int
     level: str
-    cautions: list[Problem]
+    cautions: list[Problem] = field(default_factory=list[Problem])
+    """Warnings to print when training starts, and those printed since."""
     view: RunView = field(init=False)
-    """What callbacks see of the run."""
+    """The run as its callbacks see it."""
     tracker: Tracker = field(default_factory=Silent)
-    """Opened by the session, once the step at which the run resumes is known."""
+    """The session opens it, once it knows the step at which the run resumes."""
     overflowed: int = 0
-    """Updates that were skipped since the run was started: those whose gradients were too large for
-    float16."""
+    """Updates skipped in this session, because their gradients were too large for float16."""
     saved: int | None = None
     """The step of the last checkpoint."""
     scores: Mapping[str, Scores] = field(default_factory=dict[str, Scores])
-    """Of the last evaluation, by split, for its pictures."""
+    """The last evaluation's scores, by split, for its pictures."""
     require_folder: Callable[[], None] = lambda: None
-    """Raises a TrainingError if the folder that the session has locked is gone."""
+    """A function that raises a TrainingError if the folder that the session locked is missing."""
     _pending: dict[str, float] = field(default_factory=dict[str, float])
     _is_recording: bool = False
     _calling: str = ""
-    """The name of the callback that is being called."""
+    """The name of the callback that is running."""
     _of_step: Mapping[str, float] = field(default_factory=dict[str, float])
-    """The metrics of the step that is being recorded, whether or not they are logged."""
+    """The metrics of the step being recorded, logged or not."""
 
     def record(self, outcome: Outcome) -> None:
         """Record a step: its trace, its metrics, and its callbacks."""
         self._is_recording = True
-        # Otherwise the step has raised an error
+        # Only float16 gets here with a norm that is not finite: other steps have raised an error
         self.overflowed += sum(not math.isfinite(norm) for norm in outcome.gradient_norms.values())
         self.trace.record(
             outcome.step,
@@ -74,7 +72,7 @@ class Recorder:
         self._send(outcome.step)
 
     def called(self) -> Iterator[Callback]:
-        """The callbacks, of which the last one given is being called."""
+        """Yield the callbacks, and note which one is running, for errors."""
         try:
             for name, callback in self.callbacks.items():
                 self._calling = name
@@ -83,15 +81,13 @@ class Recorder:
             self._calling = ""
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Log metrics; those of a step's callbacks are sent together, at its end."""
+        """Log metrics; those of a step's callbacks become one entry, at the step's end."""
         self._pending.update(metrics)
         if not self._is_recording:
             self._send(step)
 
     def require_others(self, metrics: Mapping[str, float], evaluated: Mapping[str, float]) -> None:
-        """Raise a ConfigError if a callback logs what the run logs itself: of a step, logged or
-        not, or of its evaluations.
-        """
+        """Raise a ConfigError if a callback logs a metric that the run logs itself."""
         if taken := metrics.keys() & {
             "train/loss",
             "train/gradient_norm",
@@ -99,11 +95,11 @@ class Recorder:
             *self._of_step,
             *evaluated,
         }:
-            words = f"logs '{min(taken)}', which samewise logs itself"
+            message = f"logs '{min(taken)}', which samewise logs itself"
             raise ConfigError(
                 Problem(
                     f"callbacks.{self._calling}".rstrip("."),
-                    words,
+                    message,
                     expected="a metric with another name",
                 )
             )
@@ -114,7 +110,7 @@ class Recorder:
         self._pending = {}
 
     def stop_reason(self) -> str | None:
-        """A callback's reason to end training."""
+        """Return a callback's reason to end training; None if all go on."""
         for callback in self.callbacks.values():
             if reason := callback.stop_reason():
                 return reason

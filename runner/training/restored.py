@@ -73,7 +73,7 @@ def at_checkpoint(
             samples=data.get("train", {}).get("size"),
         )
     except DataError as error:
-        raise type(error)(*(_of_run(one, classes) for one in error.problems)) from error
+        raise type(error)(*(_of_run(problem, classes) for problem in error.problems)) from error
     _require_same_classes(run, data, classes)
     sources.warn_of_changes(folder.sources)
     kept_checkpoints.note_if_not_meant(
@@ -155,12 +155,12 @@ def _changed(recorded: Composed, composed: Composed) -> list[tuple[str, Any, Any
     the run, value here.
     """
     keys = sorted({override.partition("=")[0].lstrip("+") for override in composed.overrides})
-    found = [
+    changes = [
         (key, at(recorded.whole, key), at(composed.whole, key))
         for key in keys
         if finds_data(key) or not is_outside(key)
     ]
-    return [one for one in found if not same(one[1], one[2])]
+    return [change for change in changes if not same(change[1], change[2])]
 
 
 def _set_classes(cfg: DictConfig, project: Project, classes: Sequence[str]) -> None:
@@ -209,23 +209,23 @@ def _require_same_classes(
     would compare numbers of different classes.
     """
     for name, split in run.splits.items():
-        found = class_names(split.dataset)
-        if not classes or found in (classes[: len(found)], data.get(name, {}).get("classes")):
+        names = class_names(split.dataset)
+        if not classes or names in (classes[: len(names)], data.get(name, {}).get("classes")):
             continue
-        if unknown := [one for one in found if one not in classes]:
-            words = f"has classes that the run was not trained on: {first_few(unknown, 10)}"
+        if unknown := [one for one in names if one not in classes]:
+            message = f"has classes that the run was not trained on: {first_few(unknown, 10)}"
         else:
             label, here, there = next(
                 (label, *pair)
-                for label, pair in enumerate(zip_longest(found, classes))
+                for label, pair in enumerate(zip_longest(names, classes))
                 if pair[0] != pair[1]
             )
-            words = (
+            message = (
                 f"numbers classes otherwise than in the run's training: {label} is {here!r} "
                 f"here, and was {there!r}"
             )
         node: Any = run.config.dataset[name]
-        given = isinstance(node, DictConfig) and node.get("classes") is not None
+        has_classes = isinstance(node, DictConfig) and node.get("classes") is not None
         hint = (
             "leave out the override of "
             f"dataset.{'classes' if 'classes' in run.config.dataset else f'{name}.classes'}: "
@@ -233,9 +233,9 @@ def _require_same_classes(
         )
         hint = (
             hint
-            if given
+            if has_classes
             else "leave out what is of other classes, and number the others as the run's data did"
         )
         raise ConfigError(
-            Problem(f"dataset.{name}", words, first_few(found, 20), first_few(classes, 20), hint)
+            Problem(f"dataset.{name}", message, first_few(names, 20), first_few(classes, 20), hint)
         )

@@ -31,26 +31,26 @@ from samewise.runner.training.run import Run
 from samewise.runner.training.state import restore
 
 
-def resume(run: Run, begun: dict[str, Any]) -> None:
+def resume(run: Run, start: dict[str, Any]) -> None:
     """Restore the newest intact checkpoint.
 
-    Without one, start from the beginning or from another run's checkpoint (`begun`).
+    Without one, start from the beginning or from another run's checkpoint (`start`).
     """
-    kept, state, problems, untraced = run.strategy.peers.first(partial(_newest, run))
-    if kept:
+    newest, state, problems, untraced = run.strategy.peers.first(partial(_newest, run))
+    if newest:
         if state["fingerprint"] != run.fingerprint:
             raise ConfigError(
                 Problem(
-                    str(kept.path),
+                    str(newest.path),
                     "belongs to another experiment",
                     state["fingerprint"][:12],
                     run.fingerprint[:12],
                 )
             )
-        restore(run, checkpoint.load_sharded(state, kept.path, run.strategy.layout.empty))
+        restore(run, checkpoint.load_sharded(state, newest.path, run.strategy.layout.empty))
         find_earlier_best(run)
-    initial = None if kept else run.recorder.trace.digest_initial()
-    state = state or begun
+    initial = None if newest else run.recorder.trace.digest_initial()
+    state = state or start
     run.recorder.tracker = Silent()
     if run.strategy.peers.is_main:
         for caution in run.recorder.cautions:
@@ -61,7 +61,7 @@ def resume(run: Run, begun: dict[str, Any]) -> None:
                 "checkpoint; it starts again from step 0",
                 file=sys.stderr,
             )
-        if kept and run.config.trace.every_steps and not run.folder.trace.exists():
+        if newest and run.config.trace.every_steps and not run.folder.trace.exists():
             print(
                 f"warning: {run.folder.trace}: is missing; a new trace begins after step "
                 f"{run.step}; earlier steps cannot be compared",
@@ -75,13 +75,13 @@ def resume(run: Run, begun: dict[str, Any]) -> None:
                 f"{'damaged ' * path.name.startswith('damaged')}checkpoint was moved here",
                 file=sys.stderr,
             )
-        if kept and kept.path in untraced:
-            words = (
+        if newest and newest.path in untraced:
+            message = (
                 "was cut short or altered, and leads to no checkpoint; moved to "
                 f"{set_aside(run.folder.trace, 'damaged').name}"
             )
             print(
-                f"warning: {run.folder.trace}: {words}; a new trace begins after step "
+                f"warning: {run.folder.trace}: {message}; a new trace begins after step "
                 f"{run.step}; earlier steps cannot be compared",
                 file=sys.stderr,
             )
@@ -93,13 +93,13 @@ def resume(run: Run, begun: dict[str, Any]) -> None:
             max(run.recorder.tracker.last_step(), _first_step(run)),
             run.recorder.log_every_steps,
         )
-        if kept and last // every < run.step // every:
-            words = (
+        if newest and last // every < run.step // every:
+            message = (
                 f"steps {last + 1} to {run.step} are missing, since it was deleted or cut "
                 "short; they cannot be restored"
             )
             print(
-                f"warning: {run.folder.metrics}: {words}, but the tracking store may have them",
+                f"warning: {run.folder.metrics}: {message}, but the tracking store may have them",
                 file=sys.stderr,
             )
 
@@ -129,7 +129,7 @@ def _newest(
     if not every or not file.exists():
         return *checkpoint.newest_sound(folder, reader=checkpoint.read), untraced
     lines = trace_reader.lines_before(
-        file, [one.step for one in checkpoint.list_checkpoints(folder)]
+        file, [saved.step for saved in checkpoint.list_checkpoints(folder)]
     )
 
     def read_traced(path: Path) -> dict[str, Any]:
@@ -139,7 +139,7 @@ def _newest(
         ):
             untraced.append(path)
             last = lines[step].get("step", step + 1)
-            words = (
+            message = (
                 f"the last line up to there is of step {last}"
                 if last <= step
                 else "no line up to there is left"
@@ -147,7 +147,7 @@ def _newest(
             raise DamagedCheckpoint(
                 Problem(
                     str(file),
-                    f"was cut short or altered, and does not lead to {path.name}: {words}",
+                    f"was cut short or altered, and does not lead to {path.name}: {message}",
                 )
             )
         return state
@@ -158,13 +158,13 @@ def _newest(
         return *checkpoint.newest_sound(folder, reader=checkpoint.read), untraced
 
 
-def continue_from(run: Run, given: str) -> dict[str, Any]:
+def continue_from(run: Run, reference: str) -> dict[str, Any]:
     """Restore another run's checkpoint.
 
     Return its trace's state. Its best evaluation is not kept, since that checkpoint is not this
     run's.
     """
-    path = Path(given).expanduser()
+    path = Path(reference).expanduser()
     state = run.strategy.peers.first(partial(checkpoint.read, path))
     expected = "the same model, optimizer and phases"
     try:
@@ -194,7 +194,7 @@ def continue_from(run: Run, given: str) -> dict[str, Any]:
             )
         message, alone = (
             f"does not fit this experiment: {reason}",
-            f"initialise.weights={given} takes the weights alone",
+            f"initialise.weights={reference} takes the weights alone",
         )
         hint = (
             f"{own_hint or 'leave out the overrides that change it'}; or {alone}, those of "

@@ -1,6 +1,7 @@
-"""Run: the parts of a training, its progress, and its recorder. Built by `build` from a config.
+"""A `Run`: the parts of a training, its progress, and its recorder, as `build` makes them.
 
-What is due at a step is computed from the step alone, so that a resumed run does what was left.
+Whether an evaluation or a checkpoint is due follows from the step alone, so a resumed run does
+exactly what the interrupted one had still to do.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from samewise.runner.training.recorder import Recorder
 
 @dataclass
 class Split:
-    """One of the data set's splits, ready to load."""
+    """A split of the data set, ready to load."""
 
     name: str
     dataset: Any
@@ -47,28 +48,28 @@ class Progress:
     step: int = 0
     """Optimizer steps done; the only position there is."""
     evaluated: int = -1
-    """The step at which the last evaluation was made."""
+    """The step of the last evaluation."""
     metrics: dict[str, float] = field(default_factory=dict[str, float])
-    """Of the last evaluation."""
+    """The last evaluation's metrics."""
     best: dict[str, float] = field(default_factory=dict[str, float])
-    """Of the best evaluation by `evaluate.monitor`, with its `step`."""
+    """The metrics of the best evaluation by `evaluate.monitor`, with its `step`."""
     also: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
-    """Of the best evaluation by each metric of `evaluate.also`, with its `step`."""
+    """The metrics of the best evaluation by each metric of `evaluate.also`, with its `step`."""
     earlier_s: float = 0.0
-    """Seconds spent training before the clock was started."""
+    """Seconds of training before the clock was started."""
     _started: float | None = field(default_factory=time.monotonic)
 
     @property
     def seconds(self) -> float:
-        """The time spent training, in this and earlier sessions of the run."""
+        """Seconds of training, in this and earlier sessions of the run."""
         return self.earlier_s + (0.0 if self._started is None else time.monotonic() - self._started)
 
     def stop_clock(self) -> None:
-        """Stop counting time: training has ended."""
+        """Stop counting seconds, at the end of training."""
         self.earlier_s, self._started = self.seconds, None
 
     def state(self) -> dict[str, Any]:
-        """The progress as plain values."""
+        """Return the progress as plain values."""
         also = {"also": self.also} if self.also else {}
         return {
             "step": self.step,
@@ -100,9 +101,9 @@ class Parts:
     network: nn.Module
     """The model as the strategy wraps it; called in training."""
     parameters: Sequence[nn.Parameter]
-    """All of the model's."""
-    held: HeldTensors
-    """What steps leave as it is."""
+    """All parameters of the model."""
+    held_tensors: HeldTensors
+    """The model's tensors that steps may not replace."""
     phases: Sequence[TrainingPhase]
     schedule: Schedule
     precision: Precision
@@ -120,7 +121,7 @@ class Parts:
     checkpoints: Checkpoints
     to_device: Callable[[Batch], Batch]
     infinite: frozenset[str]
-    """The names of what is not finite in the model from the start, as a mask may be."""
+    """The names of the model's tensors that are not finite from the start, such as masks."""
 
     @property
     def config(self) -> Any:
@@ -130,8 +131,9 @@ class Parts:
 
 @dataclass(frozen=True, kw_only=True)
 class Run(Parts):
-    """A run: its parts, its progress (all that checkpoints hold besides the parts' states), and its
-    recorder.
+    """A training: fixed parts, progress, and a recorder.
+
+    A checkpoint holds the progress and the parts' states.
     """
 
     recorder: Recorder
@@ -139,7 +141,7 @@ class Run(Parts):
 
     @property
     def callbacks(self) -> dict[str, Callback]:
-        """By name, in calling order."""
+        """Callbacks by name, in calling order."""
         return self.recorder.callbacks
 
     @property
@@ -158,11 +160,11 @@ class Run(Parts):
             parameter.grad = None
 
     def learning_rates(self) -> list[float]:
-        """The distinct learning rates of all phases' parameter groups, in order."""
+        """Return the distinct learning rates of all phases' parameter groups, in order."""
         return list(dict.fromkeys(rate for phase in self.phases for rate in phase.learning_rates()))
 
     def log(self, metrics: Mapping[str, float]) -> None:
-        """Log metrics at the current step; a ConfigError if one is not a number."""
+        """Log metrics at the current step, or raise a ConfigError if one is not a number."""
         if wrong := [
             Problem(name, "this metric is not a number", value, "a number")
             for name, value in metrics.items()
@@ -173,7 +175,7 @@ class Run(Parts):
 
 
 def evaluation_due(run: Run) -> bool:
-    """Whether an evaluation is due and has not been done."""
+    """Whether an evaluation is due at this step and was not made yet."""
     if run.progress.evaluated == run.step or _at_start(run):
         return False
     every = evaluation_interval(run)
@@ -181,7 +183,7 @@ def evaluation_due(run: Run) -> bool:
 
 
 def evaluation_interval(run: Run) -> int:
-    """Steps between two evaluations; 0: only at the end."""
+    """Return the steps between two evaluations; 0 if the only one is at the end."""
     return run.evaluate.every_steps or (run.evaluate.every_epochs or 0) * run.plan.steps_per_epoch
 
 
@@ -196,7 +198,7 @@ def checkpoint_due(run: Run) -> bool:
         and run.step % (settings.every_epochs * run.plan.steps_per_epoch) == 0
     )
     is_best = settings.keep_best > 0 and any(
-        one.get("step") == run.step for one in (run.progress.best, *run.progress.also.values())
+        best.get("step") == run.step for best in (run.progress.best, *run.progress.also.values())
     )
     return (
         by_steps
@@ -210,8 +212,9 @@ def checkpoint_due(run: Run) -> bool:
 def is_done(run: Run) -> bool:
     """Whether training has ended.
 
-    Interrupted if it was asked to stop earlier, TrainingError if the last checkpoint could not be
-    written.
+    Raises:
+        Interrupted: The run was asked to stop, and is saved.
+        TrainingError: The last checkpoint could not be written.
     """
     run.checkpoints.raise_failure()
     if at_end(run):
@@ -228,10 +231,10 @@ def is_done(run: Run) -> bool:
 
 
 def at_end(run: Run) -> bool:
-    """Whether no step is left, or a callback ends training."""
+    """Whether all steps are done, or a callback ends training."""
     return run.step >= run.total_steps or run.recorder.stop_reason() is not None
 
 
 def _at_start(run: Run) -> bool:
-    """Whether nothing has been trained yet, and something will be."""
+    """Whether a run with steps to train is at its first."""
     return run.step == 0 < run.total_steps

@@ -1,6 +1,4 @@
-"""Around the loop: the folder's lock, the resumed state, signals, and the record of how the run
-ended, in its summary and MLflow.
-"""
+"""Surrounds the loop: locks the folder, restores state, handles signals, records how it ended."""
 
 from __future__ import annotations
 
@@ -39,37 +37,25 @@ def session(run: Run) -> Generator[dict[str, Any]]:
 
     Only the main process writes.
 
-    Yields the run's summary, empty until training has ended.
+    Yields:
+        The run's summary, empty until training has ended.
     """
-    status, summary, begun = "FAILED", dict[str, Any](), dict[str, Any]()
-    with ExitStack() as held, streams.preserve_generators(), _signals(run):
-        held.callback(_end_workers, run)
+    status, summary, start = "FAILED", dict[str, Any](), dict[str, Any]()
+    with ExitStack() as resources, streams.preserve_generators(), _signals(run):
+        resources.callback(_end_workers, run)
         if run.strategy.peers.first(
             lambda: not checkpoint.list_checkpoints(run.folder.checkpoints)
         ):
             with run.strategy.evaluating(run.model):
-                # Before there is a folder: a run that cannot be evaluated or resumed leaves none
+                # Before the folder is made: a run that cannot be evaluated or resumed leaves none
                 run.strategy.peers.first(partial(_rehearse, run))
-            begun = continue_from(run, run.config.resume_from) if run.config.resume_from else {}
+            start = continue_from(run, run.config.resume_from) if run.config.resume_from else {}
         run.recorder.level = run.strategy.peers.first(
-            partial(open_folder, run, held, run.strategy.peers.gather(surroundings(run)))
+            partial(open_folder, run, resources, run.strategy.peers.gather(surroundings(run)))
         )
-        resume(run, begun)
+        resume(run, start)
         run.recorder.tracker.start()
-        for name, callback in run.callbacks.items():
-            known = callback.models()
-            callback.on_start(run.recorder.view)
-            if (
-                late := sorted(callback.models().keys() - known.keys())
-            ) and run.strategy.peers.is_main:
-                words = (
-                    f"models() has {', '.join(late)} only after on_start: eval, export and "
-                    "verify, which start no training, do without"
-                )
-                print(
-                    f"warning: {Problem(f'callbacks.{name}', words, hint='make them in on_build')}",
-                    file=sys.stderr,
-                )
+        _start_callbacks(run)
         try:
             yield summary
             for warning in filter(None, (memory_ran_short(run.strategy.device), _overflows(run))):
@@ -85,7 +71,7 @@ def session(run: Run) -> Generator[dict[str, Any]]:
             if isinstance(error, KeyboardInterrupt):
                 status = "KILLED"
             explained = explain(run, error)
-            # Before anything slow: the other processes wait for this one
+            # First of all, since the other processes wait for this one
             run.strategy.abandon(explained)
             if run.strategy.peers.is_main:
                 _leave_reason(run, explained, error)
@@ -97,9 +83,10 @@ def session(run: Run) -> Generator[dict[str, Any]]:
                 if run.strategy.peers.is_main:
                     summary |= roots(run.folder)
                     write_json(run.folder.summary, summary)
-                    # Left by an earlier session, and no longer true
+                    # An earlier session may have written it
                     run.folder.failure.unlink(missing_ok=True)
-            run.recorder.tracker.finish(status)  # last: the sender sends what it finds
+            # Last, after every file is written: the sender copies the files that exist by now
+            run.recorder.tracker.finish(status)
         summary["mlflow_run_id"] = run.recorder.tracker.run_id()
         run.strategy.end()
 
@@ -110,6 +97,20 @@ def _rehearse(run: Run) -> None:
         rehearse(run)
     except (Exception, SystemExit) as error:
         raise explain(run, error) from error
+
+
+def _start_callbacks(run: Run) -> None:
+    for name, callback in run.callbacks.items():
+        models = callback.models()
+        callback.on_start(run.recorder.view)
+        late = sorted(callback.models().keys() - models.keys())
+        if late and run.strategy.peers.is_main:
+            message = (
+                f"models() has {', '.join(late)} only after on_start, which eval, export and "
+                "verify do not call"
+            )
+            problem = Problem(f"callbacks.{name}", message, hint="make them in on_build")
+            print(f"warning: {problem}", file=sys.stderr)
 
 
 def _leave_results(run: Run) -> None:
@@ -137,9 +138,8 @@ def _close(run: Run, status: str) -> None:
 
 
 def _end_workers(run: Run) -> None:
-    """End those that load for evaluations: if the garbage collector found them, torch would wait
-    five seconds for each.
-    """
+    """End the workers that load for evaluations."""
+    # If the garbage collector ended them, torch would wait five seconds for each
     for split in run.splits.values():
         if split.loader is not None:
             split.loader.close()
@@ -147,36 +147,37 @@ def _end_workers(run: Run) -> None:
 
 
 def _overflows(run: Run) -> Problem | None:
-    """A warning if float16's loss scale made the optimizer skip updates; otherwise None."""
+    """Warn if float16's loss scale made the optimizer skip updates."""
     if not run.recorder.overflowed or not run.strategy.peers.is_main:
         return None
     message = (
-        f"the optimizer skipped {run.recorder.overflowed} updates since this start, whose "
-        "gradients were too large for float16"
+        f"the optimizer skipped {run.recorder.overflowed} updates since this start, because "
+        "their gradients were too large for float16"
     )
     return Problem(
         "precision",
         message,
-        hint="a few are usual, until the loss scale fits; for fewer, a lower "
-        "precision.initial_scale, or precision=bf16",
+        hint="a few are usual until the loss scale fits; for fewer, lower "
+        "precision.initial_scale, or use precision=bf16",
     )
 
 
 @contextmanager
 def _signals(run: Run) -> Generator[None]:
-    """Handle SIGTERM, SIGUSR1, SIGHUP (the terminal is closed) and Ctrl-C: finish the step, save,
-    stop. A second Ctrl-C stops at once.
+    """Finish the step, save and stop on a signal of `SIGNALS`; stop at once on a second Ctrl-C.
+
+    SIGHUP means that the terminal was closed, SIGUSR1 that a cluster will soon end the job.
     """
 
     def ask(number: int, frame: FrameType | None) -> None:
         if run.strategy.peers.stop_heard and number == signal.SIGINT:
             raise KeyboardInterrupt
         if number == signal.SIGINT and run.strategy.peers.is_main:
-            with suppress(OSError):  # Ctrl-C also ends the reader of a pipe
-                # It may have interrupted a print
+            # `os.write`, since the signal may have interrupted a `print`, which is not reentrant.
+            # Ctrl-C also ends the reader of a pipe, to which writing then fails.
+            with suppress(OSError):
                 os.write(
-                    2,
-                    b"\nCtrl-C: it finishes its step or evaluation and saves; once more, and it stops at once\n",
+                    2, b"\nStopping after this step and saving. Press Ctrl-C again to stop now.\n"
                 )
         run.strategy.peers.ask_stop(signal.Signals(number).name)
 
@@ -185,10 +186,7 @@ def _signals(run: Run) -> Generator[None]:
 
 
 def _leave_reason(run: Run, error: BaseException, raised: BaseException) -> None:
-    """Write the reason to the folder, with the traceback of what was raised.
-
-    Errors are ignored, since the disk may be the cause.
-    """
+    """Write the reason why training ended to the folder, with the traceback of `raised`."""
     try:
         run.recorder.require_folder()
         text = "".join(traceback.format_exception(raised))
@@ -196,6 +194,7 @@ def _leave_reason(run: Run, error: BaseException, raised: BaseException) -> None
             run.folder.failure,
             {"step": run.step, "error": f"{type(error).__name__}: {error}", "traceback": text},
         )
-    except (TrainingError, OSError) as second:
-        if str(second) != str(error):
-            print(f"warning: {second}", file=sys.stderr)
+    except (TrainingError, OSError) as failure:
+        # A full disk or a deleted folder is often the reason itself
+        if str(failure) != str(error):
+            print(f"warning: {failure}", file=sys.stderr)

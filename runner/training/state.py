@@ -19,7 +19,7 @@ from samewise.runner.training.run import Run
 
 
 def state_of(run: Run) -> dict[str, Any]:
-    """What a resumed run needs, as named tensors and plain values.
+    """Collect what a resumed run needs, as named tensors and plain values.
 
     A sharded tensor is this process's shard.
     """
@@ -41,9 +41,13 @@ def state_of(run: Run) -> dict[str, Any]:
 def restore(
     run: Run, state: Mapping[str, Any], changed_options: Collection[str] | None = ()
 ) -> None:
-    """Restore `state`, that of a run whose optimizers have other values of these options.
+    """Restore a state that `state_of` collected.
 
-    None: it is not known which.
+    Args:
+        run: The run, freshly built.
+        state: The state.
+        changed_options: The optimizers' options that differ from those of the run that was saved,
+            and keep this run's values; None: unknown.
     """
     run.progress.load_state(state)
     run.recorder.saved = run.step
@@ -59,28 +63,31 @@ def restore(
 def load_weights(model: nn.Module, weights: Mapping[str, Any]) -> None:
     """Load a checkpoint's weights into a model.
 
-    ConfigError if it has other ones, by name or shape: overrides have changed the model since.
+    Raises:
+        ConfigError: The model has other names or shapes, since overrides have changed it.
     """
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
         lines = [line.strip().rstrip(".") for line in str(error).splitlines()[1:]]
-        words = f"is not the one that the checkpoint was taken from: {lines[0]}" + (
+        message = f"is not the one that the checkpoint was taken from: {lines[0]}" + (
             f", and {len(lines) - 1} more differences" if len(lines) > 1 else ""
         )
         raise ConfigError(
-            Problem("model", words, hint="leave out the overrides that change the model")
+            Problem("model", message, hint="leave out the overrides that change the model")
         ) from error
 
 
 def save(run: Run) -> None:
     """Write a checkpoint, and make everything logged before it durable.
 
-    TrainingError if a weight is not finite, the run's folder is gone, or the checkpoint before this
-    one could not be written; ConfigError if no new model could load it.
+    Raises:
+        TrainingError: A weight is not finite, the run's folder is missing, or the checkpoint
+            before this one could not be written.
+        ConfigError: A new model could not load it.
     """
     require_finite_model(run)
-    run.held.require_same_state()
+    run.held_tensors.require_same_state()
     run.recorder.require_folder()
     layout = run.strategy.layout
     state = (
@@ -89,6 +96,7 @@ def save(run: Run) -> None:
         else layout.whole(state_of(run))
     )
     if run.strategy.peers.is_main:
+        # First, so that no checkpoint is ahead of the journal and the trace after a crash
         run.recorder.tracker.before_checkpoint(run.step)
         run.recorder.trace.sync()
         run.checkpoints.save(
@@ -98,10 +106,7 @@ def save(run: Run) -> None:
 
 
 def _write_shards(run: Run) -> dict[str, Any]:
-    """Make every process write its shards.
-
-    Return the rest of the state, and the shards' digests.
-    """
+    """Write this process's shards; return the rest of the state, with all shards' digests."""
     peers = run.strategy.peers
     folder = Path(peers.first(lambda: str(run.checkpoints.shards_folder(run.step))))
     state, tensors = shards.split(state_of(run))
@@ -111,12 +116,12 @@ def _write_shards(run: Run) -> dict[str, Any]:
 
 
 def weights_digest(run: Run) -> str:
-    """The SHA-256 of the weights, on rank 0. All ranks must call it."""
+    """Return the SHA-256 of the weights, on rank 0. All ranks must call it."""
     return weights_sha256(run.strategy.layout.whole(run.model.state_dict()))
 
 
 def summarise(run: Run) -> dict[str, Any]:
-    """The run's summary, as in summary.json."""
+    """Return the run's summary, as in `summary.json`."""
     seconds, evaluated = run.progress.seconds, left_out(run, "valid")
     metrics = {
         "final": run.progress.metrics,

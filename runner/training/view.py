@@ -1,4 +1,4 @@
-"""A callback's view of a run: `interfaces.RunView`, by copies."""
+"""A callback's view of a run: `interfaces.RunView`, of numbers and copies."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class View:
         names = dict[int, str]()
         for name, tensor in run.model.state_dict(keep_vars=True).items():
             names.setdefault(id(tensor), name)
-        # Once: a forward pass may assign one tensor to two buffers
+        # Collected once, since a forward pass may later assign one tensor to two buffers
         self.__names = list(names.values())
 
     def __getattr__(self, name: str) -> Any:
-        known = ", ".join(sorted(name for name in dir(RunView) if not name.startswith("_")))
-        raise AttributeError(f"a callback cannot access {name!r} of a run; it can access {known}")
+        names = ", ".join(sorted(name for name in dir(RunView) if not name.startswith("_")))
+        raise AttributeError(f"a callback cannot access {name!r} of a run; it can access {names}")
 
     @property
     def step(self) -> int:

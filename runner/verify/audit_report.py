@@ -120,12 +120,12 @@ def _describe_unaudited(
         said.append(f"cannot be audited: steps 1 to {parts[0].start}, {why}")
     for part in parts:
         if 4 * (part.end - part.start) > last:
-            words = (
+            message = (
                 f"no checkpoint is kept between steps {part.start} and {part.end}, so the "
                 "steps between can only be audited together"
             )
             said.append(
-                f"{words}; checkpoint.every_steps and checkpoint.keep_every_steps keep more"
+                f"{message}; checkpoint.every_steps and checkpoint.keep_every_steps keep more"
             )
     if bare := sum(
         part.end - part.start - sum(part.start < step <= part.end for step in comparison.steps)

@@ -140,9 +140,11 @@ def artifact_divergences(
         for name in names
         if name.suffix != ".png"
     ]
-    words = "differs from the picture drawn here; other versions of matplotlib draw it differently"
+    message = (
+        "differs from the picture drawn here; other versions of matplotlib draw it differently"
+    )
     return tables, [
-        f"cannot be verified: artifacts/{name} {words}" for name in names if name.suffix == ".png"
+        f"cannot be verified: artifacts/{name} {message}" for name in names if name.suffix == ".png"
     ]
 
 

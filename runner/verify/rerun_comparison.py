@@ -133,8 +133,8 @@ class Comparison(Callback):
             several=several,
             known=known,
         )
-        if stage in ("gradients", "weights") and (words := self._other_tensors(run)):
-            layer, reason = "", words
+        if stage in ("gradients", "weights") and (message := self._other_tensors(run)):
+            layer, reason = "", message
         return Divergence(step, stage, layer, reason, since=unknown_since(step, self._lines))
 
     def _other_tensors(self, run: RunView) -> str:

@@ -114,9 +114,9 @@ def train_again(
     )
     if recorded and recorded["weights_sha256"] == summary["weights_sha256"]:
         compared.append(f"weights {summary['weights_sha256'][:16]}... in both")
-    words = f"the same bits: {', '.join(compared)}" if compared else "no step was compared"
+    message = f"the same bits: {', '.join(compared)}" if compared else "no step was compared"
     if not comparison.wanted:
-        words += (
+        message += (
             "; no step has a line in the trace "
             f"(trace.every_steps={again.config.trace.every_steps}, "
             f"{number_of(again.step, 'step')})"
@@ -126,7 +126,7 @@ def train_again(
             f"metrics that measure the machine belong under {', '.join(MEASURED)}: these "
             "are not compared"
         )
-    return [words, *map(str, found), *notes]
+    return [message, *map(str, found), *notes]
 
 
 def _comparing_checkpoints(

@@ -208,14 +208,14 @@ def explain_difference(
         if not agrees:
             again, _ = inspect_step(there, before)
             if found := first_difference(seen, again):
-                words = (
+                message = (
                     f"this is not deterministic here: step {at}, taken twice from the same "
                     f"state, differs first in {_describe(found)}"
                 )
                 value = found[0] or found[1]
                 sample = unlike_sample(there, at) if value and value.kind == "batch" else None
                 return [
-                    words,
+                    message,
                     *(
                         [f"{sample} differs when the sample is made again from the same seeds"]
                         if sample
@@ -226,11 +226,11 @@ def explain_difference(
             other, _, _ = replay_and_inspect(here, two, at)
             found = first_difference(seen, other)
             if found:
-                words = f"examined closely, step {at} differs first in {_describe(found)}"
+                message = f"examined closely, step {at} differs first in {_describe(found)}"
                 matches = "matches the record: the overrides cause the difference"
                 differs = "does not match the record either: the overrides are not the only cause"
                 return [
-                    words,
+                    message,
                     f"trained without the overrides, step {at} {matches if agrees else differs}",
                 ], found[0] or found[1]
             two = copy_to_cpu(state_of(here))

@@ -74,9 +74,9 @@ def compare(first: RunFolder, second: RunFolder) -> Differences:
     ended = None not in weights and steps[0] == steps[1]
     same_metrics = not logged and not (at == at_other and differ)
     altered = [
-        f"{folder.path}: {words}"
+        f"{folder.path}: {message}"
         for folder in folders
-        if folder.trace.exists() and (words := roots.alterations(folder).get("trace"))
+        if folder.trace.exists() and (message := roots.alterations(folder).get("trace"))
     ]
     found = Differences(
         same=bool(both or ended)
@@ -112,9 +112,9 @@ def compare(first: RunFolder, second: RunFolder) -> Differences:
         if ended
         else None,
         missing=[
-            f"{folder.path}: {words}"
+            f"{folder.path}: {message}"
             for folder, lines in zip(folders, (one, two), strict=True)
-            if (words := trace_reader.missing_start(lines))
+            if (message := trace_reader.missing_start(lines))
         ],
         altered=altered,
         parts=divergence and asdict(divergence),
@@ -202,12 +202,12 @@ def _common_steps(found: Differences) -> list[str]:
     """Describe what the traces' common steps show, in lines."""
     parts, lines = found.parts, list[str]()
     compared, left = (
-        [words for stage, words in _COMPARED.items() if (stage in found.compared) is there]
+        [message for stage, message in _COMPARED.items() if (stage in found.compared) is there]
         for there in (True, False)
     )
     one, two = found.digests
-    if words := describe_tensors(found.tensors, ("in the first run", "in the second run")):
-        lines.append(words + ("" if left else "; those of the same name are compared"))
+    if message := describe_tensors(found.tensors, ("in the first run", "in the second run")):
+        lines.append(message + ("" if left else "; those of the same name are compared"))
     if left:
         reason = (
             f"digests by {one} and by {two} cannot be compared"

@@ -239,7 +239,7 @@ def _inspect_step(
         for run in runs:
             run.callbacks.pop("throughput", None)
         try:
-            words, first = explain_difference(
+            message, first = explain_difference(
                 record.folder, step, runs[0], runs[1] if changed else None, same_code=same_code
             )
         except Exception as error:  # report what is already known
@@ -247,4 +247,4 @@ def _inspect_step(
                 f"step {step} could not be examined closely: {type(error).__name__}: "
                 f"{first_line(error)}"
             ]
-    return {"kind": first.kind, "name": first.name} if first else None, words
+    return {"kind": first.kind, "name": first.name} if first else None, message

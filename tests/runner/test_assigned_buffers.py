@@ -211,7 +211,7 @@ def test_two_processes_give_the_bits_of_one(samewise: Callable[..., Any], projec
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ("Expanded", "mask is an expanded tensor, whose elements share memory: no checkpoint could be loaded into it"),
+        ("Expanded", "mask is an expanded tensor: its elements share memory, so no checkpoint could be loaded into it"),
         ("OtherParameter", "a forward pass replaces the parameter head.weight by another tensor, which no optimizer trains"),
         ("OtherDtype", "a forward pass turns the buffer seen from int64 into float32"),
         ("Queue", "a forward pass turns queue in the model's state_dict from float32 [0, 8] into float32 [2, 8]"),

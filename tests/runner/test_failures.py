@@ -165,4 +165,4 @@ def test_ctrl_c_is_answered_at_once_and_the_run_is_saved(tmp_path):
         time.sleep(0.01)
     process.send(signal.SIGINT)
     assert process.wait(100) == 3
-    assert process.errors.index("Ctrl-C: it finishes its step or evaluation and saves") < process.errors.index("stopped by SIGINT, and saved")
+    assert process.errors.index("Stopping after this step and saving") < process.errors.index("stopped by SIGINT, and saved")

@@ -81,7 +81,7 @@ def test_buffers_caches_and_what_is_only_remembered_are_not_warned_about(train: 
     [
         ("Extra", "_extra_state is a dict; expected: only dense tensors"),
         ("Sparse", "eye is a sparse_coo tensor; expected: only dense tensors"),
-        ("Lazy", "head (LazyLinear) gets its weights in its first forward pass, but initial weights are made before; expected: Linear with in_features"),
+        ("Lazy", "head (LazyLinear) gets its weights in its first forward pass, but samewise initialises weights before; expected: Linear with in_features"),
     ],
 )
 def test_a_model_whose_state_is_not_of_dense_tensors_is_refused(train: Callable[..., Any], model: str, words: str) -> None:

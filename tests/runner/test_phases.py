@@ -55,7 +55,7 @@ def test_a_step_that_counts_nothing_is_an_error_with_its_phase() -> None:
 
 def test_only_the_parameters_of_a_phase_need_gradients_within_it() -> None:
     mine, others = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
-    phase = TrainingPhase(0, Phase(), SGD([mine], lr=0.1), others=[others])
+    phase = TrainingPhase(0, Phase(), SGD([mine], lr=0.1), untrained=[others])
     with contextlib.suppress(ZeroDivisionError), phase.training(0):
         assert (mine.requires_grad, others.requires_grad) == (True, False)
         raise ZeroDivisionError

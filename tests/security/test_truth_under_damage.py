@@ -115,8 +115,8 @@ def test_a_missing_record_of_the_beginning_is_not_replaced_without_a_word(origin
         (run / one).unlink()
     assert main(["train", *TINY, "name=one", f"run_root={tmp_path / 'runs'}"]) == 0
     told = capsys.readouterr().err
-    assert f"{name}: is missing, and is written anew as it is now" in told
-    assert ("whether the run began in the same environment, and so has the same bits, cannot be known" in told) == (name == "environment.json")
+    assert f"{name}: is missing, and is written again as it is now" in told
+    assert ("samewise cannot tell whether the run began in the same environment, and so has the same bits" in told) == (name == "environment.json")
     assert (run / name).is_file()
 
 

@@ -1,42 +1,92 @@
-"""Cautions about settings and data, before a training begins: what is sound, but hardly meant."""
+"""Warns, before a training begins, of settings and data that are valid but hardly intended."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from omegaconf import DictConfig
 
+from samewise.runner.config.check import unread
 from samewise.runner.config.compose import Composed
+from samewise.runner.config.tree import plain
 from samewise.runner.data.order import InOrder, Order
 from samewise.runner.data.plan import Plan
 from samewise.runner.errors import Problem, first_few
-from samewise.runner.interfaces import Batch
+from samewise.runner.interfaces import Batch, class_names
+from samewise.runner.optim import unfreezing
+from samewise.runner.optim.frozen import idle_options
+from samewise.runner.optim.unfreezing import Waiting
 from samewise.runner.processes import this_process
-from samewise.runner.training.run import Split
+from samewise.runner.training import continued
+from samewise.runner.training.evaluation import watched
+from samewise.runner.training.run import Run, Split, evaluation_interval
 
 
-def order_cautions(composed: Composed) -> list[Problem]:
+def settings_cautions(
+    run: Run, sizes: Mapping[str, Sequence[int]], later: Sequence[Waiting]
+) -> list[Problem]:
+    """Collect the warnings about a run's settings and data.
+
+    Args:
+        run: The run, before its callbacks know it.
+        sizes: The shapes of the model's weights, by name, unsharded.
+        later: The parameters that are trained later.
+
+    Raises:
+        ConfigError: `resume_from` leaves nothing to train.
+    """
+    cfg, composed, plan, schedule = run.config, run.composed, run.plan, run.schedule
+    train, rules = run.splits.get("train"), plain(cfg.param_groups) or {}
+    cautions = [
+        *composed.cautions,
+        *_order_cautions(composed),
+        *unread.cautions(composed),
+        *run.precision.cautions(),
+        *run.strategy.cautions(),
+        *continued.cautions(cfg, schedule),
+        *continued.class_cautions(cfg, class_names(train.dataset) if train else (), sizes),
+    ]
+    if train and hasattr(run.model, "checkpoint_problems"):
+        cautions += continued.input_cautions(cfg)
+    if train:
+        cautions += [*data_cautions(train), *_decoding_cautions(cfg, train, run.transforms)]
+    cautions += idle_options(rules)
+    cautions += [*_max_steps_cautions(composed, plan), *_every_epochs_cautions(composed)]
+    # A reduced training is shorter on purpose
+    if "debug" in composed.choices:
+        return cautions
+    if train:
+        cautions += mixing_cautions(run.transforms, run.order, plan)
+    if run.total_steps:
+        cautions += schedule.cautions()
+        cautions += unfreezing.cautions(
+            rules, later, steps_per_epoch=plan.steps_per_epoch, total_steps=run.total_steps
+        )
+    return cautions
+
+
+def _order_cautions(composed: Composed) -> list[Problem]:
     """A warning if a set in the user's code may have another order in another process: in a script
     or notebook, or under a debugger.
     """
     if this_process.has_fixed_hash_seed() or not composed.code.files:
         return []
-    words = (
+    message = (
         "is not fixed, so a set of strings in your code has another order in each process, and "
         "perhaps other results"
     )
     return [
         Problem(
             "PYTHONHASHSEED",
-            words,
+            message,
             os.environ.get("PYTHONHASHSEED"),
             hint="start Python with PYTHONHASHSEED=0, as the samewise command does",
         )
     ]
 
 
-def max_steps_cautions(composed: Composed, plan: Plan) -> list[Problem]:
+def _max_steps_cautions(composed: Composed, plan: Plan) -> list[Problem]:
     """A warning if training ends before the given `max_steps`."""
     cfg, steps = composed.cfg, composed.cfg.max_epochs * plan.steps_per_epoch
     if (
@@ -45,39 +95,44 @@ def max_steps_cautions(composed: Composed, plan: Plan) -> list[Problem]:
         or not any(one.lstrip("+").startswith("max_steps=") for one in composed.overrides)
     ):
         return []
-    words = f"is not reached: max_epochs={cfg.max_epochs} ends training after {steps} steps"
+    message = f"is not reached: max_epochs={cfg.max_epochs} ends training after {steps} steps"
     return [
         Problem(
             "max_steps",
-            words,
+            message,
             cfg.max_steps,
             hint=f"max_epochs={-(-cfg.max_steps // plan.steps_per_epoch)}",
         )
     ]
 
 
-def every_epochs_cautions(composed: Composed) -> list[Problem]:
+def _every_epochs_cautions(composed: Composed) -> list[Problem]:
     """A warning if a given `evaluate.every_epochs` decides nothing."""
     evaluate = composed.cfg.evaluate
     if not evaluate.every_steps or not any(
         one.lstrip("+").startswith("evaluate.every_epochs=") for one in composed.overrides
     ):
         return []
-    words, hint = (
+    message, hint = (
         f"has no effect: evaluate.every_steps={evaluate.every_steps} decides",
         "evaluate.every_steps=null",
     )
     return (
-        [Problem("evaluate.every_epochs", words, evaluate.every_epochs, hint=hint)]
+        [Problem("evaluate.every_epochs", message, evaluate.every_epochs, hint=hint)]
         if evaluate.every_epochs
         else []
     )
 
 
-def never_decides(path: str) -> Problem:
-    """The warning for a part that decides by evaluations, if the only one is at the end."""
-    words = "decides by evaluations, and the only one is at the end of training: it has no effect"
-    return Problem(path, words, hint="evaluate.every_epochs=1 evaluates after each epoch")
+def idle_cautions(run: Run) -> list[Problem]:
+    """Warn of parts that decide by evaluations, if the only one is at the end."""
+    if "debug" in run.composed.choices or evaluation_interval(run):
+        return []
+    message = "decides by evaluations, and the only one is at the end of training: it has no effect"
+    hint = "evaluate.every_epochs=1 evaluates after each epoch"
+    # One warning for a part, however many metrics it watches
+    parts = dict.fromkeys(path.rpartition(".")[0] for path in watched(run))
+    return [Problem(part, message, hint=hint) for part in parts]
 
 
 def data_cautions(train: Split) -> list[Problem]:
@@ -86,17 +141,17 @@ def data_cautions(train: Split) -> list[Problem]:
     """
     found, unused = list[Problem](), getattr(train.dataset, "unused_classes", None)
     if left_out := getattr(train.dataset, "left_out", ""):
-        words, hint = (
+        message, hint = (
             f"leaves out files in the folders of classes: {left_out}",
             "rename or convert those that are wanted, and move the others elsewhere",
         )
-        found.append(Problem("dataset.train", words, hint=hint))
+        found.append(Problem("dataset.train", message, hint=hint))
     if isinstance(unused, list) and unused:
-        words, hint = (
+        message, hint = (
             f"has no images of {first_few(unused, 5)}",
             "add images, or remove the folders of classes that are not wanted",
         )
-        found.append(Problem("dataset.train", words, hint=hint))
+        found.append(Problem("dataset.train", message, hint=hint))
     if callable(getattr(train.dataset, "set_epoch", None)):
         hint = (
             "draw in __getitem__ from random, numpy.random or torch, which are seeded for each "
@@ -112,7 +167,7 @@ def data_cautions(train: Split) -> list[Problem]:
     return found
 
 
-def decoding_cautions(
+def _decoding_cautions(
     cfg: DictConfig, train: Split, transforms: Mapping[str, Callable[[Batch], Batch]]
 ) -> list[Problem]:
     """A warning if the first batch transform of the training would decode images that the data set
@@ -125,11 +180,11 @@ def decoding_cautions(
     given = cfg.dataset.get("decode", ...)
     instead = "transforms=imagenet or imagenet_v2, which crop in the loader's workers"
     hint = instead if given is ... else f"dataset.decode=device; or {instead}"
-    words = (
+    message = (
         "the data set decodes the images itself, so Decode in transforms.train.batch does "
         "nothing, and whole images are sent to the device"
     )
-    return [Problem("dataset.decode", words, given, hint=hint)]
+    return [Problem("dataset.decode", message, given, hint=hint)]
 
 
 _FEW = 0.1
@@ -148,14 +203,14 @@ def mixing_cautions(
     if not names:
         return []
     if min(plan.batch_size, plan.samples) <= micro_batches:
-        words = (
+        message = (
             f"leaves one image for each micro-batch, so {names} in transforms.train.batch does "
             "nothing: it mixes images of a micro-batch"
         )
         return [
             Problem(
                 "batch_size",
-                words,
+                message,
                 plan.batch_size,
                 hint=f"batch_size={2 * micro_batches} or more, or a smaller accumulate or replicas",
             )
@@ -167,7 +222,7 @@ def mixing_cautions(
     share = sum(int((part == part.roll(1)).sum()) for part in parts) / sum(map(len, parts))
     if share < _FEW:
         return []
-    words = (
+    message = (
         f"puts copies of an image into one micro-batch: {names} in transforms.train.batch "
         f"mixes {share:.0%} of the images with another copy of themselves"
     )
@@ -179,7 +234,7 @@ def mixing_cautions(
     return [
         Problem(
             "loader.order",
-            words,
+            message,
             hint=f"replicas={number} accumulate=1 puts each copy into another micro-batch"
             if number
             else "",

@@ -86,14 +86,14 @@ def untrained(run: Run) -> Generator[list[Problem]]:
         for hook in hooks:
             hook.remove()
     if idle := [name for name, one in trained.items() if one not in reached]:
-        words = (
+        message = (
             f"nothing trains {first_few(idle, 3)}: no phase's loss gave a gradient in the "
             "first step"
         )
         found.append(
             Problem(
                 "model",
-                words,
+                message,
                 hint="train them in a phase, or freeze them: initialise.frozen=[NAMES]",
             )
         )
@@ -135,11 +135,11 @@ def find_changed_parameters(
     if not everyone:
         return []
     apart = any(one != everyone[0] for one in everyone)
-    words = (
+    message = (
         f"a forward pass changes parameters ({first_few([*everyone[0]], 3)}), once for each "
         "replica that a process has"
     )
-    words += (
+    message += (
         "; here each process would change them otherwise, so that they differ"
         if apart
         else ": with another number of processes, they become others"
@@ -148,7 +148,7 @@ def find_changed_parameters(
         "replicas=1; or keep what no optimizer trains in buffers: all replicas of a step begin "
         "with the same ones, and replica 0's are kept"
     )
-    return [(Problem("model", words, hint=hint), "none" if apart else "R1")]
+    return [(Problem("model", message, hint=hint), "none" if apart else "R1")]
 
 
 def _changed_parameters(run: Run, micro: MicroBatch) -> dict[str, int]:

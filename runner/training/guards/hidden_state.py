@@ -78,14 +78,14 @@ def _find(run: Run, micro: MicroBatch) -> list[Problem]:
     held = copy_of_state(run)
     mode, first = run.model.training, _losses(run, micro, held)
     if run.model.training is not mode:
-        words = (
+        message = (
             "leaves the model in evaluation mode: dropout and batch norm do nothing in what "
             "follows, except in the first step of a resumed run"
         )
         return [
             Problem(
                 f"recipe ({type(run.recipe).__name__}.loss)",
-                words,
+                message,
                 hint="call model.train() again, or switch only a part of the model",
             )
         ]
@@ -106,7 +106,7 @@ def _find(run: Run, micro: MicroBatch) -> list[Problem]:
         for one, other in zip(first, second, strict=False)
         if not same_values(one, other)
     )
-    words = (
+    message = (
         f"the same batch, from the same state, gives a loss of {one:.6g} and then of "
         f"{other:.6g}: something changes as the model is used, {_WORDS}"
     )
@@ -115,7 +115,7 @@ def _find(run: Run, micro: MicroBatch) -> list[Problem]:
             f"model, recipe, transforms ({first_few(changed, 3)})"
             if changed
             else "model, recipe, transforms",
-            words,
+            message,
             hint=_HINT,
         )
     ]
@@ -290,7 +290,7 @@ def find_in_schedule(run: Run) -> list[Problem]:
             and type(schedule).state_dict is Schedule.state_dict
             and run.config.reproducibility.level != "fast"
         ):
-            words = (
+            message = (
                 "keeps what evaluations gave"
                 if type(schedule).after_evaluation is not Schedule.after_evaluation
                 else ""
@@ -307,20 +307,20 @@ def find_in_schedule(run: Run) -> list[Problem]:
                     ]
                     for _ in range(2)
                 )
-                words = words or (
+                message = message or (
                     "sets other options when it is asked again for the same step: "
                     "something changes as it is used"
                     if first != second
                     else ""
                 )
-            if words:
+            if message:
                 hint = (
                     "compute the options from `step` alone, or save the state in `state_dict`, "
                     "and restore it in `load_state_dict`"
                 )
                 found.append(
                     Problem(
-                        f"scheduler ({type(schedule).__name__})", f"{words}, {_WORDS}", hint=hint
+                        f"scheduler ({type(schedule).__name__})", f"{message}, {_WORDS}", hint=hint
                     )
                 )
     return found

@@ -38,7 +38,7 @@ def require_none_learned(run: Run) -> None:
         if found := [
             name for name, one in _learned(part, packages, set()) if id(one) not in trained
         ]:
-            words = (
+            message = (
                 f"{first_few([f'{type(part).__name__}{name}' for name in found], 3)}: requires "
                 "a gradient, but is not part of the model"
             )
@@ -46,7 +46,7 @@ def require_none_learned(run: Run) -> None:
             problems.append(
                 Problem(
                     path,
-                    f"{words}: no optimizer trains it, and no checkpoint holds it",
+                    f"{message}: no optimizer trains it, and no checkpoint holds it",
                     expected="what is learned in the model",
                     hint=hint,
                 )
@@ -82,12 +82,12 @@ def require_same_model(run: Run) -> None:
         for name, one in here.items()
         if not torch.equal(one.nan_to_num(), again[name].nan_to_num())
     ]:
-        words = f"has other initial weights each time it is made ({first_few(different, 3)})"
+        message = f"has other initial weights each time it is made ({first_few(different, 3)})"
         expected = (
             "random numbers of torch, NumPy or random, as samewise seeds them, not of a "
             "generator of its own without a seed"
         )
-        raise ConfigError(Problem("model", words, type(run.model).__name__, expected))
+        raise ConfigError(Problem("model", message, type(run.model).__name__, expected))
 
 
 def _learned(value: Any, packages: Collection[str], seen: set[int]) -> Iterator[tuple[str, Tensor]]:

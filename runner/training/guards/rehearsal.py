@@ -62,14 +62,14 @@ def rehearse(run: Run) -> None:
                     "an evaluation that leaves the model as it is",
                 )
     for norm in normed[:1]:
-        words = (
+        message = (
             f"step {single[0]} fails: some of its micro-batches, of an epoch's last batch of "
             f"{single[1]}, have one sample, and {norm} needs several"
         )
         tell(
             run,
             Problem(
-                "loader.drop_last", words, run.plan.drop_last, hint="true, or another batch_size"
+                "loader.drop_last", message, run.plan.drop_last, hint="true, or another batch_size"
             ),
         )
     changed = [
@@ -85,7 +85,7 @@ def rehearse(run: Run) -> None:
         )
     if changed:
         run.recorder.level = min(run.recorder.level, "R1", key=[*LEVELS].index)
-        words = (
+        message = (
             f"an evaluation changes the model's buffers ({first_few(changed, 3)}): how often, "
             "and on how many ranks, it evaluates changes the training"
         )
@@ -93,7 +93,7 @@ def rehearse(run: Run) -> None:
             run,
             Problem(
                 f"recipe ({type(run.recipe).__name__}.measure)",
-                words,
+                message,
                 hint="change them in training only: if self.training",
             ),
         )
@@ -103,14 +103,14 @@ def rehearse(run: Run) -> None:
             for name, value in _shared(scores, second).items()
             if shared.get(name) != value
         ]
-        words = (
+        message = (
             "the same object each time"
             if scores is second
             else f"objects{collects[0]} for all evaluations"
         )
         raise unfit(
             run.recipe,
-            f"scores returns {words}",
+            f"scores returns {message}",
             "a new one for each evaluation, which otherwise adds up all of them",
         )
     metrics = {*metrics_of(scores), *(f"valid/{name}" for name in scores.sometimes)}
@@ -178,7 +178,7 @@ def _tell_of_randomness(run: Run, dataset: Any, batch: Batch) -> None:
         stages["sample"] = lambda: dataset[0]
     for stage, transform in stages.items():
         if draws(transform):
-            words = (
+            message = (
                 "draw random numbers: metrics are of samples that were altered at random, in "
                 "each evaluation alike"
             )
@@ -186,7 +186,7 @@ def _tell_of_randomness(run: Run, dataset: Any, batch: Batch) -> None:
                 run,
                 Problem(
                     f"transforms.eval.{stage}",
-                    words,
+                    message,
                     hint="augmentation belongs in transforms.train",
                 ),
             )

@@ -352,9 +352,9 @@ def rising_loss(folder: RunFolder) -> Problem | None:
     first, last = losses[0], median(losses[len(losses) // 2 :])
     if first <= 0 or last <= 5 * first:
         return None
-    words = f"the loss rose from {first:.3g} to {last:.3g} in {len(losses)} steps"
+    message = f"the loss rose from {first:.3g} to {last:.3g} in {len(losses)} steps"
     return Problem(
         "train/loss",
-        words,
+        message,
         hint="a lower optimizer.lr, a warm-up (scheduler=warmup_cosine), or clip_norm=1",
     )
