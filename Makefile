@@ -32,7 +32,7 @@ docs: install ## build the documentation as a site with search, build/site/index
 	$(BIN)/python docs/reference.py build/pages
 	$(BIN)/python -m zensical build --strict
 
-test: install ## run the tests that are fast enough for every change (minutes on two cores); of tests with many variants a third
+test: install ## run the tests that are fast enough for every change (minutes on two cores); of a test with variants every third
 	$(PYTEST) $(TOGETHER) -m "not slow and not variant"
 
 test-changed: install ## run the fast tests that changes since main can affect (BASE=HEAD: uncommitted changes)

@@ -44,8 +44,6 @@ class Done:
 
 
 ROOT = Path(__file__).resolve().parents[1]
-_FEW = 3
-"""Variants of a test that `make test` always runs."""
 
 
 runpy.run_path(str(ROOT / "tests" / "helpers.py"))
@@ -196,12 +194,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _mark_variants(items: list[pytest.Item]) -> None:
-    """Of a parametrised test with many variants, two of three."""
+    """Of a parametrised test, two of three; `make test-variants` runs them."""
     variants = dict[str, list[pytest.Item]]()
     for item in items:
         variants.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for several in variants.values():
-        for place, item in enumerate(several if len(several) > _FEW else ()):
+        for place, item in enumerate(several):
             if place % 3:
                 item.add_marker("variant")
 
