@@ -68,12 +68,9 @@ class ServedModel:
             ]
 
     def _answer(self, content: bytes, name: str, params: Mapping[str, Any]) -> dict[str, Any]:
-        safe_name = PurePath(str(name).replace("\\", "/")).name or "file"
+        known = PurePath(str(name).replace("\\", "/")).name or "file"
         with tempfile.TemporaryDirectory(prefix="samewise-") as folder:
-            file, out = (
-                Path(folder) / f"file{PurePath(safe_name).suffix[:16]}",
-                Path(folder) / "out",
-            )
+            file, out = Path(folder) / f"file{PurePath(known).suffix[:16]}", Path(folder) / "out"
             file.write_bytes(content)
             try:
                 (prediction,) = api.predict(
@@ -85,16 +82,16 @@ class ServedModel:
             except SamewiseError as error:
                 from mlflow.exceptions import MlflowException
 
-                message = "; ".join(str(problem) for problem in error.problems)
+                words = "; ".join(str(problem) for problem in error.problems)
                 raise MlflowException.invalid_parameter_value(
-                    message.replace(str(file), safe_name)
+                    words.replace(str(file), known)
                 ) from None
             values = prediction.values()
             if params.get("files"):
                 values["files"] = (
                     {
-                        path.name: base64.b64encode(path.read_bytes()).decode()
-                        for path in sorted(out.iterdir())
+                        one.name: base64.b64encode(one.read_bytes()).decode()
+                        for one in sorted(out.iterdir())
                     }
                     if out.exists()
                     else {}

@@ -106,8 +106,8 @@ def instantiate(node: Any, path: str, /, *, allowed: Sequence[str], **extra: Any
 def _build(
     node: Mapping[str, Any], path: str, allowed: Sequence[str], extra: Mapping[str, Any]
 ) -> Any:
-    component = locate(node["_target_"], path, allowed)
-    is_own = within(component.__module__, allowed)
+    made = locate(node["_target_"], path, allowed)
+    is_own = within(made.__module__, allowed)
     unknown = [
         key for key in node if key.startswith("_") and key.endswith("_") and key not in SPECIAL
     ]
@@ -124,37 +124,37 @@ def _build(
         instantiate(part, f"{path}._args_.{index}", allowed=allowed)
         for index, part in enumerate(node.get("_args_") or ())
     ]
-    arguments = {
+    named = {
         key: instantiate(part, f"{path}.{key}", allowed=allowed)
         for key, part in node.items()
         if key not in SPECIAL
     }
-    arguments |= extra
-    if within(component.__module__, LIBRARIES):
+    named |= extra
+    if within(made.__module__, LIBRARIES):
         from PIL import EpsImagePlugin
 
         # An EPS file, under any name, is a program for Ghostscript; samewise's own data sets do not
         # let Pillow open any
         EpsImagePlugin.gs_binary = False
-    if within(component.__module__, PACKAGES):
-        component = functools.partial(make_harmless, component, path)
+    if within(made.__module__, PACKAGES):
+        made = functools.partial(make_harmless, made, path)
     if node.get("_partial_", False):
-        return functools.partial(component, *positional, **arguments)
+        return functools.partial(made, *positional, **named)
     if is_own:  # the user's own code may allow more
-        return call(component, path, *positional, **arguments)
+        return call(made, path, *positional, **named)
     try:
-        with refuse_too_much_memory(), _refuse_empty_weights(arguments):
-            return call(component, path, *positional, **arguments)
+        with refuse_too_much_memory(), _refuse_empty_weights(named):
+            return call(made, path, *positional, **named)
     except MemoryError as error:
-        raise ConfigError(_failure(component, path, error, arguments)) from error
+        raise ConfigError(_failure(made, path, error, named)) from error
 
 
 @contextmanager
-def _refuse_empty_weights(arguments: Mapping[str, Any]) -> Generator[None]:
+def _refuse_empty_weights(named: Mapping[str, Any]) -> Generator[None]:
     """Make an error of torch's warning about weights without elements, if one of the arguments may
     be the cause.
     """
-    if not any(map(is_below_one, arguments.values())):
+    if not any(map(is_below_one, named.values())):
         yield
         return
     with warnings.catch_warnings():
@@ -162,14 +162,14 @@ def _refuse_empty_weights(arguments: Mapping[str, Any]) -> Generator[None]:
         yield
 
 
-def call(component: Callable[..., Any], path: str, /, *positional: Any, **named: Any) -> Any:
+def call(made: Callable[..., Any], path: str, /, *positional: Any, **named: Any) -> Any:
     """Call a constructor (or a partial).
 
     Its failure becomes a ConfigError at `path`. Errors of samewise keep their kind and get `path`
     before theirs.
     """
     try:
-        return component(*positional, **named)
+        return made(*positional, **named)
     except SamewiseError as error:
         raise type(error)(*[_prefix_path(path, problem) for problem in error.problems]) from error
     except (MemoryError, KeyboardInterrupt):
@@ -177,12 +177,12 @@ def call(component: Callable[..., Any], path: str, /, *positional: Any, **named:
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise
-        raise ConfigError(Problem(path, f"{_name(component)} failed: {error}")) from error
+        raise ConfigError(Problem(path, f"{_name(made)} failed: {error}")) from error
     except SystemExit as error:
-        message, where = describe_exit(_name(component), error)
+        message, where = describe_exit(_name(made), error)
         raise ConfigError(Problem(path, message, hint=where)) from error
     except Exception as error:
-        raise ConfigError(_failure(component, path, error, named)) from error
+        raise ConfigError(_failure(made, path, error, named)) from error
 
 
 def locate(target: Any, path: str, allowed: Sequence[str]) -> Callable[..., Any]:
@@ -219,17 +219,15 @@ def locate(target: Any, path: str, allowed: Sequence[str]) -> Callable[..., Any]
             )
         )
 
-    target_object: Any = None
+    found: Any = None
     parts = target.split(".")
     for count, part in enumerate(parts, start=1):
         name = ".".join(parts[:count])
-        if count == 1 or (
-            isinstance(target_object, types.ModuleType) and not hasattr(target_object, part)
-        ):
-            target_object = _import(name, target, where, target_object)
+        if count == 1 or (isinstance(found, types.ModuleType) and not hasattr(found, part)):
+            found = _import(name, target, where, found)
         else:
-            target_object = _attribute(target_object, part, target, where)
-        if count > 1 and not _reachable(target_object, allowed):
+            found = _attribute(found, part, target, where)
+        if count > 1 and not _reachable(found, allowed):
             raise ConfigError(
                 _refusal(
                     where,
@@ -239,9 +237,9 @@ def locate(target: Any, path: str, allowed: Sequence[str]) -> Callable[..., Any]
                     own,
                 )
             )
-    if not takes(path, target_object, own):
-        raise ConfigError(_wrong_kind(where, target, target_object, path, own))
-    return target_object
+    if not takes(path, found, own):
+        raise ConfigError(_wrong_kind(where, target, found, path, own))
+    return found
 
 
 def _import(name: str, target: str, where: str, parent: Any) -> types.ModuleType:
@@ -250,27 +248,27 @@ def _import(name: str, target: str, where: str, parent: Any) -> types.ModuleType
             raise ModuleNotFoundError(name)
     except (ImportError, ValueError):
         last = name.rpartition(".")[2]
-        names = (
+        known = (
             [public for public in dir(parent) if not public.startswith("_")]
             if parent is not None
             else ()
         )
-        fault = f"does not exist: no '{last}' in {name.rpartition('.')[0] or 'any package'}"
-        hint = _in_submodule(parent, last) or (nearest(last, names) if names else "")
-        raise ConfigError(Problem(where, fault, target, hint=hint)) from None
+        words = f"does not exist: no '{last}' in {name.rpartition('.')[0] or 'any package'}"
+        hint = _in_submodule(parent, last) or (nearest(last, known) if known else "")
+        raise ConfigError(Problem(where, words, target, hint=hint)) from None
     try:
         if name in sys.modules:
             return importlib.import_module(name)
         with unchanged_torch_settings() as changed:
             module = importlib.import_module(name)
         if changed and os.environ.get("RANK", "0") == "0":
-            fault = (
+            words = (
                 f"importing {name} changes settings of torch ({first_few(changed, 3)}), which "
                 "is undone: they belong to the config"
             )
             print(
                 "warning: "
-                f"{Problem(where, fault, hint='choose a dtype or device where tensors and layers are made')}",
+                f"{Problem(where, words, hint='choose a dtype or device where tensors and layers are made')}",
                 file=sys.stderr,
             )
         return module
@@ -295,7 +293,7 @@ def _in_submodule(package: Any, name: str) -> str:
         for folder in getattr(package, "__path__", ())
         for file in sorted(Path(folder).glob("*.py"))
     ]
-    submodule = next(
+    found = next(
         (
             file
             for file in files
@@ -304,8 +302,8 @@ def _in_submodule(package: Any, name: str) -> str:
         None,
     )
     return (
-        f"it is in a module of that package: {package.__name__}.{submodule.stem}.{name}"
-        if submodule
+        f"it is in a module of that package: {package.__name__}.{found.stem}.{name}"
+        if found
         else ""
     )
 
@@ -318,70 +316,68 @@ def _attribute(owner: Any, name: str, target: str, where: str) -> Any:
     try:
         return getattr(owner, name)
     except AttributeError:
-        names = [
-            attribute
-            for attribute in dir(owner)
-            if not attribute.startswith("_")
-            and not _refused_prefix(getattr(getattr(owner, attribute, None), "__module__", None))
+        known = [
+            one
+            for one in dir(owner)
+            if not one.startswith("_")
+            and not _refused_prefix(getattr(getattr(owner, one, None), "__module__", None))
         ]
         raise ConfigError(
             Problem(
                 where,
                 f"does not exist: no '{name}' in {owner.__name__}",
                 target,
-                hint=nearest(name, names),
+                hint=nearest(name, known),
             )
         ) from None
 
 
-def _reachable(located: Any, allowed: Sequence[str]) -> bool:
+def _reachable(found: Any, allowed: Sequence[str]) -> bool:
     """Modules on the way must be in an allowed package, or lead to one (`torch` to `torch.nn`)."""
-    if not isinstance(located, types.ModuleType):
+    if not isinstance(found, types.ModuleType):
         return True
-    name = located.__name__
+    name = found.__name__
     return (
         within(name, allowed) or any(package.startswith(name + ".") for package in allowed)
     ) and not within(name, tuple(REFUSED))
 
 
-def _wrong_kind(where: str, target: str, located: Any, path: str, own: Sequence[str]) -> Problem:
-    if refused := _refused_prefix(getattr(located, "__module__", None)):
+def _wrong_kind(where: str, target: str, found: Any, path: str, own: Sequence[str]) -> Problem:
+    if refused := _refused_prefix(getattr(found, "__module__", None)):
         return Problem(
             where, f"is in {refused}, which a config may not name: it {REFUSED[refused]}", target
         )
-    product = (
-        located
-        if isinstance(located, type)
-        else return_class(located)
-        if isinstance(located, types.FunctionType)
+    made = (
+        found
+        if isinstance(found, type)
+        else return_class(found)
+        if isinstance(found, types.FunctionType)
         else None
     )
-    expected, hint = (
+    wanted, hint = (
         describe_kinds(path),
-        MAP_STYLE
-        if product and DATASET in kinds_at(path) and not DATASET.includes(product)
-        else "",
+        MAP_STYLE if made and DATASET in kinds_at(path) and not DATASET.includes(made) else "",
     )
     if (
-        isinstance(located, types.FunctionType)
-        and within(located.__module__, own)
-        and return_class(located) is None
+        isinstance(found, types.FunctionType)
+        and within(found.__module__, own)
+        and return_class(found) is None
     ):
-        annotation = located.__annotations__.get("return")
+        said = found.__annotations__.get("return")
         hint = (
             "annotate what it returns, so that its kind is known before it is called: `def "
-            f"{located.__name__}(...) -> CLASS:`"
+            f"{found.__name__}(...) -> CLASS:`"
         )
-        if annotation is not None:
+        if said is not None:
             hint = (
-                f"`-> {annotation if isinstance(annotation, str) else getattr(annotation, '__name__', annotation)}` "
+                f"`-> {said if isinstance(said, str) else getattr(said, '__name__', said)}` "
                 "does not say that it always returns one: annotate it with one class"
             )
     return Problem(
         where,
-        f"is not {expected}",
+        f"is not {wanted}",
         target,
-        f"a class that is {expected}, or a function annotated to return one",
+        f"a class that is {wanted}, or a function annotated to return one",
         hint,
     )
 
@@ -420,13 +416,11 @@ def _refusal(
         for package, head in heads.items()
         if get_close_matches(head, [package], cutoff=0.8)
     }
-    if suggestion := get_close_matches(
+    if meant := get_close_matches(
         target, [name for name in near if not name.endswith(".") and name != target], n=1
     ):
-        return Problem(where, message, target, expected, f"did you mean '{suggestion[0]}'?")
-    if package := next(
-        (package_name for package_name in own if _has_module(package_name, parts[0])), ""
-    ):
+        return Problem(where, message, target, expected, f"did you mean '{meant[0]}'?")
+    if package := next((one for one in own if _has_module(one, parts[0])), ""):
         return Problem(where, message, target, expected, f"did you mean '{package}.{target}'?")
     if parts[0] in sys.stdlib_module_names:
         return Problem(
@@ -435,7 +429,7 @@ def _refusal(
             target,
             expected,
         )
-    suggestion = (
+    meant = (
         f"if you trust its code as your own: --package {parts[0]}, or packages = "
         f'["{parts[0]}"] under [tool.samewise] in pyproject.toml'
     )
@@ -453,7 +447,7 @@ def _refusal(
         expected,
         own
         if parts[0] in ("torch", "torchvision", "torchaudio", "torchmetrics", "samewise")
-        else suggestion,
+        else meant,
     )
 
 
@@ -475,32 +469,30 @@ def _refused_prefix(name: Any) -> str:
 
     Empty if there is none.
     """
-    return next(
-        (prefix for prefix in REFUSED if isinstance(name, str) and within(name, [prefix])), ""
-    )
+    return next((one for one in REFUSED if isinstance(name, str) and within(name, [one])), "")
 
 
 def _failure(
-    component: Callable[..., Any], path: str, error: Exception, arguments: Mapping[str, Any]
+    made: Callable[..., Any], path: str, error: Exception, named: Mapping[str, Any]
 ) -> Problem:
     """The problem for a constructor's exception, with the nearest name for an unknown argument."""
     unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
     if unknown:
         return Problem(
             f"{path}.{unknown[1]}",
-            f"{_name(component)} has no such argument",
+            f"{_name(made)} has no such argument",
             hint=nearest(unknown[1], _arguments_near(error)),
         )
-    if memory := requested_memory(error):
+    if asked := requested_memory(error):
         sizes = {
             key: value
-            for key, value in arguments.items()
+            for key, value in named.items()
             if isinstance(value, int | float) and not isinstance(value, bool)
         }
         largest = max(sizes, key=lambda key: abs(sizes[key]), default="")
         return Problem(
             f"{path}.{largest}" if largest else path,
-            f"{_name(component)} {memory}",
+            f"{_name(made)} {asked}",
             sizes.get(largest, ...),
             hint="make it smaller",
         )
@@ -511,16 +503,16 @@ def _failure(
     if suspect := next(
         (
             key
-            for key, value in arguments.items()
-            if is_below_one(value) and _is_unusual(value, _default(component, key))
+            for key, value in named.items()
+            if is_below_one(value) and _is_unusual(value, _default(made, key))
         ),
         "",
     ):
         message = (
-            f"is {arguments[suspect]}, which may be why {_name(component)} failed: "
+            f"is {named[suspect]}, which may be why {_name(made)} failed: "
             f"{text or type(error).__name__}"
         )
-        return Problem(f"{path}.{suspect}", message, arguments[suspect], "a positive number", where)
+        return Problem(f"{path}.{suspect}", message, named[suspect], "a positive number", where)
     if re.search(
         r"before Module\.__init__\(\) call|super\(\)\.__init__\(\) must be "
         r"called|super-class __init__\(\) .*never called",
@@ -529,7 +521,7 @@ def _failure(
         where = f"begin its __init__ with super().__init__(); {where}"
     return Problem(
         path,
-        f"{_name(component)} failed: {text or type(error).__name__}",
+        f"{_name(made)} failed: {text or type(error).__name__}",
         expected="" if text else "arguments that it accepts",
         hint=where,
     )
@@ -543,10 +535,10 @@ def _is_unusual(value: Any, default: Any) -> bool:
     return value != default and not (value == 0 and isinstance(default, float))
 
 
-def _default(component: Callable[..., Any], name: str) -> Any:
+def _default(made: Callable[..., Any], name: str) -> Any:
     """The default of an argument; None if it is unknown."""
     try:
-        parameter = inspect.signature(component).parameters.get(name)
+        parameter = inspect.signature(made).parameters.get(name)
     except (TypeError, ValueError):
         return None
     return parameter.default if parameter else None
@@ -583,10 +575,10 @@ def _prefix_path(path: str, problem: Problem) -> Problem:
     )
 
 
-def _name(component: Any) -> str:
+def _name(made: Any) -> str:
     inner = (
-        (component.args[0] if component.func is make_harmless else component.func)
-        if isinstance(component, functools.partial)
-        else component
+        (made.args[0] if made.func is make_harmless else made.func)
+        if isinstance(made, functools.partial)
+        else made
     )
     return str(getattr(inner, "__qualname__", getattr(inner, "__name__", inner)))

@@ -38,37 +38,37 @@ class Change:
         path: Where the group's values are: `optimizer`.
         before: What the file was written for: `sgd`; empty: nothing.
         now: What is chosen; empty: nothing.
-        is_explicit: Whether on the command line.
-        settings: What the file sets there, and no later file does.
-        alternatives: What the files of choices set there now, by path.
-        targets: Mappings there that were components, or rules, with the choice before.
+        is_given: Whether on the command line.
+        sets: What the file sets there, and no later file does.
+        others: What the files of choices set there now, by path.
+        made: Mappings there that were components, or rules, with the choice before.
     """
 
     file: str
     path: str
     before: str
     now: str
-    is_explicit: bool
-    settings: tuple[FileValue, ...]
-    alternatives: Mapping[str, FileValue]
-    targets: frozenset[str]
+    is_given: bool
+    sets: tuple[FileValue, ...]
+    others: Mapping[str, FileValue]
+    made: frozenset[str]
 
 
-def changes(loader: Loader, overrides: Sequence[str], experiment: str | None) -> list[Change]:
+def changes(loader: Loader, given: Sequence[str], experiment: str | None) -> list[Change]:
     """The groups for which the (valid) overrides choose another option and below which the file of
     `experiment=` sets something.
     """
     chosen_by_user = {
         group: names
-        for text in overrides
+        for text in given
         if (group := _group(text, loader)) not in ("", *_REDUCED)
         for names in [_names(text)]
     }
     if experiment is None or not _may_matter(loader, f"{_FILES}{experiment}", chosen_by_user):
         return []
-    final = _Choices(loader, overrides)
+    final = _Choices(loader, given)
     whole = _Choices(loader, [override_of_experiment(experiment)])
-    changed = list[Change]()
+    found = list[Change]()
     for file in dict.fromkeys(
         value.config for value in final.last.values() if value.config.startswith(_FILES)
     ):
@@ -79,79 +79,75 @@ def changes(loader: Loader, overrides: Sequence[str], experiment: str | None) ->
         )
         for key in sorted({*alone.chosen, *whole.chosen, *final.chosen}):
             group, path = key
-            request = chosen_by_user.get(
+            asked = chosen_by_user.get(
                 f"{group}@{path}", chosen_by_user.get(group) if key not in whole.apart else None
             )
             before, now = alone.chosen.get(key, ()), final.chosen.get(key, ())
             if (
                 group in _REDUCED
                 or before == now
-                or now != (whole.chosen.get(key, ()) if request is None else request)
+                or now != (whole.chosen.get(key, ()) if asked is None else asked)
             ):
                 continue  # a reduced experiment has its own data
-            same = {
-                name
-                for name, value in alone.alternatives.items()
-                if final.alternatives.get(name) == value
-            }
-            settings = [
+            same = {name for name, value in alone.others.items() if final.others.get(name) == value}
+            sets = [
                 value
                 for value in final.last.values()
                 if value.config == file
                 and value.path.startswith(f"{path}.")
                 and value.path not in same
             ]
-            if settings:
-                changed.append(
+            if sets:
+                found.append(
                     Change(
                         file,
                         path,
                         _words(before),
                         _words(now),
-                        request is not None,
-                        tuple(settings),
-                        final.alternatives,
-                        alone.targets,
+                        asked is not None,
+                        tuple(sets),
+                        final.others,
+                        alone.made,
                     )
                 )
-    return changed
+    return found
 
 
 def weights_caution(
-    loader: Loader, overrides: Sequence[str], chosen: Mapping[str, str], cfg: DictConfig
+    loader: Loader, given: Sequence[str], chosen: Mapping[str, str], cfg: DictConfig
 ) -> list[Problem]:
     """A caution that `debug=...` starts without the weights that the experiment's file names."""
     now = OmegaConf.select(cfg, "initialise.weights", throw_on_resolution_failure=False)
     if (
         not {"debug", "experiment"} <= chosen.keys()
         or now is not None
-        or any(text.startswith("initialise.weights=") for text in overrides)
+        or any(text.startswith("initialise.weights=") for text in given)
     ):
         return []
     defaults = [
-        default
-        for default in loader.select(overrides).defaults
-        if (default.config_path or "").startswith(("debug/", "initialise/", _FILES))
+        one
+        for one in loader.select(given).defaults
+        if (one.config_path or "").startswith(("debug/", "initialise/", _FILES))
     ]
     values = [value for value in values_of(loader, defaults) if value.path == "initialise.weights"]
-    request = next((value for value in reversed(values) if value.config.startswith(_FILES)), None)
-    if request is None or request.value is None or not values[-1].config.startswith("debug/"):
+    asked = next((value for value in reversed(values) if value.config.startswith(_FILES)), None)
+    if asked is None or asked.value is None or not values[-1].config.startswith("debug/"):
         return []
-    message = (
+    words = (
         f"debug={chosen['debug']} begins with random weights, not with those of "
-        f"{_FILES}{request.config.removeprefix(_FILES)}, because its sizes differ"
+        f"{_FILES}{asked.config.removeprefix(_FILES)}, because its sizes differ"
     )
     return [
         Problem(
             "initialise.weights",
-            message,
-            hint=f"initialise.weights={request.value} asks for them",
+            words,
+            hint=f"initialise.weights={asked.value} asks for them",
             where=values[-1].where,
         )
     ]
 
 
-def settle(cfg: DictConfig, changed: Sequence[Change], overrides: Sequence[str]) -> list[Problem]:
+def settle(cfg: DictConfig, changed: Sequence[Change], given: Sequence[str]) -> list[Problem]:
     """Remove from the config, in place, what the files of the choices in `changes` do not set.
 
     Values set by overrides stay.
@@ -161,49 +157,47 @@ def settle(cfg: DictConfig, changed: Sequence[Change], overrides: Sequence[str])
     if not changed:
         return []
     read = [
-        parsed
-        for parsed in OverridesParser.create().parse_overrides(list(overrides))
-        if "." in parsed.key_or_group or isinstance(parsed.value(), dict)
+        one
+        for one in OverridesParser.create().parse_overrides(list(given))
+        if "." in one.key_or_group or isinstance(one.value(), dict)
     ]
     by_user = {
         path for override in read for path, _ in values_in(override.value(), override.key_or_group)
     }
     whole: Any = OmegaConf.to_container(cfg, resolve=False)
-    cautions, leftovers = list[Problem](), dict[str, None]()
+    told, left = list[Problem](), dict[str, None]()
     for change in changed:
-        settings = [
+        sets = [
             value
-            for value in change.settings
+            for value in change.sets
             if at(whole, value.path, ...) is not ... and not _overlaps(value.path, by_user)
         ]
-        removed = {
-            value.path: misfit
-            for value in settings
-            if (misfit := _misfit(whole, value.path, change))
+        gone = {
+            value.path: misfit for value in sets if (misfit := _misfit(whole, value.path, change))
         }
-        misfits = {
+        unfit = {
             misfit
-            for misfit in removed.values()
-            if all(path in removed for path, _ in values_in(at(whole, misfit), misfit))
+            for misfit in gone.values()
+            if all(path in gone for path, _ in values_in(at(whole, misfit), misfit))
         }
-        dropped = [value for value in settings if removed.get(value.path) in misfits]
-        retained = (
-            [value for value in settings if value.path not in removed and _is_news(value, change)]
-            if change.is_explicit
+        dropped = [value for value in sets if gone.get(value.path) in unfit]
+        stays = (
+            [value for value in sets if value.path not in gone and _is_news(value, change)]
+            if change.is_given
             else []
         )
-        leftovers |= dict.fromkeys(sorted(misfits))
-        cautions += [_left_out_caution(change, dropped, misfits)] if dropped else []
-        cautions += [_kept_caution(change, retained)] if retained else []
+        left |= dict.fromkeys(sorted(unfit))
+        told += [_left_out_caution(change, dropped, unfit)] if dropped else []
+        told += [_kept_caution(change, stays)] if stays else []
     with open_dict(cfg):
-        for path in leftovers:
+        for path in left:
             above, _, key = path.rpartition(".")
             del OmegaConf.select(cfg, above)[key]
-    return cautions
+    return told
 
 
-def _left_out_caution(change: Change, dropped: Sequence[FileValue], misfits: set[str]) -> Problem:
-    keys = [f"{path}.".removeprefix(f"{change.path}.").rstrip(".") for path in sorted(misfits)]
+def _left_out_caution(change: Change, dropped: Sequence[FileValue], unfit: set[str]) -> Problem:
+    keys = [f"{path}.".removeprefix(f"{change.path}.").rstrip(".") for path in sorted(unfit)]
     # Of a removed group
     keys = [key for key in keys if key] or [
         value.path.removeprefix(f"{change.path}.") for value in dropped
@@ -214,37 +208,34 @@ def _left_out_caution(change: Change, dropped: Sequence[FileValue], misfits: set
         if change.now not in ("", "none")
         else "nothing is chosen now"
     )
-    message = (
+    words = (
         f"{_and(keys)} {are} {LEFT_OUT}{_name(change)} sets {them} for "
         f"{change.before or 'no choice'}, and {why}"
     )
-    return Problem(change.path, message, where=dropped[0].where)
+    return Problem(change.path, words, where=dropped[0].where)
 
 
-def _kept_caution(change: Change, retained: Sequence[FileValue]) -> Problem:
+def _kept_caution(change: Change, stays: Sequence[FileValue]) -> Problem:
     keys = _and(
-        [
-            f"{value.path.removeprefix(f'{change.path}.')}={_short(value.value)}"
-            for value in retained
-        ]
+        [f"{value.path.removeprefix(f'{change.path}.')}={_short(value.value)}" for value in stays]
     )
     own = [
-        f"{value.path}={_short(change.alternatives[value.path].value)}"
-        for value in retained
-        if value.path in change.alternatives
+        f"{value.path}={_short(change.others[value.path].value)}"
+        for value in stays
+        if value.path in change.others
     ]
     hint = f"set what you want; {change.now}'s own values: {' '.join(own)}" if own else ""
     return Problem(
         change.path,
         f"{change.now} keeps {keys}, which {_name(change)} sets for {change.before or 'no choice'}",
         hint=hint,
-        where=retained[0].where,
+        where=stays[0].where,
     )
 
 
 def _is_news(value: FileValue, change: Change) -> bool:
     """Whether a kept value can change a result and differs from what the choice sets anyway."""
-    other = change.alternatives.get(value.path)
+    other = change.others.get(value.path)
     return not is_outside(value.path) and (
         other is None or (other.value != value.value and "/" in other.config)
     )
@@ -257,22 +248,21 @@ def _misfit(whole: Any, path: str, change: Change) -> str:
     """
     parts, first = path.split("."), change.path.count(".") + 1
     for end in range(first, len(parts) + 1):
-        prefix, above = ".".join(parts[:end]), ".".join(parts[: end - 1])
-        value, owner = at(whole, prefix), at(whole, above) if above else whole
+        one, above = ".".join(parts[:end]), ".".join(parts[: end - 1])
+        value, owner = at(whole, one), at(whole, above) if above else whole
         if (
-            "." in prefix
-            and prefix in change.targets
+            "." in one
+            and one in change.made
             and isinstance(value, Mapping)
             and not any(key in value for key in _MAKES_ONE)
         ):
-            return prefix
-        if any(other == prefix or other.startswith(f"{prefix}.") for other in change.alternatives):
+            return one
+        if any(other == one or other.startswith(f"{one}.") for other in change.others):
             continue
         if end > first and "_target_" in owner:
-            return "" if parts[end - 1] in SPECIAL else prefix
+            return "" if parts[end - 1] in SPECIAL else one
         if not (
-            isinstance(value, Mapping)
-            and any(two.startswith(f"{prefix}.") for two in change.targets)
+            isinstance(value, Mapping) and any(two.startswith(f"{one}.") for two in change.made)
         ):
             return ""
     return ""
@@ -281,8 +271,8 @@ def _misfit(whole: Any, path: str, change: Change) -> str:
 class _Choices:
     """The choices that overrides make, and the values that their files set."""
 
-    def __init__(self, loader: Loader, overrides: Sequence[str]) -> None:
-        defaults = loader.select(overrides).defaults
+    def __init__(self, loader: Loader, given: Sequence[str]) -> None:
+        defaults = loader.select(given).defaults
         self.chosen = dict[tuple[str, str], tuple[str, ...]]()
         """By group and the path of its values; the choices that are made by another of the same
         group left out."""
@@ -305,12 +295,10 @@ class _Choices:
                 )
         values = list(values_of(loader, defaults))
         self.last = {value.path: value for value in values}
-        self.alternatives = {
-            value.path: value for value in values if not value.config.startswith(_FILES)
-        }
-        self.targets = frozenset(
+        self.others = {value.path: value for value in values if not value.config.startswith(_FILES)}
+        self.made = frozenset(
             value.path.rpartition(".")[0]
-            for value in self.alternatives.values()
+            for value in self.others.values()
             if value.path.rpartition(".")[2] in _MAKES_ONE
         )
 
@@ -357,8 +345,8 @@ def _group(text: str, loader: Loader) -> str:
     return key if not value.startswith("{") and loader.is_group(key.partition("@")[0]) else ""
 
 
-def _overlaps(path: str, keys: set[str]) -> bool:
-    return any(f"{path}.".startswith(f"{key}.") or key.startswith(f"{path}.") for key in keys)
+def _overlaps(path: str, others: set[str]) -> bool:
+    return any(f"{path}.".startswith(f"{one}.") or one.startswith(f"{path}.") for one in others)
 
 
 def _name(change: Change) -> str:

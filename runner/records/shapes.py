@@ -1,10 +1,14 @@
-"""The shapes of the files of runs and sweeps, as far as code relies on them: a file that does not
-fit is reported as damaged. For `files.read_json`.
+"""Shapes of the files of runs and sweeps, which `files.read_json` checks.
 
-A type stands for a value of it (an int is a float too, a bool is neither), a tuple for any of
-several, a frozenset for one of some words, a pattern for text that matches it, `[shape]` for a
-list, `{str: shape}` for a mapping of any names, `{"name": shape, "name?": shape}` for one of these,
-where a question mark means that the name may be missing.
+A shape covers what code relies on; a file that does not fit is reported as damaged.
+
+    a type               a value of it; an int is a float too, a bool is neither
+    a tuple              any of several shapes
+    a frozenset          one of several strings
+    a pattern            text that matches it
+    [shape]              a list
+    {str: shape}         a mapping with any names
+    {"name": shape}      a mapping with these names; "name?" may be missing
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ DIGEST = re.compile("[0-9a-f]{16}")
 SHA256 = re.compile("[0-9a-f]{64}")
 HEX_FLOAT = re.compile(r"-?0x[01]\.[0-9a-f]+p[+-]\d+|-?inf|nan")
 NUMBER = (float, frozenset(("NaN", "Infinity", "-Infinity")))
-"""A float. JSON lacks NaN and the infinities, so they are written as these words."""
+"""A float; NaN and the infinities, which JSON lacks, are written as strings."""
 NUMBERS = {str: NUMBER}
 TEXTS = {str: str}
 
@@ -151,7 +155,7 @@ SUBMISSION = {"points": [int], "job?": str, "variables?": [TEXTS]}
 
 
 def with_numbers(value: Any, shape: Any) -> Any:
-    """The value with floats in place of the words for those that JSON lacks."""
+    """Return the value with floats in place of the strings for NaN and the infinities."""
     if shape is NUMBER:
         return float(value) if isinstance(value, str) else value
     if not isinstance(shape, dict):
@@ -159,19 +163,22 @@ def with_numbers(value: Any, shape: Any) -> Any:
     inner = (
         dict.fromkeys(value, shape[str])
         if str in shape
-        else {name.removesuffix("?"): one for name, one in shape.items()}
+        else {name.removesuffix("?"): x for name, x in shape.items()}
     )
-    return {key: with_numbers(one, inner.get(key, object)) for key, one in value.items()}
+    return {key: with_numbers(item, inner.get(key, object)) for key, item in value.items()}
 
 
 def describe_misfit(value: Any, shape: Any, at: str = "") -> str:
-    """How a value differs from a shape, in words; empty if it fits."""
+    """Describe how a value differs from a shape; empty if it fits.
+
+    Args:
+        value: The value.
+        shape: The shape.
+        at: The value's place in the file, for the message.
+    """
     if isinstance(shape, tuple):
-        first, *others = shape
-        wrong = describe_misfit(value, first, at)
-        return (
-            "" if not wrong or any(not describe_misfit(value, one, at) for one in others) else wrong
-        )
+        misfit = describe_misfit(value, shape[0], at)
+        return misfit if misfit and all(describe_misfit(value, x, at) for x in shape[1:]) else ""
     if isinstance(shape, frozenset):
         return (
             ""
@@ -189,9 +196,9 @@ def describe_misfit(value: Any, shape: Any, at: str = "") -> str:
             return _type_mismatch(at, value, "a list")
         return next(
             (
-                wrong
+                misfit
                 for number, item in enumerate(value)
-                if (wrong := describe_misfit(item, shape[0], f"{at}[{number}]"))
+                if (misfit := describe_misfit(item, shape[0], f"{at}[{number}]"))
             ),
             "",
         )
@@ -214,9 +221,9 @@ def _misfit_of_mapping(value: Any, shape: dict[Any, Any], at: str) -> str:
     if str in shape:
         return next(
             (
-                wrong
+                misfit
                 for name, item in value.items()
-                if (wrong := describe_misfit(item, shape[str], f"{at}.{name}".lstrip(".")))
+                if (misfit := describe_misfit(item, shape[str], f"{at}.{name}".lstrip(".")))
             ),
             "",
         )
@@ -225,8 +232,8 @@ def _misfit_of_mapping(value: Any, shape: dict[Any, Any], at: str) -> str:
         if key not in value:
             if not name.endswith("?"):
                 return f"{place} is missing"
-        elif wrong := describe_misfit(value[key], inner, place):
-            return wrong
+        elif misfit := describe_misfit(value[key], inner, place):
+            return misfit
     return ""
 
 
@@ -242,5 +249,5 @@ _NAMES: dict[Any, str] = {
 }
 
 
-def _type_mismatch(at: str, value: Any, wanted: str) -> str:
-    return f"{at or 'it'} is {_NAMES.get(type(value), 'something else')}, not {wanted}"
+def _type_mismatch(at: str, value: Any, expected: str) -> str:
+    return f"{at or 'it'} is {_NAMES.get(type(value), 'something else')}, not {expected}"

@@ -1,8 +1,7 @@
-"""Tensors in shards on disk, by torch.distributed.checkpoint: each process writes what it has and
-reads what it needs.
+"""Tensors in shards on disk, by torch.distributed.checkpoint.
 
-In a checkpoint's state, each sharded tensor is replaced by its key, shape and dtype; `shards/`
-beside it contains the tensors.
+Each process writes its shards and reads those it needs. In a checkpoint's state, each sharded
+tensor is replaced by its key, shape and dtype; `shards/` beside it contains the tensors.
 """
 
 from __future__ import annotations
@@ -26,29 +25,31 @@ SAFE = {
     "torch.serialization": ("_get_layout",),
     "pathlib": ("PosixPath", "WindowsPath", "Path"),
 }
-"""What the index of a folder of shards, which is a pickle, may name: modules, and what in them;
-None: their classes."""
+"""Names that the index of a folder of shards, which is a pickle, may use, by module.
+
+None stands for the classes of the module.
+"""
 
 
-def split(state: Any, under: str = "") -> tuple[Any, dict[str, Tensor]]:
-    """Separate a state from its sharded tensors, which are returned by key."""
+def split(state: Any, prefix: str = "") -> tuple[Any, dict[str, Tensor]]:
+    """Separate a state from its sharded tensors; return both, the tensors by key."""
     if hasattr(state, "device_mesh"):
         dtype = str(state.dtype).removeprefix("torch.")
-        return {KEY: under, "shape": list(state.shape), "dtype": dtype}, {under: state.detach()}
+        return {KEY: prefix, "shape": list(state.shape), "dtype": dtype}, {prefix: state.detach()}
     tensors = dict[str, Tensor]()
     if not isinstance(state, Mapping | list | tuple):
         return state, tensors
-    mapping = isinstance(state, Mapping)
+    is_mapping = isinstance(state, Mapping)
     items = (
         cast("Mapping[Any, Any]", state).items()
-        if mapping
+        if is_mapping
         else enumerate(cast("Sequence[Any]", state))
     )
-    kept = dict[Any, Any]()
+    plain = dict[Any, Any]()
     for name, item in items:
-        kept[name], inner = split(item, f"{under}/{name}")
+        plain[name], inner = split(item, f"{prefix}/{name}")
         tensors |= inner
-    return kept if mapping else type(state)(kept.values()), tensors  # pyright: ignore[reportUnknownVariableType, reportCallIssue]
+    return plain if is_mapping else type(state)(plain.values()), tensors  # pyright: ignore[reportUnknownVariableType, reportCallIssue]
 
 
 def load_shards(
@@ -57,17 +58,19 @@ def load_shards(
     listed: Collection[str],
     empty: Callable[[list[int], torch.dtype], Tensor],
 ) -> Any:
-    """A state from `split` with the sharded tensors that `save` wrote to a folder.
+    """Return the whole state, with the sharded tensors that `save` wrote to a folder.
 
-    Unlisted files are not read.
-
-    `empty` makes a tensor, or this process's shard of one, to be filled.
+    Args:
+        state: A state from `split`.
+        folder: The folder of the shards.
+        listed: Names of its files that may be read.
+        empty: Creates a tensor, or this process's shard of it, to be filled.
     """
     tensors = dict[str, Tensor]()
-    whole = _with_empty(state, empty, tensors)
+    state = _with_empty(state, empty, tensors)
     if tensors:
         _load(tensors, folder, listed)
-    return whole
+    return state
 
 
 def _with_empty(
@@ -90,7 +93,10 @@ def _with_empty(
 def save(tensors: Mapping[str, Tensor], folder: Path) -> None:
     """Write this process's shards.
 
-    All processes call it with one shared folder. A RuntimeError if one of them fails.
+    All processes call it with one shared folder.
+
+    Raises:
+        RuntimeError: One of the processes failed.
     """
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
@@ -106,7 +112,7 @@ def save(tensors: Mapping[str, Tensor], folder: Path) -> None:
 
 
 def digests(folder: Path, rank: int) -> dict[str, str]:
-    """The SHA-256 of each file that a rank has written; rank 0 includes the index."""
+    """Return the SHA-256 of each file that a rank has written; rank 0 includes the index."""
     written = [*folder.glob(f"__{rank}_*.distcp"), *([folder / ".metadata"] if rank == 0 else [])]
     return {path.name: sha256(path) for path in sorted(written)}
 
@@ -121,10 +127,7 @@ def _load(tensors: dict[str, Tensor], folder: Path, listed: Collection[str]) -> 
 
     @final
     class Reader(FileSystemReader):
-        """Reads the index without running anything that it names.
-
-        Torch itself reads tensors this way.
-        """
+        """Reads the index without running anything that it names; torch reads the tensors."""
 
         def read_metadata(self, *args: Any, **kwargs: Any) -> Any:
             from torch.distributed.checkpoint.metadata import StorageMeta
@@ -143,19 +146,20 @@ def _load(tensors: dict[str, Tensor], folder: Path, listed: Collection[str]) -> 
             )
 
     with warnings.catch_warnings():
-        # Each process reads separately
+        # torch warns of `no_dist`, with which each process reads for itself
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         try:
             read(tensors, storage_reader=Reader(folder), planner=Tensors(), no_dist=True)
         except CheckpointException as error:
-            # Not an Exception, with many lines
+            # CheckpointException is no Exception, and its message has many lines
             raise RuntimeError(first_line(error.failures[min(error.failures)][0])) from None
 
 
 def _read_index(folder: Path, listed: Collection[str]) -> Any:
-    """The index, if it describes only tensors in the listed files.
+    """Return the index, if it describes only tensors in the listed files.
 
-    Pickle.UnpicklingError if it names something else.
+    Raises:
+        pickle.UnpicklingError: It names something else.
     """
     from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
@@ -190,22 +194,20 @@ def _read_index(folder: Path, listed: Collection[str]) -> Any:
 
 @final
 class Index(pickle.Unpickler):
-    """Unpickles the index of a folder of shards, and refuses every class that does not belong in
-    one.
-    """
+    """Unpickles the index of a folder of shards, and refuses every class outside `SAFE`."""
 
     def find_class(self, module: str, name: str) -> Any:
-        found: Any = (
+        value: Any = (
             super().find_class(module, name) if module in SAFE or module == "torch" else None
         )
-        if module == "torch" and (isinstance(found, torch.dtype) or found is torch.Size):
-            return found
+        if module == "torch" and (isinstance(value, torch.dtype) or value is torch.Size):
+            return value
         if module in SAFE and (
             name in allowed
             if (allowed := SAFE[module]) is not None
-            else isinstance(found, type) and found.__module__ == module
+            else isinstance(value, type) and value.__module__ == module
         ):
-            return found
+            return value
         raise pickle.UnpicklingError(
             f"the index of the shards names {module}.{name}, which is not allowed in it"
         )

@@ -1,5 +1,4 @@
-"""The user's code that an experiment reaches: its files, a digest of each function and class, and
-what has changed.
+"""The user's code that an experiment reaches: its files, and a digest of each function and class.
 
 It is found and read as text: neither that code is imported, nor torch or mlflow.
 
@@ -27,7 +26,7 @@ from samewise.runner.records import shapes, syntax
 from samewise.runner.records.files import read_json, read_mapping
 
 Files = Mapping[str, Mapping[str, str]]
-"""For each file the digests of its functions and classes, by qualified name."""
+"""Digests of each file's functions and classes, by qualified name."""
 _STDLIB = Path(sysconfig.get_paths()["stdlib"])
 
 
@@ -36,10 +35,10 @@ class Code:
     """The code that an experiment reaches.
 
     Args:
-        files: By name, with the digests of what they define. An installed package is not taken
-            apart: its files have a digest of their bytes.
-        libraries: The top-level names of the installed packages that those import.
-        declined: The modules that were not gone into, as was asked.
+        files: By name, with the digests of their definitions. A file of an installed package has
+            one digest, that of its bytes.
+        libraries: Top-level names of the installed packages that the files import.
+        declined: Modules that `follows` excluded.
     """
 
     files: Files = field(default_factory=dict[str, Mapping[str, str]])
@@ -61,8 +60,9 @@ class _Module:
 
 
 def is_library(file: Path) -> bool:
-    """Whether a file belongs to Python or an installed package, as opposed to code that is being
-    edited, such as an editable install.
+    """Whether a file belongs to Python or an installed package, and is not being edited.
+
+    An editable install is no library.
     """
     return any(
         part in ("site-packages", "dist-packages") for part in file.parts
@@ -75,13 +75,13 @@ def reach(
     *,
     follows: Callable[[str], bool] = lambda name: True,
 ) -> Code:
-    """The code that classes and functions reach by imports and names, without Python's, samewise's
-    and that of libraries.
+    """Find the code that classes and functions reach by imports and names.
 
-    Importing a file runs all that is not a definition. A function, class or constant counts if code
-    that counts uses its name, in its file or where that is imported, or has an attribute or a
-    string of that name. All in a module count if code uses the module as a value, and all in a
-    package if code in it finds things by computed names.
+    Python's code, samewise's and that of libraries is left out. Importing a file runs all that is
+    not a definition. A function, class or constant counts if code that counts uses its name, in its
+    file or where that is imported, or has an attribute or a string of that name. All definitions of
+    a module count if code uses the module as a value, and all of a package if code in it finds
+    names by computation.
 
     Args:
         names: Dotted names of classes, functions or modules.
@@ -95,52 +95,49 @@ def reach(
 
 
 class _Walk:
-    """What `reach` has found so far."""
+    """The state of `reach`: modules, names and files so far."""
 
     def __init__(
         self, roots: frozenset[str], packages: Sequence[str], follows: Callable[[str], bool]
     ) -> None:
-        self.files, self.libraries, self.declined = (
-            dict[str, dict[str, str]](),
-            set[str](),
-            set[str](),
-        )
+        self.files = dict[str, dict[str, str]]()
+        self.libraries, self.declined = set[str](), set[str]()
         self._packages, self._follows = packages, follows
         self._whole, self._attributes, self._values = set(roots), set[str](), set[str]()
         self._names = defaultdict[str, set[str]](set)
-        for above, last in (
+        for parent, last in (
             (name[:dot], name[dot + 1 :].partition(".")[0])
             for name in roots
             for dot in range(len(name))
             if name[dot] == "."
         ):
-            self._names[above].add(last)
+            self._names[parent].add(last)
         self._modules, self._opened = dict[str, _Module | None](), set[str]()
         self._rest = list[tuple[_Module, dict[str, syntax.Definition], Mapping[str, set[str]]]]()
 
     def finish(self) -> None:
         """Open modules and take their parts until nothing more is reached."""
-        wanted, done = set(self._whole), set[str]()
-        while wanted:
-            done |= wanted
-            for name in sorted(wanted):
+        pending, opened = set(self._whole), set[str]()
+        while pending:
+            opened |= pending
+            for name in sorted(pending):
                 self._open(name)
-            wanted = {name for name in self._take_parts() if name not in done}
+            pending = {name for name in self._take_parts() if name not in opened}
 
     def _open(self, name: str) -> None:
         """Open the modules on the path of a dotted name."""
-        along = list(_modules_along(name, self._modules))
+        modules = list(_modules_along(name, self._modules))
         self.declined.update(
-            [module.name for module in along if not self._follows(module.name)][-1:]
+            [module.name for module in modules if not self._follows(module.name)][-1:]
         )
-        for module in along:
+        for module in modules:
             if module.name in self._opened or not self._follows(module.name):
                 continue
             self._opened.add(module.name)
-            at = module.file or Path(next(iter(module.places), ""))
-            if is_library(at) and not _is_within(module.name, self._packages):
+            path = module.file or Path(next(iter(module.places), ""))
+            if is_library(path) and not _is_within(module.name, self._packages):
                 self.libraries.add(module.name.partition(".")[0])
-            elif _is_opaque(at):
+            elif _is_opaque(path):
                 self.files.update(
                     {
                         label: dict(digests)
@@ -152,17 +149,14 @@ class _Walk:
                 self.files[module.label] = {}
                 self._rest.append((module, dict(parts), _bindings(module, parts)))
             elif module.file is not None:
-                # Compiled, or cannot be imported
+                # A compiled file, or one with a syntax error: its bytes count
                 self.files[module.label] = dict(digests_of(module.file) or {})
 
     def _take_parts(self) -> set[str]:
-        """Take the parts that what was taken before names, until there are none.
-
-        Return what they import.
-        """
-        imported, before = set[str](), (-1, -1)
-        while before != (
-            before := (
+        """Take the parts that parts taken before use, until none is left; return their imports."""
+        imported, progress = set[str](), (-1, -1)
+        while progress != (
+            progress := (
                 sum(map(len, self._names.values())),
                 sum(len(parts) for _, parts, _ in self._rest),
             )
@@ -186,17 +180,18 @@ class _Walk:
                         self._values.add(module.name.partition(".")[0])
                     imported |= set(_find_imports(module, part))
                 for name in bindings.keys() if is_whole else bindings.keys() & names:
-                    for above, _, last in (target.rpartition(".") for target in bindings[name]):
-                        self._names[above].add(last)
-                for above in bindings.get("*", ()):
-                    self._names[above.removesuffix(".*")] |= {"__all__", *self._names[module.name]}
+                    for parent, _, last in (target.rpartition(".") for target in bindings[name]):
+                        self._names[parent].add(last)
+                # A star import may bind any name that this module uses
+                for star in bindings.get("*", ()):
+                    self._names[star.removesuffix(".*")] |= {"__all__", *self._names[module.name]}
         return imported
 
 
 def digests_of(file: Path) -> Mapping[str, str] | None:
-    """The digests of what a file defines.
+    """Return the digests of a file's definitions; None if it cannot be read.
 
-    Of its bytes if it is installed or not Python. None if it cannot be read.
+    An installed file, or one that is not Python, has a single digest of its bytes.
     """
     try:
         if file.suffix != ".py" or _is_opaque(file):
@@ -213,43 +208,45 @@ def digests_of(file: Path) -> Mapping[str, str] | None:
 
 
 def files_in(record: Path) -> Files:
-    """The content of a run's or sweep's `sources.json`.
+    """Return the files in a run's or sweep's `sources.json`; empty if there is none.
 
-    Empty if there is none, a ConfigError if it is damaged.
+    Raises:
+        ConfigError: It is damaged.
     """
     return (read_json(record, shapes.SOURCES) or {}).get("files", {})
 
 
 def list_changes(record: Path) -> list[str]:
-    """What has changed in the recorded code, as sentences.
+    """Describe what has changed in the recorded code, a sentence each.
 
-    A ConfigError if the record is damaged.
+    Raises:
+        ConfigError: The record is damaged.
     """
     before = files_in(record)
     now = files_present(before)
-    gone = [
+    missing = [
         f"{label} {'no longer exists' if place(label) is None else 'cannot be read'}"
         for label in before
         if label not in now
     ]
-    return gone + describe_changes({label: before[label] for label in now}, now)
+    return missing + describe_changes({label: before[label] for label in now}, now)
 
 
 def describe_changes(before: Files, now: Files) -> list[str]:
-    """The differences between two states of code: sentences that name files, functions and classes."""
-    said = [
+    """Describe the differences between two states of code, a sentence for each file."""
+    sentences = [
         f"{label} has changed{_describe_change(before[label], now[label])}"
         for label in before
         if label in now and before[label] != now[label]
     ]
-    said += [f"{label} is no longer used" for label in before if label not in now]
-    return said + [f"{label} was not used" for label in now if label not in before]
+    sentences += [f"{label} is no longer used" for label in before if label not in now]
+    return sentences + [f"{label} was not used" for label in now if label not in before]
 
 
 def code_name(record: Path) -> str:
-    """A short name for the recorded code.
+    """Return a short name for the recorded code.
 
-    Empty if there is none or, with a warning, it is damaged.
+    Empty if there is no record or, with a warning, it is damaged.
     """
     files = read_mapping(record, shapes.SOURCES).get("files")
     text = json.dumps(files, sort_keys=True)
@@ -257,23 +254,24 @@ def code_name(record: Path) -> str:
 
 
 def warn_of_changes(record: Path) -> None:
-    """Warn that the code of a run that is used has changed."""
-    for told in list_changes(record):
-        print(f"warning: {told}; the run was trained with another version", file=sys.stderr)
+    """Warn of each change in the code of a run since its training."""
+    for change in list_changes(record):
+        print(f"warning: {change}; the run was trained with another version", file=sys.stderr)
 
 
 def earlier(folder: Path, config: str, files: Files) -> Path | None:
-    """The folder, beside this one, of the run of the same config with the most similar code, the
-    latest of several; None if there is none.
+    """Return the folder, beside this one, of the run of the same config with the most similar code.
+
+    The latest of several; None if there is none.
     """
-    beside = [
+    records = [
         path
         for path in folder.parent.glob("*/sources.json")
         if path.parent != folder and config_in(path) == config
     ]
-    if beside:
+    if records:
         return min(
-            beside,
+            records,
             key=lambda path: (_count_differences(files_in(path), files), -path.stat().st_mtime),
         ).parent
     # It was only the config's name in versions that left code out of a run's identity
@@ -285,67 +283,64 @@ def earlier(folder: Path, config: str, files: Files) -> Path | None:
     )
 
 
-def _count_differences(one: Files, two: Files) -> int:
-    """The number of files, functions and classes that differ."""
-    here, there = (
+def _count_differences(before: Files, now: Files) -> int:
+    """Count the files, functions and classes that differ."""
+    old_digests, new_digests = (
         {
             (label, name, digest)
             for label, digests in files.items()
             for name, digest in digests.items()
         }
-        for files in (one, two)
+        for files in (before, now)
     )
-    return len(here ^ there)
+    return len(old_digests ^ new_digests)
 
 
 _EARLIER = dict[str, Any]()
-"""The modules that were loaded before samewise began to train, in a notebook."""
+"""Modules that were loaded before samewise began to train, in a notebook."""
 
 
 def note_loaded() -> None:
-    """Record the modules that are loaded now: the experiment that is trained next has not imported
-    them.
-    """
+    """Record the loaded modules, which the experiment that is trained next has not imported."""
     _EARLIER.clear()
     _EARLIER.update(sys.modules)
 
 
 def hidden_imports(code: Code, packages: Sequence[str]) -> list[str]:
-    """Modules of these packages that have been imported, by the experiment's code, although no text
-    that was read names them.
-    """
-    some = [
-        (name, module)
+    """List the modules of these packages that are imported although no text names them."""
+    loaded = [
+        (name, getattr(module, "__file__", None))
         for name, module in list(sys.modules.items())
         if _is_within(name, packages) and _EARLIER.get(name) is not module
     ]
-    loaded = [(name, getattr(module, "__file__", None)) for name, module in some]
-    known = dict[str, _Module | None]()
+    cache = dict[str, _Module | None]()
     return [
         name
         for name, file in loaded
-        if file and (found := _module(name, known)) and found.label not in code.files
+        if file and (module := _module(name, cache)) and module.label not in code.files
     ]
 
 
 def place(label: str) -> Path | None:
-    """The path of a file of that name; None if it does not exist."""
+    """Return the path of a file by its name among files, or None if it does not exist."""
     top, _, rest = label.partition("/")
-    found = _top(top.partition(".")[0])
-    if found is None or not rest:
-        return found.file if found else None
+    module = _top(top.partition(".")[0])
+    if module is None or not rest:
+        return module.file if module else None
     return next(
-        (file for folder in found.places if os.path.lexists(file := Path(folder, rest))), None
+        (file for folder in module.places if os.path.lexists(file := Path(folder, rest))), None
     )
 
 
 _IMPORTED = dict[str, tuple[Any, Mapping[str, str]]]()
-"""What files said when this process had imported them, with what it imported them by: a module that
-is reloaded has another."""
+"""Digests of files as this process imported them, each with the module's spec.
+
+A reloaded module has another spec.
+"""
 
 
 def note_imported(code: Code) -> None:
-    """Record the digests of all that the files define that this process has imported."""
+    """Record the digests of the files that this process has imported."""
     for label, digests in code.files.items():
         spec = _spec_of(label)
         if spec is not None and _IMPORTED.get(label, (None,))[0] is not spec:
@@ -354,7 +349,10 @@ def note_imported(code: Code) -> None:
 
 
 def edited_since_import(code: Code) -> list[str]:
-    """The files that have changed since this process imported them: it would run the old version."""
+    """List the files that have changed since this process imported them.
+
+    The process would run the old version.
+    """
     imported = {label: _IMPORTED[label] for label in code.files if label in _IMPORTED}
     return [
         label
@@ -373,17 +371,17 @@ def _module_name(label: str) -> str:
 
 
 def files_present(before: Files) -> Files:
-    """Those of the recorded files that exist now, with what was recorded of them."""
-    found = {label: digests_of(file) for label in before if (file := place(label)) is not None}
+    """Return the digests, as they are now, of the recorded definitions in the files that exist."""
+    contents = {label: digests_of(file) for label in before if (file := place(label)) is not None}
     return {
         label: {name: digest for name, digest in digests.items() if name in before[label]}
-        for label, digests in found.items()
+        for label, digests in contents.items()
         if digests is not None
     }
 
 
 def raw_state(labels: Iterable[str]) -> str:
-    """One digest of the named files' bytes: if it is unchanged, nothing needs to be parsed."""
+    """Return one digest of the named files' bytes: if it is unchanged, no file must be parsed."""
     files = [place(label) for label in labels]
     return hashlib.sha256(
         " ".join(
@@ -393,25 +391,24 @@ def raw_state(labels: Iterable[str]) -> str:
 
 
 def config_in(record: Path) -> str | None:
-    """What the recorded code belongs to: a run's config, identified by its fingerprint, or a sweep.
+    """Return the name of what the recorded code belongs to; None without an intact record.
 
-    None without an intact record.
+    That is a run's config, identified by its fingerprint, or a sweep.
     """
     return read_mapping(record, shapes.SOURCES).get("config")
 
 
 def _describe_change(before: Mapping[str, str], now: Mapping[str, str]) -> str:
     names = [name for name in dict.fromkeys((*before, *now)) if before.get(name) != now.get(name)]
-    named = [name for name in names if name] + (
+    parts = [name for name in names if name] + (
         ["its top level"] if "" in names and len(before) + len(now) > 2 else []
     )
-    return f": {', '.join(named)}" if named else ""
+    return f": {', '.join(parts)}" if parts else ""
 
 
 def _is_opaque(file: Path) -> bool:
-    """Whether a file is compared by its bytes: installed packages may be large, and are not
-    reformatted. samewise is always parsed.
-    """
+    """Whether a file is compared by its bytes, as installed files except samewise's are."""
+    # Installed packages may be large, and nobody reformats them
     return is_library(file) and "samewise" not in file.parts
 
 
@@ -419,30 +416,30 @@ def _is_within(name: str, packages: Sequence[str]) -> bool:
     return any(f"{name}.".startswith(f"{package}.") for package in packages)
 
 
-def _modules_along(dotted: str, known: dict[str, _Module | None]) -> Iterator[_Module]:
-    """The modules on the path of a dotted name."""
+def _modules_along(dotted: str, cache: dict[str, _Module | None]) -> Iterator[_Module]:
+    """Yield the modules on the path of a dotted name."""
     parts = dotted.split(".")
     for end in range(1, len(parts) + 1):
-        module = _module(".".join(parts[:end]), known)
+        module = _module(".".join(parts[:end]), cache)
         if module is None:
             return
         yield module
 
 
-def _module(name: str, known: dict[str, _Module | None]) -> _Module | None:
-    """Find a module. None if it is Python's own or missing."""
-    if name not in known:
+def _module(name: str, cache: dict[str, _Module | None]) -> _Module | None:
+    """Find a module; None if it is Python's own or missing."""
+    if name not in cache:
         parent, _, last = name.rpartition(".")
-        above = _module(parent, known) if parent else None
-        known[name] = _submodule(above, last) if above else None if parent else _top(name)
-    return known[name]
+        package = _module(parent, cache) if parent else None
+        cache[name] = _submodule(package, last) if package else None if parent else _top(name)
+    return cache[name]
 
 
 def _top(name: str) -> _Module | None:
     if name in sys.stdlib_module_names or name == "__main__":
         return None
     try:
-        # Of a top-level package: imports nothing
+        # find_spec of a top-level name imports nothing
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):
         return None
@@ -480,17 +477,17 @@ def _parts(file: Path) -> syntax.Syntax | None:
 
 
 def _base(module: _Module, imported: syntax.Import) -> str:
-    """The absolute name of what a module imports, or imports something from."""
+    """Return the absolute name of the module that an import names."""
     parts = module.name.split(".")
     package = parts if module.places else parts[:-1]
-    above = package[: len(package) - imported.dots + 1] if imported.dots else []
-    return ".".join([*above, *([imported.base] if imported.base else [])])
+    parents = package[: len(package) - imported.dots + 1] if imported.dots else []
+    return ".".join([*parents, *([imported.base] if imported.base else [])])
 
 
 def _find_imports(module: _Module, part: syntax.Definition) -> Iterator[str]:
-    """The modules, and possibly names in them, that a part of a module imports.
+    """Yield the modules, and possibly names in them, that a part of a module imports.
 
-    Its whole package if it imports by computed names.
+    All modules of its package if it imports by computed names.
     """
     for imported in part.imports:
         if base := _base(module, imported):
@@ -504,7 +501,7 @@ def _find_imports(module: _Module, part: syntax.Definition) -> Iterator[str]:
 
 
 def _bindings(module: _Module, parts: syntax.Syntax) -> Mapping[str, set[str]]:
-    """The absolute names that a module's imports bind to each name."""
+    """Return the absolute names that a module's imports bind to each name."""
     bound = dict[str, set[str]]()
     for imported in (imported for part in parts.values() for imported in part.imports):
         target = ".".join(filter(None, (_base(module, imported), imported.name)))
@@ -514,15 +511,15 @@ def _bindings(module: _Module, parts: syntax.Syntax) -> Mapping[str, set[str]]:
 
 
 def _values(part: syntax.Definition, bindings: Mapping[str, set[str]]) -> set[str]:
-    """The absolute names of what a part uses as a value, if it was imported."""
-    found = {target for value in part.values for target in bindings.get(value, ())}
+    """Return the absolute names of the imported values that a part uses."""
+    targets = {target for value in part.values for target in bindings.get(value, ())}
     for first, dot, rest in (value.partition(".") for value in part.values):
-        found |= {f"{target}{dot}{rest}" for target in bindings.get(first, ())}
-    return found
+        targets |= {f"{target}{dot}{rest}" for target in bindings.get(first, ())}
+    return targets
 
 
 def _all_files(module: _Module) -> Iterator[tuple[str, Path]]:
-    """The files of a package, or a module's file, by name."""
+    """Yield the files of a package, or a module's file, by name."""
     if not module.places and module.file:
         yield module.label, module.file
     for folder in module.places:
@@ -530,14 +527,9 @@ def _all_files(module: _Module) -> Iterator[tuple[str, Path]]:
             folders[:] = sorted(
                 name for name in folders if name != "__pycache__" and not name.startswith(".")
             )
-            yield from (
-                (
-                    f"{module.name.replace('.', '/')}/{(file := Path(at, name)).relative_to(folder).as_posix()}",
-                    file,
-                )
-                for name in names
-                if _is_code(name)
-            )
+            base = module.name.replace(".", "/")
+            for file in (Path(at, name) for name in names if _is_code(name)):
+                yield f"{base}/{file.relative_to(folder).as_posix()}", file
 
 
 def _is_code(name: str) -> bool:

@@ -22,7 +22,12 @@ def print_summary(
 ) -> None:
     """Print the run's result as a table or a JSON object.
 
-    `uri` is for the command that opens the UI (None: tracking is off).
+    Args:
+        summary: The content of summary.json.
+        folder: The run's folder.
+        uri: The store's address, for the command that opens the UI; None if tracking is off.
+        as_json: Whether to print JSON.
+        fresh: Whether the run was trained just now.
     """
     if as_json:
         print(to_json({**summary, "folder": str(folder.path)}))
@@ -42,57 +47,55 @@ def print_summary(
 
 
 def _rows(summary: Mapping[str, Any], folder: RunFolder, uri: str | None) -> list[tuple[str, str]]:
-    """The rows, most important first: the monitored metric, other metrics, where everything is,
-    what to do next.
-    """
+    """List the rows: the monitored metric, other metrics, where everything is, what to do next."""
     metrics, timings = summary["metrics"], summary["timings"]
     final, best, monitor = metrics["final"], metrics["best"] or {}, metrics["monitor"]
     rows = [
         (name, f"{final[name]:.4f}") for name in sorted(final, key=lambda name: name != monitor)
     ]
     if monitor in best:
-        told = f"(best {best[monitor]:.4f} at step {best['step']:.0f})"
+        text = f"(best {best[monitor]:.4f} at step {best['step']:.0f})"
         rows[:1] = (
-            [(monitor, f"{final[monitor]:.4f} {told}")]
+            [(monitor, f"{final[monitor]:.4f} {text}")]
             if monitor in final
-            else [(monitor, told), *rows[:1]]
+            else [(monitor, text), *rows[:1]]
         )
-    for name, one in reversed((metrics.get("also") or {}).items()):
-        told = f"(best {one[name]:.4f} at step {one['step']:.0f})"
+    for name, evaluation in reversed((metrics.get("also") or {}).items()):
+        text = f"(best {evaluation[name]:.4f} at step {evaluation['step']:.0f})"
         rows = [row for row in rows if row[0] != name]
-        rows.insert(1, (name, f"{final[name]:.4f} {told}" if name in final else told))
+        rows.insert(1, (name, f"{final[name]:.4f} {text}" if name in final else text))
     if metrics.get("evaluated"):
         rows.append(("evaluated", metrics["evaluated"]))
-    each = (
+    pace = (
         f"{timings['step_ms']:.1f} ms per step, including evaluation"
         if summary["steps"]
         else "an evaluation"
     )
-    rows.append(("steps", f"{summary['steps']} in {timings['training_s']:.1f} s ({each})"))
+    rows.append(("steps", f"{summary['steps']} in {timings['training_s']:.1f} s ({pace})"))
     if summary.get("stopped_early"):
         rows.append(("stopped early", summary["stopped_early"]))
     run_root = folder.path.parents[1]
     run = shlex.quote(str(folder.path))
+    # In the default run root, commands find a run by its name
     if run_root == Path("runs"):
-        # Where commands find it by name
         namesakes = list(run_root.glob(f"*/{folder.path.name}/config.yaml"))
         run = (
             folder.path.name
             if len(namesakes) < 2
             else shlex.quote(f"{folder.path.parent.name}/{folder.path.name}")
         )
-    following = [
+    commands = [
         f"samewise eval {run}",
         *([f"samewise predict {run} FILE"] if summary.get("predicts", True) else []),
         *([ui_command(uri, run_root)] if uri else []),
     ]
-    following += (
+    commands += (
         [f"tensorboard --logdir {shlex.quote(str(run_root))}"]
         if (folder.path / "tensorboard").is_dir()
         else []
     )
-    # One a session
-    following += (
+    # wandb makes a folder for each process that trains
+    commands += (
         [f"wandb sync {shlex.quote(str(folder.path))}/wandb/offline-run-*"]
         if any(folder.path.glob("wandb/offline-run-*"))
         else []
@@ -100,12 +103,12 @@ def _rows(summary: Mapping[str, Any], folder: RunFolder, uri: str | None) -> lis
     return [
         *rows,
         ("folder", str(folder.path)),
-        *zip(("next", *[""] * len(following)), following, strict=False),
+        *zip(("next", *[""] * len(commands)), commands, strict=False),
     ]
 
 
 def ui_command(uri: str, run_root: Path) -> str:
-    """The shortest command that opens the store."""
+    """Return the shortest command that opens the store."""
     if uri != f"sqlite:///{run_root}/mlflow.db":
         return f"samewise ui --uri {shlex.quote(uri)}"
     return (

@@ -2,11 +2,13 @@
 
 Imports neither torch nor mlflow.
 
-RUN_ROOT/sweeps/ID/
-  sweep.json        what was asked for: the command's overrides, the sweeper, the launcher, what is
-  better points.jsonl      one line a point, in the order of trying configs/0007.yaml the point's
-  resolved config jobs/0007.json    when the job began, where, and how it ended logs/0007.log
-  what it printed report/           tables and plots
+    RUN_ROOT/sweeps/ID/
+      sweep.json          the request: the command's overrides, the sweeper, the launcher
+      points.jsonl        a line for each point, in the order of trying
+      configs/0007.yaml   the point's resolved config
+      jobs/0007.json      when and where the job began, and how it ended
+      logs/0007.log       its output
+      report/             tables and plots
 """
 
 from __future__ import annotations
@@ -44,17 +46,17 @@ class Point:
     """One run of a sweep.
 
     Args:
-        number: Counts from 0, in the order of trying.
+        number: Index from 0, in the order of trying.
         setting: The setting's number; its points differ by their seed.
         seed: The seed, if seeds vary; otherwise None.
         values: The value of each dimension, by its key.
         overrides: The whole command line of this run.
-        name: The experiment's.
-        fingerprint: The experiment's; two points may have the same, and then are one run.
+        name: The experiment's name.
+        fingerprint: The experiment's fingerprint; two points with the same one are one run.
         folder: The run's folder.
         monitor: The experiment's `evaluate.monitor`.
-        mode: Its `evaluate.mode`.
-        needs: What its job needs: `threads`, `processes`, `wants_gpu`, `spread` as in
+        mode: The experiment's `evaluate.mode`.
+        needs: The needs of its job: `threads`, `processes`, `wants_gpu`, `spread` as in
             `launchers.base.Job`; `variables`, set before torch is imported.
     """
 
@@ -76,28 +78,28 @@ class Point:
 
     @property
     def label(self) -> str:
-        """A short name: `lr=0.1 weight_decay=0 seed=2`, each key by its last part."""
+        """Return a short name: `lr=0.1 weight_decay=0 seed=2`, each key by its last part."""
         return label(self.values, self.seed)
 
 
 def label(values: Mapping[str, str], seed: str | None = None) -> str:
-    """A setting in a few words: each key by as much of its end as is unique."""
+    """Return a short name of a setting, each key by as much of its end as is unique."""
     keys = [key.lstrip("+~") for key in values]
     ends = [key.rsplit(".", 1)[-1] for key in keys]
     shown = [
         key if ends.count(end) > 1 or end in _OF_THE_RUN else end
         for key, end in zip(keys, ends, strict=True)
     ]
-    words = [f"{key}={short(value)}" for key, value in zip(shown, values.values(), strict=True)]
-    return " ".join([*words, *([f"seed={seed}"] if seed is not None else [])]) or "as it is"
+    parts = [f"{key}={short(value)}" for key, value in zip(shown, values.values(), strict=True)]
+    return " ".join([*parts, *([f"seed={seed}"] if seed is not None else [])]) or "as it is"
 
 
 _OF_THE_RUN = ("name", "seed", "batch_size")
-"""What would be taken for the run's own: `model.name=resnet50`, `evaluate.batch_size=4`."""
+"""Ends that look like the run's own keys: `model.name=resnet50`, `evaluate.batch_size=4`."""
 
 
 def short(value: str) -> str:
-    """A number from an interval with four digits; other values as they are written."""
+    """Return a number from an interval with four digits; other values unchanged."""
     if not re.fullmatch(r"-?\d+\.\d{7,}(e[-+]?\d+)?", value):
         return value
     return f"{float(value):.4g}"
@@ -120,17 +122,17 @@ class SweepFolder:
 
     @property
     def sources(self) -> Path:
-        """Digests of the user's code that its points reach; exists only if there is some."""
+        """Digests of the user's code that its points reach; exists only if there is such code."""
         return self.path / "sources.json"
 
     @property
     def facts(self) -> dict[str, Any]:
-        """`sweep.json`; empty if it does not exist yet."""
+        """The content of `sweep.json`; empty if it does not exist yet."""
         return read_json(self.made_by, shapes.SWEEP) or {}
 
     @functools.cached_property
     def objectives(self) -> Mapping[str, str]:
-        """`sweeper.objectives`, for display: metrics, each with min or max.
+        """The metrics of `sweeper.objectives`, each with min or max, for display.
 
         Empty if `evaluate.monitor` is the objective.
         """
@@ -139,8 +141,8 @@ class SweepFolder:
     def write_facts(self, facts: Mapping[str, Any]) -> None:
         """Write `sweep.json`, and create the folder."""
         self.path.mkdir(parents=True, exist_ok=True)
+        # Secrets in the request are needed unchanged to resume: the folder is the user's alone
         if json.dumps(redact_values(facts)) != json.dumps(facts):
-            # Needed unchanged to resume
             self.path.chmod(0o700)
         for name in ("configs", "jobs", "logs"):
             (self.path / name).mkdir(exist_ok=True)
@@ -150,24 +152,24 @@ class SweepFolder:
         write_atomically(self.made_by, text)
 
     def discard(self, *, root: bool = False) -> None:
-        """Remove a sweep of which nothing was started.
+        """Remove a sweep that has started no job.
 
         With `root`, also the run root if it was created for the sweep.
         """
         shutil.rmtree(self.path, ignore_errors=True)
+        # rmdir fails if there are other sweeps or runs
         with suppress(OSError):
-            # Others are there
             self.path.parent.rmdir()
             if root:
                 self.path.parent.parent.rmdir()
 
     def points(self) -> list[Point]:
-        """All points so far.
+        """Return all points so far, without a line that a crash cut off.
 
-        A line cut off by a crash is ignored. ConfigError if a line is lost: its point's number
-        would be given to another.
+        Raises:
+            ConfigError: A line is lost, whose point's number would be used again.
         """
-        found = list[Point]()
+        results = list[Point]()
         file, torn = self.path / "points.jsonl", 0
         for number, line in read_lines(file):
             try:
@@ -176,19 +178,18 @@ class SweepFolder:
                 torn = number if line.endswith(b"\n") else 0
                 continue
             point = Point(**require_shape(file, value, shapes.POINT, f"line {number}"))
-            if point.number != len(found):
-                raise _lost(file, len(found))
-            found.append(point)
+            if point.number != len(results):
+                raise _lost(file, len(results))
+            results.append(point)
             # The point of an incomplete line is written again
             torn = 0
+        # A job starts only after its point is written: a job of a later point shows a lost line
         if torn or any(
-            True
+            job.stem.isdecimal() and int(job.stem) >= len(results)
             for job in (self.path / "jobs").glob("*.json")
-            if job.stem.isdecimal() and int(job.stem) >= len(found)
         ):
-            # Also if a later point's job was started: jobs start only after their point is written
-            raise _lost(file, len(found))
-        return found
+            raise _lost(file, len(results))
+        return results
 
     def add_points(self, points: Sequence[Point]) -> None:
         """Append points durably."""
@@ -209,37 +210,36 @@ class SweepFolder:
         return self.path / "logs" / f"{number:04d}.log"
 
     def word(self, number: int) -> dict[str, Any]:
-        """The record of a job and its launcher's notes; empty if it was never started."""
+        """Return the record of a job and its launcher's notes; empty if it was never started."""
         return read_mapping(self.path / "jobs" / f"{number:04d}.json", shapes.WORD)
 
     def note(self, number: int, **facts: Any) -> None:
         """Add facts to a job's record; None removes a fact."""
-        kept = {**self.word(number), **facts}
+        record = {**self.word(number), **facts}
         write_json(
             self.path / "jobs" / f"{number:04d}.json",
-            {name: value for name, value in kept.items() if value is not None},
+            {name: value for name, value in record.items() if value is not None},
         )
 
     def spent_s(self, point: Point) -> float:
-        """Seconds that a point's jobs have taken.
-
-        A job that was killed left no end, and counts to the last thing it logged.
-        """
-        word = self.word(point.number)
-        spent, ended = word.get("spent_s", 0.0), word.get("ended")
+        """Return the seconds that a point's jobs have taken."""
+        record = self.word(point.number)
+        spent, ended = record.get("spent_s", 0.0), record.get("ended")
+        # A killed job leaves no end: it counts up to its last logged metric
         with suppress(OSError):
             ended = point.run.metrics.stat().st_mtime if ended is None else ended
         return (
-            spent + max(0.0, ended - word["began"])
-            if ended is not None and "began" in word
+            spent + max(0.0, ended - record["began"])
+            if ended is not None and "began" in record
             else spent
         )
 
     @contextmanager
     def hold_lock(self) -> Generator[None]:
-        """Lock the sweep for the one process that starts its jobs, or raise a ConfigError.
+        """Lock the sweep for the process that starts its jobs, until that process ends.
 
-        The lock ends with the process.
+        Raises:
+            ConfigError: Another process holds the lock.
         """
         try:
             with locks.hold(self.path / ".lock"):
@@ -254,7 +254,7 @@ class SweepFolder:
             ) from None
 
     def holder(self) -> tuple[int, str] | None:
-        """The process that runs the sweep, and its machine; None if there is none."""
+        """Return the process that runs the sweep, and its machine; None if there is none."""
         return locks.process_of(locks.holder(self.path / ".lock"))
 
 
@@ -269,59 +269,41 @@ def _lost(file: Path, number: int) -> ConfigError:
 
 
 def below(run_root: Path) -> Iterator[SweepFolder]:
-    """All sweeps in a run root, the newest last."""
+    """List all sweeps in a run root, the newest last."""
     files = sorted((run_root / HOME).glob("*/sweep.json"), key=lambda file: file.stat().st_mtime)
     return (SweepFolder(file.parent) for file in files)
 
 
-def is_named(asked: Sequence[str]) -> bool:
-    """Whether arguments name an existing sweep, by its id or folder.
-
-    Otherwise they are overrides.
-    """
-    return len(asked) == 1 and "=" not in asked[0] and not asked[0].startswith("~")
+def is_named(arguments: Sequence[str]) -> bool:
+    """Whether arguments name an existing sweep, by its id or folder, and are not overrides."""
+    return len(arguments) == 1 and "=" not in arguments[0] and not arguments[0].startswith("~")
 
 
 def find(name: str, *, run_root: Path) -> SweepFolder:
     """Find the sweep called `name`: its folder, its id, or the start of a part of the id.
 
-    A ConfigError unless exactly one matches.
+    Raises:
+        ConfigError: No sweep matches, or several do.
     """
     if (Path(name) / "sweep.json").is_file():
         return SweepFolder(Path(name))
-    known = list(below(run_root))
-    matching = [one for one in known if one.id == name] or [
-        one
-        for one in known
-        if one.id.startswith(name) or one.id.rsplit("-", 1)[-1].startswith(name)
+    sweeps = list(below(run_root))
+    matches = [sweep for sweep in sweeps if sweep.id == name] or [
+        sweep
+        for sweep in sweeps
+        if sweep.id.startswith(name) or sweep.id.rsplit("-", 1)[-1].startswith(name)
     ]
-    if len(matching) == 1:
-        return matching[0]
-    names = [one.id for one in known]
-    if matching:
-        words = f"{len(matching)} sweeps match"
-        raise ConfigError(
-            Problem(
-                "SWEEP",
-                words,
-                name,
-                "one sweep",
-                f"give more characters: {', '.join(one.id for one in matching[:5])}",
-            )
-        )
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        hint = f"give more characters: {', '.join(sweep.id for sweep in matches[:5])}"
+        raise ConfigError(Problem("SWEEP", f"{len(matches)} sweeps match", name, "one sweep", hint))
     if Path(name).is_dir():
         raise ConfigError(
             Problem(
                 name, "the folder exists, but has no sweep.json", expected="a sweep's folder or id"
             )
         )
-    words = f"no such sweep in {run_root / HOME}"
-    raise ConfigError(
-        Problem(
-            "SWEEP",
-            words,
-            name,
-            "a sweep's folder or id",
-            nearest(name, names) or "`samewise sweep` makes one",
-        )
-    )
+    hint = nearest(name, [sweep.id for sweep in sweeps]) or "`samewise sweep` makes one"
+    reason = f"no such sweep in {run_root / HOME}"
+    raise ConfigError(Problem("SWEEP", reason, name, "a sweep's folder or id", hint))

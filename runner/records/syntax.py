@@ -1,5 +1,6 @@
-"""A Python file as parts, without comments, docstrings and formatting: what each says, names and
-imports. The file is not imported.
+"""Reads a Python file as parts, without comments, docstrings and formatting.
+
+Each part has a digest of its code, the names it uses, and its imports. The file is not imported.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _UNSAID = frozenset({"ctx", "kind", "type_comment", "type_ignores"})
-"""Fields of a syntax tree that say nothing that the others do not."""
+"""Fields of a syntax tree that repeat what the others say."""
 _HIDING = frozenset(
     {
         "import_module",
@@ -48,7 +49,7 @@ _NAME = re.compile(r"[^\W\d][\w.:]*")
 class Import:
     """One imported name: `from base import name as alias`, or `import base as alias`.
 
-    `dots` is the level of a relative one.
+    `dots` is the level of a relative import.
     """
 
     dots: int
@@ -61,18 +62,18 @@ class Import:
 class Definition:
     """A function, a class or a plain assignment at the top level of a file.
 
-    Under the empty name, all other statements.
+    The definition with the empty name has all other statements.
 
     Args:
-        digests: Of it, and of the functions and classes in a class, by qualified name.
+        digests: Its digest, and those of the functions and classes in a class, by qualified name.
         is_run: Whether importing the file runs it, other than to define it: a decorator may
             register it.
-        names: The plain names in it: of its file's other definitions and imports, and of variables.
-        attributes: The names of attributes in it, and those in strings.
-        values: The dotted names that it uses for more than an attribute.
-        imports: What it imports.
+        names: Plain names in it: of the file's other definitions and imports, and of variables.
+        attributes: Names of attributes in it, and names in strings.
+        values: Dotted names that it uses for more than an attribute.
+        imports: Its imports.
         computes: Whether it may find functions or classes by names that its text does not have.
-        hides: Whether it imports what its text does not name.
+        hides: Whether it may import modules that its text does not name.
     """
 
     digests: dict[str, str] = field(default_factory=dict[str, str])
@@ -86,19 +87,21 @@ class Definition:
 
 
 Syntax = Mapping[str, Definition]
-"""The parts of a file by name."""
+"""Parts of a file by name."""
 
 
 def read(file: str) -> Syntax:
     """Read a file's syntax.
 
-    OSError if it cannot be read, SyntaxError or ValueError if it is not Python.
+    Raises:
+        OSError: It cannot be read.
+        SyntaxError, ValueError: It is not Python.
     """
     return _read(file, *_state(file))
 
 
 def raw_digest(file: str) -> str:
-    """The SHA-256 of a file's bytes."""
+    """Return the SHA-256 of a file's bytes."""
     return _raw_digest(file, *_state(file))
 
 
@@ -107,12 +110,13 @@ def _state(file: str) -> tuple[int, int, int]:
     return facts.st_mtime_ns, facts.st_size, facts.st_ino
 
 
+# The file's state is part of the key, so that an edited file is read again; all points of a sweep
+# share the result
 @functools.lru_cache(4096)
 def _read(file: str, *state: int) -> Syntax:
-    """Cached for all points of a sweep."""
     with open(file, "rb") as handle:
         tree = ast.parse(handle.read())
-    parts, said = dict[str, Definition](), dict[str, dict[str, list[str]]]()
+    parts, contents = dict[str, Definition](), dict[str, dict[str, list[str]]]()
     for node in tree.body:
         if (
             isinstance(node, ast.If)
@@ -127,11 +131,11 @@ def _read(file: str, *state: int) -> Syntax:
             or bool(getattr(node, "decorator_list", ()))
             or (isinstance(node, _DEFINITIONS) and name.startswith("__"))
         )
-        _collect(node, name, said.setdefault(name, {}), _Writer(part))
-    for name, texts in said.items():
+        _collect(node, name, contents.setdefault(name, {}), _Writer(part))
+    for name, texts in contents.items():
         parts[name].digests = {
-            inner: hashlib.sha256("\n".join(some).encode("utf-8", "surrogatepass")).hexdigest()[:16]
-            for inner, some in texts.items()
+            inner: hashlib.sha256("\n".join(x).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+            for inner, x in texts.items()
         }
     return parts
 
@@ -146,7 +150,7 @@ _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 def _bound_name(node: ast.stmt) -> str:
-    """The name that a statement binds if it does nothing else; empty for any other statement."""
+    """Return the name that a statement binds, or "" if it does anything else."""
     if isinstance(node, _DEFINITIONS):
         return node.name
     target = (
@@ -160,15 +164,16 @@ def _bound_name(node: ast.stmt) -> str:
     return target.id if isinstance(target, ast.Name) and not calls else ""
 
 
-def _collect(node: ast.stmt, name: str, said: dict[str, list[str]], writer: _Writer) -> None:
-    """Store a statement's content under its name, with placeholders for the functions and classes
-    in a class, which have entries of their own.
+def _collect(node: ast.stmt, name: str, contents: dict[str, list[str]], writer: _Writer) -> None:
+    """Store a statement's content under its name.
+
+    The functions and classes in a class have entries of their own, and leave placeholders in it.
     """
     if not isinstance(node, ast.ClassDef):
         if text := writer.write(node):
-            said.setdefault(name, []).append(text)
+            contents.setdefault(name, []).append(text)
         return
-    own = said.setdefault(name, [])
+    own = contents.setdefault(name, [])
     own.append(
         writer.write(
             [node.bases, node.keywords, node.decorator_list, getattr(node, "type_params", [])]
@@ -176,28 +181,25 @@ def _collect(node: ast.stmt, name: str, said: dict[str, list[str]], writer: _Wri
     )
     for inner in node.body:
         own += [f"def {inner.name}"] if isinstance(inner, _DEFINITIONS) else []
-        _collect(
-            inner, f"{name}.{inner.name}" if isinstance(inner, _DEFINITIONS) else name, said, writer
-        )
+        inner_name = f"{name}.{inner.name}" if isinstance(inner, _DEFINITIONS) else name
+        _collect(inner, inner_name, contents, writer)
 
 
 class _Writer:
-    """Writes syntax trees as text, identical in every Python version, and notes in a part what they
-    name and import.
-    """
+    """Writes syntax trees as text, the same in every Python version; notes names and imports."""
 
     def __init__(self, part: Definition) -> None:
         self._part = part
         self._for_types = False
 
     def write(self, node: Any, *, is_base: bool = False) -> str:
-        """A node, a list of nodes or a plain value.
+        """Return the text of a node, a list of nodes or a plain value.
 
-        Empty for code without effect. `is_base`: the text takes an attribute of it.
+        Empty for code without effect. `is_base`: whether the text takes an attribute of it.
         """
         kind = type(node)
+        # Names, attributes and constants come first, since they are most of a tree
         if kind is ast.Name or kind is ast.Attribute:
-            # These three are most of a tree
             if not self._for_types:
                 self._note_name(node, is_base=is_base)
             return (
@@ -210,13 +212,13 @@ class _Writer:
                 self._part.attributes.update(re.split("[.:]", node.value))
             return f"Constant({node.value!r})"
         if kind is list:
-            return f"[{','.join([text for one in node if (text := self.write(one))])}]"
+            return f"[{','.join([text for x in node if (text := self.write(x))])}]"
         if not isinstance(node, ast.AST):
             return repr(node)
         if isinstance(node, ast.Pass) or (
             isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         ):
-            # Including docstrings
+            # Such an expression may be a docstring
             return ""
         if not self._for_types:
             self._note(node)
@@ -278,9 +280,9 @@ def _fields(kind: type[ast.AST]) -> list[str]:
 
 
 def _dotted(node: ast.expr) -> str:
-    """The text of a name with attributes.
+    """Return the text of a name with attributes.
 
-    It begins with a dot if it is an attribute of something else.
+    It begins with a dot if it is an attribute of an expression.
     """
     return (
         f"{_dotted(node.value)}.{node.attr}"
@@ -300,12 +302,12 @@ def _callee_name(node: ast.expr) -> str:
 
 
 def _literal(call: ast.Call) -> str:
-    """The only argument of a call, if it is a literal absolute name."""
-    first = call.args[0] if len(call.args) == 1 and not call.keywords else None
+    """Return the only argument of a call, if it is a literal absolute name."""
+    argument = call.args[0] if len(call.args) == 1 and not call.keywords else None
     return (
-        first.value
-        if isinstance(first, ast.Constant)
-        and isinstance(first.value, str)
-        and not first.value.startswith(".")
+        argument.value
+        if isinstance(argument, ast.Constant)
+        and isinstance(argument.value, str)
+        and not argument.value.startswith(".")
         else ""
     )

@@ -1,4 +1,4 @@
-"""Tensors by name in a file without code: a .safetensors file."""
+"""Reads and writes .safetensors files: tensors by name, without code."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ from samewise.runner.records.files import write_atomically
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors in a file, on the CPU.
+    """Return the tensors in a file, on the CPU.
 
-    ValueError if it is not such a file or is cut short, OSError if it cannot be read.
+    Raises:
+        ValueError: It is not such a file, is cut short, or does not fit into memory.
+        OSError: It cannot be read.
     """
     if path.exists() and not path.is_file():
         raise ValueError("it is not a regular file")
@@ -36,16 +38,19 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 def write_tensors(
     path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str] | None = None
 ) -> None:
-    """Write tensors in row-major order.
+    """Write tensors in row-major order; the same tensors give the same bytes.
 
-    The same tensors give the same bytes. `about` becomes the header's `__metadata__`.
+    Args:
+        path: The file.
+        tensors: Tensors by name.
+        about: Entries of the header's `__metadata__`.
     """
-    # copies, since the format does not take tensors that share memory
+    # Copies, since the format does not take tensors that share memory
     content = save(
         {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     )
     if about:
-        # by hand, since the library writes entries of the metadata in another order each time
+        # By hand, since the library writes entries of the metadata in another order each time
         start = 8 + int.from_bytes(content[:8], "little")
         header = json.dumps(
             {"__metadata__": dict(about), **json.loads(content[8:start])}, separators=(",", ":")

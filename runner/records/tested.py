@@ -1,6 +1,4 @@
-"""The newest releases that samewise was tested with: `make test` or `make test-newest` ran with
-them.
-"""
+"""Lists the newest releases that `make test` or `make test-newest` ran with."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from samewise.runner.records.files import (
 )
 from samewise.runner.records.trace_reader import algorithm_of, parse_line
 
-# In the order in which a step computes them: the first that differs says where the step parted.
+# In the order in which a step computes them: the first that differs says where two steps parted
 STAGES = {
     "batch": "the data: a different batch was loaded",
     "input": "the transforms: the same batch became a different input",
@@ -37,8 +37,9 @@ STAGES = {
 
 
 def parameters_in(head: Mapping[str, Any]) -> list[str]:
-    """The names of the parameters in a trace's head, with those that a hook gives some of them in
-    the model's state_dict.
+    """Return the names of the parameters in a trace's head.
+
+    Includes those by which a hook renames parameters in the model's state_dict.
     """
     return [*head.get("gradients", ()), *head.get("renamed", ())]
 
@@ -46,8 +47,13 @@ def parameters_in(head: Mapping[str, Any]) -> list[str]:
 def describe_stage(
     stage: str, layer: str, head: Mapping[str, Any], settings: Collection[str] = ()
 ) -> str:
-    """What it means that a stage is the first to differ, first in this layer, in a trace with this
-    head, if these settings differ.
+    """Explain what the first difference of a step means.
+
+    Args:
+        stage: The first stage that differs, a key of `STAGES`.
+        layer: The first layer that differs in it.
+        head: The trace's head.
+        settings: The settings that differ.
     """
     if stage == "weights" and layer and layer not in parameters_in(head):
         return "the forward pass: it gave the same loss and gradients, but other values in a buffer"
@@ -64,30 +70,29 @@ def describe_stage(
 
 
 ANYWHERE = ("batch", "loss")
-"""The stages that are told alike by every algorithm."""
+"""Stages whose digests are the same by every algorithm."""
 
+# Seconds between writes if lines come faster: a system call for each line would take a tenth of a
+# small network's step
 _EVERY_S = 0.1
-"""The interval between writes if lines come faster: a system call for each would be a tenth of a
-small network's step."""
 
 
 class Trace:
     """Writes `trace.jsonl`.
 
     The first line names the parameters and buffers, and has digests of the initial ones; each other
-    line describes a step.
-
-    A line holds no time and no path, so two runs that are the same have the same file.
+    line describes a step. A line holds no time and no path, so two runs that are the same have the
+    same file.
 
     Args:
         path: The file.
-        model: Its parameters' gradients, and its state, are digested.
-        digests_of: Begins to digest some tensors by an algorithm, and gives what reads the digests,
-            on the process that writes; all processes call it.
-        algorithm: Of `ALGORITHMS`: how tensors are digested. An existing file keeps its own.
-        shards: Into how many parts each parameter was cut for that.
-        every_steps: Record every so many steps; 0: never.
-        layers_every_steps: Record a digest for each parameter every so many steps; 0: never.
+        model: Its gradients and its state are digested.
+        digests_of: Begins to digest tensors by an algorithm, and returns a function that reads the
+            digests on the process that writes; all processes call it.
+        algorithm: One of `ALGORITHMS`. An existing file keeps its own.
+        shards: Number of parts into which each parameter is split to be digested.
+        every_steps: Steps between lines; 0: no lines.
+        layers_every_steps: Steps between lines with a digest for each parameter; 0: no such lines.
     """
 
     def __init__(
@@ -114,17 +119,18 @@ class Trace:
             **dict(model.named_parameters(remove_duplicate=False)),
             **dict(model.named_buffers(remove_duplicate=False)),
         }
-        self._is_made = any(own.get(name) is not tensor for name, tensor in self._state.items())
-        """Whether the model itself makes or names some of its state, by get_extra_state or a hook,
-        so that it has to be asked for it at each step."""
-        held = [(path, one._buffers) for path, one in model.named_modules(remove_duplicate=False)]  # pyright: ignore[reportPrivateUsage]
+        # A model may make or name some of its state itself, by get_extra_state or a hook: then
+        # its state_dict is taken at each step
+        self._is_computed = any(own.get(name) is not tensor for name, tensor in self._state.items())
+        # A module replaces a buffer by assigning to it, so its own mapping of them is needed
+        module_buffers = [(x, m._buffers) for x, m in model.named_modules(remove_duplicate=False)]  # pyright: ignore[reportPrivateUsage]
         self._buffers = [
             (key, name, buffers)
-            for path, buffers in held
+            for prefix, buffers in module_buffers
             for name in buffers.keys()  # noqa: SIM118
-            if (key := f"{path}.{name}".lstrip(".")) in self._state
+            if (key := f"{prefix}.{name}".lstrip(".")) in self._state
         ]
-        trained = {id(one) for one in self._parameters}
+        trained = {id(parameter) for parameter in self._parameters}
         renamed = [
             name
             for name, tensor in self._state.items()
@@ -136,28 +142,27 @@ class Trace:
             **({"renamed": renamed} if renamed else {}),
         }
         self._chain = 0
+        # Both read digests of the current step: of the gradients of each phase, and of the weights
         self._gradients: list[Callable[[], list[int]]] = []
         self._weights: Callable[[], list[int]] = list
-        """These two read the digests of the current step, once they have been begun: of the
-        gradients of each phase, and of the weights."""
-        self._begun: Callable[[], None] | None = None
-        """Writes the line of the newest step, once its digests can be read."""
+        # Writes the line of the newest step, once its digests can be read
+        self._pending: Callable[[], None] | None = None
         self._file: BinaryIO | None = None
         self._lines = list[bytes]()
         self._write_at = 0.0
         self._last = b"{}"
 
     def digest_initial(self) -> Callable[[], list[int]] | None:
-        """Begin to digest the weights with which training begins, for `open`.
-
-        All processes call it.
-        """
+        """Begin to digest the initial weights, for `open`; all processes call it."""
         return self._digest_state() if self._every else None
 
     def open(self, step: int, chain: int, initial: Callable[[], list[int]] | None = None) -> None:
-        """Continue after `step`: later lines are removed, since their steps will be computed again.
+        """Continue after `step`, and remove later lines, whose steps will be computed again.
 
-        `initial`: for the head of a new file.
+        Args:
+            step: The last step whose line stays.
+            chain: The digest of all lines up to it.
+            initial: Reads the digests of the initial weights, for the head of a new file.
         """
         self._chain = chain
         if not self._every:
@@ -173,11 +178,9 @@ class Trace:
                 if self.algorithm == XXH3
                 else {"format": 2, "algorithm": self.algorithm}
             )
-            begun = {"initial": {"step": step, "weights": shorten(initial())}} if initial else {}
-            self._path.write_text(
-                json.dumps({**form, **self._shards, **self._names, **begun}, separators=(",", ":"))
-                + "\n"
-            )
+            start = {"initial": {"step": step, "weights": shorten(initial())}} if initial else {}
+            head = {**form, **self._shards, **self._names, **start}
+            self._path.write_text(json.dumps(head, separators=(",", ":")) + "\n")
         self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 (closed by `close`)
         fsync_folder(self._path.parent)
 
@@ -194,19 +197,26 @@ class Trace:
             self._weights = self._digest_state()
 
     def _digest_state(self) -> Callable[[], list[int]]:
-        if self._is_made:
-            made = self._model.state_dict(keep_vars=True)
-            self._state = {name: made.get(name) for name in self._state}
-        for key, name, held in self._buffers:
-            if held[name] is not self._state[key]:
-                # The model has assigned another tensor
-                self._state[key] = held[name]
+        if self._is_computed:
+            state = self._model.state_dict(keep_vars=True)
+            self._state = {name: state.get(name) for name in self._state}
+        for key, name, buffers in self._buffers:
+            # A model may assign another tensor to a buffer
+            if buffers[name] is not self._state[key]:
+                self._state[key] = buffers[name]
         return self._digests(list(self._state.values()), self.algorithm)
 
     def record(self, step: int, *, batch: int, inputs: int, loss: float) -> None:
-        """Write the step's line, whose digests have been begun.
+        """Write the step's line once its digests can be read.
 
-        On a device only once the next step's is started, or when it is requested.
+        On a device that is when the next step's line is recorded, or when `chain` or `last` is
+        read.
+
+        Args:
+            step: The step, from 1.
+            batch: Digest of the step's batches as loaded.
+            inputs: Digest of the model's inputs.
+            loss: The step's loss.
         """
         if not self.records(step):
             return
@@ -214,14 +224,14 @@ class Trace:
         gradients, weights = self._gradients, self._weights
         self._gradients, self._weights = [], list
         if self._file:
-            self._begun = partial(self._line, step, batch, inputs, loss, gradients, weights)
+            self._pending = partial(self._line, step, batch, inputs, loss, gradients, weights)
         if self.algorithm == XXH3:
             self._write()
 
     def _write(self) -> None:
-        begun, self._begun = self._begun, None
-        if begun:
-            begun()
+        write_line, self._pending = self._pending, None
+        if write_line:
+            write_line()
 
     def _line(
         self,
@@ -232,29 +242,32 @@ class Trace:
         phases: Sequence[Callable[[], list[int]]],
         read_weights: Callable[[], list[int]],
     ) -> None:
-        each, weights = [read() for read in phases], read_weights()
-        gradients = each[0] if len(each) == 1 else [combine(one) for one in zip(*each, strict=True)]
+        by_phase, weights = [read() for read in phases], read_weights()
+        gradients = (
+            by_phase[0] if len(by_phase) == 1 else [combine(x) for x in zip(*by_phase, strict=True)]
+        )
         total = combine(gradients), combine(weights)
         self._chain = combine([self._chain, batch, inputs, *total])
-        layers = self._layers_every and step % self._layers_every == 0
-        by_layer = (
+        has_layers = self._layers_every and step % self._layers_every == 0
+        layers = (
             f',"layers":{{"gradients":"{shorten(gradients)}","weights":"{shorten(weights)}"}}'
-            if layers
+            if has_layers
             else ""
         )
+        # Formatted by hand, in a third of a JSON encoder's time
         head = f'"step":{step},"batch":"{batch:016x}","input":"{inputs:016x}","loss":"{loss.hex()}"'
-        digests = f'"gradients":"{total[0]:016x}","weights":"{total[1]:016x}","chain":"{self._chain:016x}"'
-        # In a third of a JSON encoder's time
-        self._last = f"{{{head},{digests}{by_layer}}}\n".encode()
+        digests = f'"gradients":"{total[0]:016x}","weights":"{total[1]:016x}"'
+        chain = f'"chain":"{self._chain:016x}"'
+        self._last = f"{{{head},{digests},{chain}{layers}}}\n".encode()
         self._lines.append(self._last)
         if time.monotonic() >= self._write_at:
             self._write_lines()
 
     def _write_lines(self) -> None:
-        left, self._lines = b"".join(self._lines), []
-        while left and self._file:
-            # A nearly full disk takes a part, and only reports how much
-            left = left[self._file.write(left) :]
+        rest, self._lines = b"".join(self._lines), []
+        # A nearly full disk takes a part, and only reports how much
+        while rest and self._file:
+            rest = rest[self._file.write(rest) :]
         self._write_at = time.monotonic() + _EVERY_S
 
     def records(self, step: int) -> bool:
@@ -262,8 +275,10 @@ class Trace:
         return bool(self._every) and step % self._every == 0
 
     def digests(self, step: int, batch: Any, inputs: Any) -> tuple[tuple[int, Any], ...]:
-        """The digests of a micro-batch of `step` as loaded and as the model's input, or a function
-        that reads them; none if the step gets no line.
+        """Return the digests of a micro-batch of `step`, or nothing if the step gets no line.
+
+        The one pair has the digest of the batch as loaded, and that of the model's input or a
+        function that reads it.
         """
         if not self.records(step):
             return ()
@@ -276,7 +291,7 @@ class Trace:
 
     @property
     def chain(self) -> int:
-        """The digest of all lines, which are in the file then."""
+        """The digest of all lines, which are written to the file first."""
         self._write()
         self._write_lines()
         return self._chain
@@ -284,7 +299,8 @@ class Trace:
     def sync(self) -> None:
         """Make the lines up to `chain` durable, before the checkpoint that holds it.
 
-        A TrainingError if that fails.
+        Raises:
+            TrainingError: The disk fails.
         """
         try:
             if self._file:
@@ -307,8 +323,7 @@ class Trace:
                 self._write()
                 self._write_lines()
             except OSError as error:
-                # Training ends for another reason: at a checkpoint, and so at the end of a run, the
-                # lines are written already
+                # Lines remain only if training ends early: before each checkpoint all are written
                 print(
                     f"warning: {self._path}: its last lines cannot be written: {error.strerror}",
                     file=sys.stderr,
@@ -326,27 +341,25 @@ class Trace:
 
 
 def _drop_after(path: Path, *, after: int) -> bool:
-    """Remove the lines after that of a step up to `after`.
+    """Remove the lines after that of a step up to `after`; return whether any line is left.
 
-    False if there is nothing in the file to continue from.
-
-    A line before that which cannot be read stays as it is; a file without one that can is set
-    aside.
+    A line before it that cannot be read stays; a file without a readable line is set aside.
     """
     end = at = 0
-    spoilt, suspect = list[int](), list[int]()
+    unreadable, recent = list[int](), list[int]()
     for number, text in read_lines(path) if after else ():
         at += len(text)
         line = parse_line(text)
         if line is None:
-            suspect.append(number)
+            recent.append(number)
             continue
         if line.get("step", 0) > after:
             break
-        end, spoilt, suspect = at, spoilt + suspect, []
+        # Only unreadable lines before a line that stays are left in the file
+        end, unreadable, recent = at, unreadable + recent, []
     if end:
         os.truncate(path, end)
-    for number in spoilt:
+    for number in unreadable:
         print(
             f"warning: {path}: line {number} cannot be read; it is left as it is", file=sys.stderr
         )
@@ -360,5 +373,5 @@ def _drop_after(path: Path, *, after: int) -> bool:
 
 
 def shorten(numbers: Sequence[int]) -> str:
-    """32 bits of each digest, in hexadecimal: enough to find the layer that differs."""
+    """Return 32 bits of each digest in hexadecimal, enough to find the layer that differs."""
     return pack(f">{len(numbers)}I", *(number & 0xFFFFFFFF for number in numbers)).hex()

@@ -1,4 +1,4 @@
-"""Reads traces: of a whole run, for comparison, or only the lines that lead to its checkpoints."""
+"""Reads traces: whole, for comparison, or only the lines that lead to a run's checkpoints."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from samewise.runner.records.folder import RunFolder
 
 
 def read_trace(path: Path) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
-    """A trace's head, and its lines by step.
+    """Return a trace's head, and its lines by step.
 
     A missing file is an empty trace; an incomplete last line is left out.
 
-    DamagedFile if a line is not what was written, so that a comparison with it would be
-    meaningless.
+    Raises:
+        DamagedFile: A line is not as it was written, so that a comparison would mean nothing.
     """
-    head, lines, before = dict[str, Any](), dict[int, dict[str, Any]](), None
+    head, lines, previous = dict[str, Any](), dict[int, dict[str, Any]](), None
     for number, text in read_lines(path):
         if not text.endswith(b"\n"):
             break
@@ -39,23 +39,23 @@ def read_trace(path: Path) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
             algorithm_of(path, head := line)
             continue
         step = line["step"]
-        chain = 0 if step == 1 else before
+        chain = 0 if step == 1 else previous
         if chain is not None and not _follows(line, chain):
             raise damaged_file(
                 path,
                 f"line {number} does not follow from the one before "
                 f"it{f' (steps {max(lines)} and {step})' if lines else ''}",
             )
-        before = int(line["chain"], 16)
+        previous = int(line["chain"], 16)
         lines[step] = line
     return head, lines
 
 
 def read_trace_of(folder: RunFolder) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
-    """A run's trace.
+    """Return the head and the lines of a run's trace.
 
-    DamagedFile if `read_trace` finds it damaged, or if it is empty or shorter than the summary, if
-    there is one, says.
+    Raises:
+        DamagedFile: The trace is damaged, empty, or shorter than the summary says.
     """
     head, lines = read_trace(folder.trace)
     summary = read_json(folder.summary, shapes.SUMMARY) or {}
@@ -65,31 +65,27 @@ def read_trace_of(folder: RunFolder) -> tuple[dict[str, Any], dict[int, dict[str
     every = _interval(folder, lines)
     last = steps - steps % every if lines and every else 0
     if lines and max(lines) < last and summary.get("trace_sha256") == sha256(folder.trace):
-        words = (
-            f"`steps` was altered: it is {steps}, and the trace, which is the one that the "
-            f"summary was written with, ends at step {max(lines)}"
+        message = (
+            f"`steps` was altered: it is {steps}, but the trace that the summary was written "
+            f"with ends at step {max(lines)}"
         )
-        raise DamagedFile(Problem(str(folder.summary), words))
+        raise DamagedFile(Problem(str(folder.summary), message))
     if lines and max(lines) < last:
         raise damaged_file(folder.trace, f"it ends at step {max(lines)}, but the run took {steps}")
     return head, lines
 
 
 def _interval(folder: RunFolder, lines: Collection[int]) -> int:
-    """How many steps apart the last lines of a run's trace should be, by its config, which may have
-    been changed when it was resumed; 0: there are none.
-    """
-    found = re.search(
+    """Return the steps between a trace's last lines, by the run's config; 0 without lines."""
+    # By the config and not by the lines, since a resumed run may have another interval
+    match = re.search(
         r"^trace:\n(?:  .*\n)*?  every_steps: (\d+)$", read_text(folder.config) or "", re.MULTILINE
     )
-    return int(found[1]) if found else min(lines, default=0)
+    return int(match[1]) if match else min(lines, default=0)
 
 
 def missing_start(lines: Mapping[int, Any]) -> str:
-    """A sentence if a trace does not begin at the first step that it should have.
-
-    Otherwise empty.
-    """
+    """Return a sentence if a trace lacks its first steps, otherwise ""."""
     first, second = [*sorted(lines), 0, 0][:2]
     return (
         f"its trace begins at step {first}: the steps before were not compared"
@@ -109,7 +105,7 @@ def _require_line(path: Path, number: int, text: bytes) -> dict[str, Any]:
 
 
 def algorithm_of(path: Path, head: Mapping[str, Any]) -> str:
-    """The digest algorithm of a trace; DamagedFile if it is unknown."""
+    """Return the digest algorithm of a trace; raise DamagedFile if it is unknown."""
     name = head.get("algorithm", XXH3)
     if name not in ALGORITHMS:
         raise damaged_file(
@@ -120,23 +116,24 @@ def algorithm_of(path: Path, head: Mapping[str, Any]) -> str:
 
 
 def lines_before(path: Path, steps: Collection[int]) -> dict[int, dict[str, Any]]:
-    """For each step, in order, the last line of a trace up to it that can be read.
+    """Return for each step, in order, the last readable line of a trace up to it.
 
-    If there is none, the first after it, or an empty one.
+    If there is none, the first line after it, or an empty one.
     """
-    found, pending, last = dict[int, dict[str, Any]](), sorted(steps), dict[str, Any]()
+    by_step, pending, last = dict[int, dict[str, Any]](), sorted(steps), dict[str, Any]()
     for line in (
         line for _, text in read_lines(path) if (line := parse_line(text)) and "step" in line
     ):
         while pending and pending[0] < line["step"]:
-            found[pending.pop(0)] = last or line
+            by_step[pending.pop(0)] = last or line
         last = line
-    return found | dict.fromkeys(pending, last)
+    return by_step | dict.fromkeys(pending, last)
 
 
 def leads_to(line: Mapping[str, Any], step: int, chain: int) -> bool:
-    """Whether a trace with this line of `lines_before` leads to a checkpoint of `step` that holds
-    `chain`.
+    """Whether a trace with this line of `lines_before` leads to a checkpoint that holds `chain`.
+
+    `step` is the checkpoint's.
     """
     if not line:
         return chain == 0
@@ -144,10 +141,8 @@ def leads_to(line: Mapping[str, Any], step: int, chain: int) -> bool:
 
 
 def _follows(line: Mapping[str, Any], chain: int) -> bool:
-    return (
-        line["chain"]
-        == f"{combine([chain, *(int(line[name], 16) for name in ('batch', 'input', 'gradients', 'weights'))]):016x}"
-    )
+    digests = [int(line[name], 16) for name in ("batch", "input", "gradients", "weights")]
+    return line["chain"] == f"{combine([chain, *digests]):016x}"
 
 
 def parse_line(text: bytes) -> dict[str, Any] | None:

@@ -1,10 +1,9 @@
-"""Which runs and sweeps this user has made or trusts: those signed with a key that only the user
-can read.
+"""Signs the runs and sweeps that this user has made or trusts, with a key that only they can read.
 
-A run's config.yaml names the classes that `eval`, `predict` and `verify` make; a sweep's sweep.json
-names the launcher, and the overrides that `samewise sweep` runs again. In a folder that was
-received they are a stranger's words. A digest in the folder would be the stranger's own, so the
-signature has a key: HMAC-SHA256 over the file's bytes, kept beside it in `.signature`. Imports
+A run's config.yaml names the classes that `eval`, `predict` and `verify` instantiate; a sweep's
+sweep.json names the launcher, and the overrides that `samewise sweep` runs again. In a received
+folder they are a stranger's text. A digest in the folder would be the stranger's own, so the
+signature has a key: HMAC-SHA256 over the file's bytes, stored beside it in `.signature`. Imports
 neither torch nor mlflow.
 """
 
@@ -30,10 +29,14 @@ _KEY_DIGITS = 64
 
 
 def sign(file: Path, text: str | None = None) -> bool:
-    """Record that this user has made, or trusts, a run's config.yaml or a sweep's sweep.json, whose
-    text is about to be written.
+    """Record that this user has made, or trusts, a config.yaml or a sweep.json.
 
-    Returns whether it could be: without a home that can be written, nothing is signed.
+    Args:
+        file: The file.
+        text: The text that is about to be written to it; None: its present text.
+
+    Returns:
+        Whether it is signed: without a home that can be written, nothing is.
     """
     key, text = _key(), read_text(file) if text is None else text
     if key is None or text is None:
@@ -41,7 +44,7 @@ def sign(file: Path, text: str | None = None) -> bool:
     try:
         write_atomically(_signature_file(file), _signature(key, file, text) + "\n")
     except TrainingError:
-        # The folder cannot be written: trusted this time only
+        # The folder cannot be written: it is trusted this time only
         return False
     return True
 
@@ -65,7 +68,7 @@ def is_signed(file: Path) -> bool:
 def is_trusted(file: Path, *, trust: bool) -> bool:
     """Whether this user has signed the file, or trusts it now (`--trust`), which is recorded.
 
-    Read the file first, so that no damaged one is trusted.
+    Read the file first, so that no damaged file is trusted.
     """
     if is_signed(file):
         return True
@@ -78,14 +81,13 @@ def is_trusted(file: Path, *, trust: bool) -> bool:
 
 
 def require(file: Path, *, trust: bool, uses: str, received: str = "") -> None:
-    """Raise a ConfigError for a folder that this user has neither made nor trusts: it has no
-    signature of this user's.
+    """Raise a ConfigError for a file without a signature of this user's.
 
     Args:
-        file: Its config.yaml or sweep.json.
-        trust: As in `is_trusted`.
-        uses: What the command is about to do with the file's content.
-        received: What the user named, if the folder was unpacked from it for this command alone.
+        file: A config.yaml or sweep.json.
+        trust: Whether the user trusts it now, as in `is_trusted`.
+        uses: The effect of the command on the file's content, for the message.
+        received: The name by which the user called it, if it was unpacked for this command alone.
     """
     if not is_trusted(file, trust=trust):
         hint = (
@@ -93,22 +95,22 @@ def require(file: Path, *, trust: bool, uses: str, received: str = "") -> None:
             f"{'it' if received else 'the folder'}, add "
             f"--trust{'' if received else '; it is remembered'}"
         )
-        named = received or (file.parent if file.name in _OF_FOLDERS else file)
-        yours = (
+        path = received or (file.parent if file.name in _OF_FOLDERS else file)
+        unsigned = (
             f"{NOT_YOURS}: someone else made it, it was altered, or you made it with another "
             "home directory or an early version"
         )
         raise ConfigError(
             Problem(
-                str(named),
-                "does not show who made it, even if you did" if received else yours,
+                str(path),
+                "does not show who made it, even if you did" if received else unsigned,
                 hint=hint,
             )
         )
 
 
 def _signature_file(file: Path) -> Path:
-    """The signature's path; a config that was copied under another name has its own."""
+    """Return the signature's path; a config that was copied under another name has its own."""
     return file.with_name(SIGNATURE if file.name in _OF_FOLDERS else f".{file.name}{SIGNATURE}")
 
 
@@ -119,11 +121,11 @@ def _signature(key: str, file: Path, text: str) -> str:
 
 
 def _key() -> str | None:
-    """The user's key, created if missing; None if that fails."""
+    """Return the user's key, created if missing; None if that fails."""
     try:
         home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     except RuntimeError:
-        # A user without a home, as in containers
+        # In containers a user may have no home
         return None
     file = home / "samewise" / "key"
     try:
@@ -146,7 +148,7 @@ def _read(file: Path) -> str | None:
 
 
 def _make(file: Path) -> None:
-    """Created atomically: if two processes create the key at once, both read the first one's."""
+    """Create the key."""
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     temporary = file.with_name(f".key.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:
@@ -156,6 +158,8 @@ def _make(file: Path) -> None:
             handle.write(secrets.token_hex(_KEY_DIGITS // 2) + "\n")
             handle.flush()
             os.fsync(handle.fileno())
+        # A link, unlike a rename, replaces nothing: of two processes that create the key at once,
+        # both read the key of the first
         with contextlib.suppress(FileExistsError):
             os.link(temporary, file)
     finally:

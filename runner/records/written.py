@@ -1,6 +1,4 @@
-"""Whether a value as Python writes it, its repr, leaves out nothing: then its digest is taken of
-that.
-"""
+"""Tells whether a value's repr is complete: then the value's digest is that of its repr."""
 
 from __future__ import annotations
 
@@ -48,15 +46,16 @@ WRITTEN = PLAIN | {
         torch.memory_format,
     ),
 }
-"""The types whose repr leaves out nothing, besides those of what they contain."""
+"""Types whose repr is complete if those of their contents are."""
 
 _REPRS = {kind.__repr__ for kind in WRITTEN}
 _ENUM_REPRS = {kind.__repr__ for kind in (Enum, Flag, IntEnum, IntFlag, StrEnum)}
 
 
 def is_written_whole(value: Any) -> bool:
-    """Whether a value's repr leaves out nothing: it is of a type known for that, or contains such
-    values only. A class's own `__repr__` is not trusted.
+    """Whether a value's repr is complete: its type and its contents' types are known for that.
+
+    A class's own `__repr__` is not trusted.
     """
     kind = type(value)
     if (
@@ -74,21 +73,21 @@ def is_written_whole(value: Any) -> bool:
     if kind is slice:
         return all(map(is_written_whole, (value.start, value.stop, value.step)))
     if is_dataclass(value):
-        # A repr that dataclass generated
-        written = getattr(kind.__repr__, "__wrapped__", None)
-        if getattr(getattr(written, "__code__", None), "co_filename", "") != "<string>":
+        # The code of a repr that @dataclass has generated is in no file
+        generated = getattr(kind.__repr__, "__wrapped__", None)
+        if getattr(getattr(generated, "__code__", None), "co_filename", "") != "<string>":
             return False
-        return all(one.repr and is_written_whole(getattr(value, one.name)) for one in fields(value))
+        return all(x.repr and is_written_whole(getattr(value, x.name)) for x in fields(value))
     return kind.__repr__ in _REPRS and not object.__getstate__(value)
 
 
 def written_set(value: Any) -> str:
-    """The repr of a set or frozenset with its elements in order."""
+    """Return the repr of a set or frozenset with its elements in order."""
     try:
-        written = list(map(repr, sorted(value)))
+        reprs = list(map(repr, sorted(value)))
     except TypeError:
-        written = sorted(map(repr, value))
-    if not written:
+        reprs = sorted(map(repr, value))
+    if not reprs:
         return repr(value)
-    text = f"{{{', '.join(written)}}}"
+    text = f"{{{', '.join(reprs)}}}"
     return text if type(value) is set else f"frozenset({text})"

@@ -39,19 +39,19 @@ def problems(composed: Composed, project: Project) -> list[Problem]:
 
 
 def _commands_are_yours(composed: Composed, project: Project) -> Iterator[Problem]:
-    settings = flat(plain(composed.cfg.launcher) or {})
-    risky = {
+    given = flat(plain(composed.cfg.launcher) or {})
+    told = {
         path: value
-        for path, value in settings
+        for path, value in given
         if (isinstance(value, str) or "." in path) and path.partition(".")[0] not in HARMLESS
     }
-    for path, value in risky.items():
+    for path, value in told.items():
         origin, name = composed.set_by.get(f"launcher.{path}", ""), path.partition(".")[0]
         if not _is_yours(origin, project):
-            override = shlex.quote(
+            meant = shlex.quote(
                 f"launcher.{name}={_format_override(plain(composed.cfg.launcher)[name])}"
             )
-            hint = f"look at what it does; if you want it, give it on the command line: {override}"
+            hint = f"look at what it does; if you want it, give it on the command line: {meant}"
             expected = (
                 "the command line, or a launcher/NAME.yaml in the project's own folder of configs"
             )
@@ -68,17 +68,17 @@ def _commands_are_yours(composed: Composed, project: Project) -> Iterator[Proble
 def _addresses_are_yours(composed: Composed, project: Project) -> Iterator[Problem]:
     """Check who sets the addresses that a run is sent to, since the user's tokens go with it."""
     tracking = composed.cfg.tracking
-    addresses = (
+    told = (
         {name: str(tracking[name] or "") for name in ("uri", "artifact_location")}
-        if tracking.enabled and project.outside_configs
+        if tracking.enabled and project.given
         else {}
     )
     remote = {
         name: value
-        for name, value in addresses.items()
+        for name, value in told.items()
         if ("://" in value and not value.startswith("sqlite")) or value == "databricks"
     }
-    if tracking.enabled and project.outside_configs and "wandb" in tracking.report_to:
+    if tracking.enabled and project.given and "wandb" in tracking.report_to:
         remote["report_to"] = "[wandb]"
     for name, value in remote.items():
         origin = next(
@@ -89,15 +89,15 @@ def _addresses_are_yours(composed: Composed, project: Project) -> Iterator[Probl
             ),
             "",
         )
-        if any(Path(origin).is_relative_to(folder) for folder in project.outside_configs):
-            message = (
+        if any(Path(origin).is_relative_to(folder) for folder in project.given):
+            words = (
                 "is an address set by a config file, to which the run's records and your "
                 "tokens would be sent"
             )
             hint = f"if you want it, give it on the command line: tracking.{name}={value}"
             yield Problem(
                 f"tracking.{name}",
-                message,
+                words,
                 value,
                 "an address from the command line or from your own project",
                 hint,
@@ -119,5 +119,5 @@ def _is_yours(origin: str, project: Project) -> bool:
         return True
     file = Path(origin.rpartition(":")[0])
     return origin.startswith(f"{OURS}launcher/") or file.parent in [
-        folder / "launcher" for folder in project.configs if folder not in project.outside_configs
+        folder / "launcher" for folder in project.configs if folder not in project.given
     ]

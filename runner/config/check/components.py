@@ -54,7 +54,7 @@ def required_are_there(whole: Node) -> Iterator[Problem]:
     ):
         node = at(whole, path, "???")
         listed = isinstance(node, list) and all(
-            isinstance(item, Mapping) or _is_unresolved(item) for item in node
+            isinstance(one, Mapping) or _is_unresolved(one) for one in node
         )
         if not listed and node is not None and not _is_unresolved(node):
             yield Problem(
@@ -80,10 +80,10 @@ def required_are_there(whole: Node) -> Iterator[Problem]:
         and "_target_" in optimizer
         and (phases := _phase_keys(cast(Node, optimizer)))
     ):
-        message = f"mixes one optimizer for everything with one for each of: {', '.join(phases)}"
+        words = f"mixes one optimizer for everything with one for each of: {', '.join(phases)}"
         yield Problem(
             "optimizer",
-            message,
+            words,
             optimizer["_target_"],
             "one or the other",
             f"`optimizer@optimizer.{phases[0]}=CHOICE` chooses the optimizer of one phase",
@@ -91,7 +91,7 @@ def required_are_there(whole: Node) -> Iterator[Problem]:
     elif isinstance(optimizer, Mapping) and "_target_" not in optimizer:
         several = cast(Node, optimizer).values()
         if not several or not all(
-            isinstance(item, Mapping) and "_target_" in item for item in several
+            isinstance(one, Mapping) and "_target_" in one for one in several
         ):
             expected, hint = (
                 "a mapping with a _target_, or several of them by phase",
@@ -103,7 +103,7 @@ def required_are_there(whole: Node) -> Iterator[Problem]:
 def _phase_keys(optimizer: Node) -> list[str]:
     """The keys of the optimizer's node that contain an optimizer for one phase."""
     return [
-        name for name, node in optimizer.items() if isinstance(node, Mapping) and "_target_" in node
+        name for name, one in optimizer.items() if isinstance(one, Mapping) and "_target_" in one
     ]
 
 
@@ -122,29 +122,29 @@ def _problems_below(node: Any, path: str, packages: Sequence[str]) -> Iterator[P
 
 def _component_problems(node: Node, path: str, packages: Sequence[str]) -> Iterator[Problem]:
     try:
-        component = locate(node["_target_"], path, packages)
+        made = locate(node["_target_"], path, packages)
     except ConfigError as error:
         yield from error.problems
         return
     try:
-        parameters = inspect.signature(component).parameters
+        parameters = inspect.signature(made).parameters
     except (TypeError, ValueError):  # its arguments are unknown
         return
-    yield from _unknown_arguments(node, path, component)
-    yield from _missing_arguments(node, path, component, parameters)
-    yield from _mistyped_arguments(node, path, component, parameters)
+    yield from _unknown_arguments(node, path, made)
+    yield from _missing_arguments(node, path, made, parameters)
+    yield from _mistyped_arguments(node, path, made, parameters)
 
 
-def _unknown_arguments(node: Node, path: str, component: Callable[..., Any]) -> Iterator[Problem]:
-    names = argument_names(component)
+def _unknown_arguments(node: Node, path: str, made: Callable[..., Any]) -> Iterator[Problem]:
+    names = argument_names(made)
     if names is None:
         return
-    phases = _phase_keys(node) if path == "optimizer" else []
+    told = _phase_keys(node) if path == "optimizer" else []
     for key, value in node.items():
-        if key not in names and key not in SPECIAL and key not in phases:
+        if key not in names and key not in SPECIAL and key not in told:
             alike = nearest(key, (name for name in names if name != "params")) or "it takes none"
             remove = f"leave it out, or remove it with ~{path}.{key}"
-            reason = f"{component.__qualname__} {NO_SUCH_ARGUMENT}"
+            reason = f"{made.__qualname__} {NO_SUCH_ARGUMENT}"
             hint = (
                 f"{alike} Or {remove}" if alike.startswith("did you mean") else f"{remove}; {alike}"
             )
@@ -152,10 +152,7 @@ def _unknown_arguments(node: Node, path: str, component: Callable[..., Any]) -> 
 
 
 def _missing_arguments(
-    node: Node,
-    path: str,
-    component: Callable[..., Any],
-    parameters: Mapping[str, inspect.Parameter],
+    node: Node, path: str, made: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]
 ) -> Iterator[Problem]:
     if node.get("_partial_", False):
         return
@@ -174,20 +171,17 @@ def _missing_arguments(
             and name not in node
             and place >= positional
         ):
-            expected = describe_type(evaluate(parameter.annotation, component))
+            words = describe_type(evaluate(parameter.annotation, made))
             yield Problem(
                 f"{path}.{name}",
-                f"{component.__qualname__} needs this argument",
-                expected=expected,
+                f"{made.__qualname__} needs this argument",
+                expected=words,
                 hint=f"+{path}.{name}=VALUE",
             )
 
 
 def _mistyped_arguments(
-    node: Node,
-    path: str,
-    component: Callable[..., Any],
-    parameters: Mapping[str, inspect.Parameter],
+    node: Node, path: str, made: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]
 ) -> Iterator[Problem]:
     for name, parameter in parameters.items():
         if (
@@ -196,7 +190,7 @@ def _mistyped_arguments(
             and name not in SPECIAL
             and not _is_unresolved(node[name])
         ):
-            annotation = evaluate(parameter.annotation, component)
+            annotation = evaluate(parameter.annotation, made)
             if not fits(node[name], annotation) and not (
                 parameter.default is None and node[name] is None
             ):

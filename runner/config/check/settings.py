@@ -80,10 +80,10 @@ def problems_in(whole: Config) -> list[Problem]:
 
 
 def keys_are_known(cfg: Config) -> Iterator[Problem]:
-    keys = Experiment.__dataclass_fields__
+    known = Experiment.__dataclass_fields__
     for key, value in cfg.items():
-        if key not in keys:
-            yield Problem(key, "no such key", hint=nearest(key, keys))
+        if key not in known:
+            yield Problem(key, "no such key", hint=nearest(key, known))
         elif isinstance(value, Mapping) and (parts := _sections().get(key)):
             for part in cast(Config, value):
                 if part not in parts:  # +loader.x=1: Hydra adds it
@@ -93,14 +93,14 @@ def keys_are_known(cfg: Config) -> Iterator[Problem]:
 @cache
 def _sections() -> dict[str, list[str]]:
     """The keys of each section of the settings."""
-    factories = {
+    found = {
         field.name: field.default_factory
         for field in fields(Experiment)
         if field.default_factory is not MISSING
     }
     return {
         name: [key.name for key in fields(kind)]
-        for name, kind in factories.items()
+        for name, kind in found.items()
         if is_dataclass(kind)
     }
 
@@ -170,41 +170,41 @@ def batch_can_be_cut(cfg: Config) -> Iterator[Problem]:
 
 
 def monitor_has_a_mode(cfg: Config) -> Iterator[Problem]:
-    also, places = (
+    also, others = (
         at(cfg, "evaluate.also") or {},
         [("callbacks.early_stopping", "monitor"), ("scheduler", "metric")],
     )
-    monitors = [
+    given = [
         ("evaluate.monitor", "evaluate.mode", at(cfg, "evaluate.monitor"), at(cfg, "evaluate.mode"))
     ]
-    monitors += [
-        ("evaluate.also", f"evaluate.also.{name}", name, mode) for name, mode in also.items()
-    ]
-    monitors += [
+    given += [("evaluate.also", f"evaluate.also.{name}", name, mode) for name, mode in also.items()]
+    given += [
         (f"{part}.{key}", f"{part}.mode", at(cfg, f"{part}.{key}"), at(cfg, f"{part}.mode"))
-        for part, key in places
+        for part, key in others
         if at(cfg, f"{part}.{key}")
     ]
-    for path, of_mode, monitor, mode in monitors:
-        usual = mode_of(str(monitor))
+    for path, of_mode, monitor, mode in given:
+        wanted = mode_of(str(monitor))
         if "${" in str(monitor):
             continue
         if "/" not in str(monitor):
-            suggestion = "valid/" + re.sub(r"^(val|valid|validation|eval|test)_", "", str(monitor))
+            named = "valid/" + re.sub(r"^(val|valid|validation|eval|test)_", "", str(monitor))
             yield Problem(
                 path,
                 "does not name a split",
                 monitor,
                 "SPLIT/METRIC",
-                f"{path}={suggestion}" if path != "evaluate.also" else suggestion,
+                f"{path}={named}" if path != "evaluate.also" else named,
             )
         elif (
-            usual is not None
+            wanted is not None
             and mode in ("min", "max")
-            and mode != usual.value
+            and mode != wanted.value
             and (path == "evaluate.monitor" or monitor != at(cfg, "evaluate.monitor"))
         ):
-            yield Problem(of_mode, f"would take the worst {monitor} as the best", mode, usual.value)
+            yield Problem(
+                of_mode, f"would take the worst {monitor} as the best", mode, wanted.value
+            )
 
 
 def optimizer_is_possible(cfg: Config) -> Iterator[Problem]:
@@ -224,10 +224,10 @@ def optimizer_is_possible(cfg: Config) -> Iterator[Problem]:
                 continue
             lowest, highest = OPTIMIZER_RANGES[name]
             if not lowest <= value < highest:
-                expected = f"at least {lowest:g}" + (
+                words = f"at least {lowest:g}" + (
                     f" and less than {highest:g}" if highest < math.inf else ", and finite"
                 )
-                yield Problem(f"{root}.{path}", "is out of range", value, expected)
+                yield Problem(f"{root}.{path}", "is out of range", value, words)
 
 
 def name_is_a_folder(cfg: Config) -> Iterator[Problem]:
@@ -246,12 +246,12 @@ def name_is_a_folder(cfg: Config) -> Iterator[Problem]:
 
 
 def resumed_checkpoint_is_there(cfg: Config) -> Iterator[Problem]:
-    value = cfg.get("resume_from")
-    if value is None or str(value).startswith(
+    given = cfg.get("resume_from")
+    if given is None or str(given).startswith(
         "run:"
     ):  # a run that does not exist is reported elsewhere
         return
-    folder = Path(str(value)).expanduser()
+    folder = Path(str(given)).expanduser()
     if not (folder / "manifest.json").is_file():
         near = sorted((folder / "checkpoints").glob("step-*"))
         hint = f"resume_from={near[-1]}" if near else "a run keeps them in RUN/checkpoints"
@@ -259,18 +259,18 @@ def resumed_checkpoint_is_there(cfg: Config) -> Iterator[Problem]:
             not near
             and not folder.exists()
             and len(
-                runs := matching(str(value), run_root=Path(str(cfg.get("run_root"))).expanduser())
+                named := matching(str(given), run_root=Path(str(cfg.get("run_root"))).expanduser())
             )
             == 1
         ):
             hint = (
-                f"resume_from=run:{value}/last, that run's last checkpoint: "
-                f"{runs[0].checkpoints / 'latest'}"
+                f"resume_from=run:{given}/last, that run's last checkpoint: "
+                f"{named[0].checkpoints / 'latest'}"
             )
         expected = (
             "RUN/checkpoints/step-00000040, or latest or best there; or run:RUN, run:RUN/last"
         )
-        yield Problem("resume_from", "is not the folder of a checkpoint", value, expected, hint)
+        yield Problem("resume_from", "is not the folder of a checkpoint", given, expected, hint)
 
 
 def run_root_is_a_folder(cfg: Config) -> Iterator[Problem]:
@@ -329,13 +329,13 @@ def no_timing_decides_bits(cfg: Config) -> Iterator[Problem]:
 
 
 def words_are_known(cfg: Config) -> Iterator[Problem]:
-    for path, choices in (
+    for path, known in (
         ("reproducibility.level", LEVELS),
         ("reproducibility.other_environment", OTHER_ENVIRONMENT),
     ):
         value = at(cfg, path)
-        if value not in choices:
-            yield Problem(path, "no such choice", value, f"one of: {', '.join(choices)}")
+        if value not in known:
+            yield Problem(path, "no such choice", value, f"one of: {', '.join(known)}")
 
 
 RULES: tuple[Callable[[Config], Iterator[Problem]], ...] = (
