@@ -146,8 +146,8 @@ def _find_command(argv: list[str]) -> Callable[[], int]:
         from samewise.runner.commands.completion import answer
 
         return partial(answer, argv[1:])
-    known = commands()
-    if argv[0] not in known:
+    commands_by_name = commands()
+    if argv[0] not in commands_by_name:
         expected = "one of the commands that `samewise --help` lists"
         raise ConfigError(
             Problem(
@@ -155,34 +155,34 @@ def _find_command(argv: list[str]) -> Callable[[], int]:
                 "unknown command",
                 argv[0],
                 expected,
-                _INSTEAD.get(argv[0]) or nearest(argv[0], known),
+                _INSTEAD.get(argv[0]) or nearest(argv[0], commands_by_name),
             )
         )
-    command = known[argv[0]]
+    command = commands_by_name[argv[0]]
     parser = Parser(
         prog=f"samewise {command.name}",
         description=command.summary + ".",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.given = argv[1:]
+    parser.command_words = argv[1:]
     run = command.load(parser)
     if "--debug" not in parser._option_string_actions:  # pyright: ignore[reportPrivateUsage]  (argparse has no public way to ask)
         parser.add_argument(
             "--debug", action="store_true", help="show a traceback when something fails"
         )
     try:
-        given = parser.parse_intermixed_args(argv[1:])
+        arguments = parser.parse_intermixed_args(argv[1:])
     except SystemExit as stop:  # --help; a SystemExit from a command itself is an error
         code = stop.code if isinstance(stop.code, int) else 2
         return lambda: code
-    return partial(run, given)
+    return partial(run, arguments)
 
 
 class Parser(argparse.ArgumentParser):
     """An argparse parser whose errors suggest what was meant."""
 
-    given: Sequence[str] = ()
+    command_words: Sequence[str] = ()
 
     def error(self, message: str) -> NoReturn:
         """Raise a ConfigError for wrong arguments.
@@ -192,7 +192,7 @@ class Parser(argparse.ArgumentParser):
         """
         help_ = f"`{self.prog} --help` explains the command"
         options = [name for action in self._actions for name in action.option_strings]
-        for place, word in enumerate(self.given):
+        for place, word in enumerate(self.command_words):
             name, _, value = word.partition("=")
             if (
                 re.match(r"--?[a-zA-Z]", name)
@@ -202,7 +202,7 @@ class Parser(argparse.ArgumentParser):
                 value = value or next(
                     (
                         after
-                        for after in self.given[place + 1 : place + 2]
+                        for after in self.command_words[place + 1 : place + 2]
                         if not after.startswith("-")
                     ),
                     "VALUE",
@@ -216,7 +216,9 @@ class Parser(argparse.ArgumentParser):
                     )
                 )
         for name, _, value in (
-            word.partition("=") for word in self.given if "=" in word and not self._takes_settings()
+            word.partition("=")
+            for word in self.command_words
+            if "=" in word and not self._takes_settings()
         ):
             if (option := f"--{name.replace('_', '-')}") in options:
                 raise ConfigError(
@@ -266,7 +268,7 @@ class Parser(argparse.ArgumentParser):
         from samewise.runner.config import project
         from samewise.runner.config.compose import compose
 
-        choices = [word for word in self.given if re.match(r"[a-z/]+=\w", word)]
+        choices = [word for word in self.command_words if re.match(r"[a-z/]+=\w", word)]
         try:
             problems = compose(
                 [*choices, f"{key}={value}"], project=project.find(), strict=False
@@ -274,8 +276,8 @@ class Parser(argparse.ArgumentParser):
         except SamewiseError:
             return f"{key}={value}"
         hint = next((problem.hint for problem in problems if problem.path == key), "")
-        meant = re.match(r"did you mean '?([\w.]+)'?\?", hint)
-        return f"{meant[1] if meant else key}={value}"
+        suggestion = re.match(r"did you mean '?([\w.]+)'?\?", hint)
+        return f"{suggestion[1] if suggestion else key}={value}"
 
 
 def _show(text: str) -> int:
@@ -284,9 +286,9 @@ def _show(text: str) -> int:
 
 
 def _help() -> str:
-    known = commands().values()
-    width = max(len(command.name) for command in known)
-    lines = [f"  {command.name:<{width}}  {command.summary}" for command in known]
+    entries = commands().values()
+    width = max(len(command.name) for command in entries)
+    lines = [f"  {command.name:<{width}}  {command.summary}" for command in entries]
     return "\n".join(
         [
             "usage: samewise COMMAND [arguments]",

@@ -172,39 +172,35 @@ def nearest(name: str, choices: Iterable[str]) -> str:
 
     If none is similar and they are few, all choices.
     """
-    known: Sequence[str] = sorted(set(map(str, choices)))
-    alike = [one for one in known if one.lower() == str(name).lower()] or same_words(
-        str(name), known
-    )
+    names: Sequence[str] = sorted(set(map(str, choices)))
+    alike = [x for x in names if x.lower() == str(name).lower()] or same_words(str(name), names)
     # F1 for f1_score
-    longer = [one for one in known if str(name).lower().startswith(f"{one.lower()}_")]
+    longer = [x for x in names if str(name).lower().startswith(f"{x.lower()}_")]
     closer = [
-        one
-        for one in difflib.get_close_matches(str(name), known, cutoff=0.75)
-        if one.startswith(tuple(f"{short}_" for short in longer))
+        x
+        for x in difflib.get_close_matches(str(name), names, cutoff=0.75)
+        if x.startswith(tuple(f"{short}_" for short in longer))
     ]
     # Closer: lr_factor, not lr, for lr_facto
     close = (
-        alike or closer or longer or difflib.get_close_matches(str(name), known, n=1, cutoff=0.6)
+        alike or closer or longer or difflib.get_close_matches(str(name), names, n=1, cutoff=0.6)
     )
     if close:
         return f"did you mean '{close[0]}'?"
-    if not known:
+    if not names:
         return ""
-    return f"one of: {first_few(known, 12)}"
+    return f"one of: {first_few(names, 12)}"
 
 
-def same_words(name: str, known: Iterable[str]) -> list[str]:
+def same_words(name: str, names: Iterable[str]) -> list[str]:
     """The names with the same words in another order: `num_classes` for `classes_num`."""
-    words = sorted(re.split(r"[_.]", name.lower()))
-    return [
-        one for one in known if len(words) > 1 and sorted(re.split(r"[_.]", one.lower())) == words
-    ]
+    parts = sorted(re.split(r"[_.]", name.lower()))
+    return [x for x in names if len(parts) > 1 and sorted(re.split(r"[_.]", x.lower())) == parts]
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, names: Iterable[str]) -> str:
     """`did you mean 'x'?`, or empty if no name is similar."""
-    hint = nearest(name, known)
+    hint = nearest(name, names)
     return hint if hint.startswith("did you mean") else ""
 
 
@@ -225,17 +221,17 @@ def limit_from(variable: str, usual: int) -> int:
 
     Raises a ConfigError unless it is a whole number greater than 0.
     """
-    given = os.environ.get(variable)
-    if given is not None and (not given.isdecimal() or not int(given)):
+    setting = os.environ.get(variable)
+    if setting is not None and (not setting.isdecimal() or not int(setting)):
         raise ConfigError(
             Problem(
                 variable,
                 "this environment variable is not a valid limit",
-                given,
+                setting,
                 "a whole number greater than 0",
             )
         )
-    return usual if given is None else int(given)
+    return usual if setting is None else int(setting)
 
 
 def none_hint(output: object) -> str:
@@ -264,12 +260,12 @@ def number_of(count: int, noun: str) -> str:
 
 def requested_memory(error: BaseException) -> str:
     """The amount that an allocator refused, in words; empty for other errors."""
-    asked = re.search(
+    match = re.search(
         r"(?:tried|unable) to allocate ([\d.]+) ?(bytes|\w?iB)", str(error), re.IGNORECASE
     )
-    if asked is None:
+    if match is None:
         return "asks for more memory than is available" if isinstance(error, MemoryError) else ""
-    size = f"{float(asked[1]) / 1e9:,.3g} GB" if asked[2] == "bytes" else f"{asked[1]} {asked[2]}"
+    size = f"{float(match[1]) / 1e9:,.3g} GB" if match[2] == "bytes" else f"{match[1]} {match[2]}"
     return f"asks for {size} of memory at once, which is not available"
 
 
@@ -314,13 +310,13 @@ def raised_at(error: BaseException, *, anywhere: bool = True) -> str:
     )
 
 
-def strip_heading(said: str) -> str:
+def strip_heading(text: str) -> str:
     """The output of `describe` without `error:` or the number of problems."""
-    first, _, rest = said.partition("\n")
+    first, _, rest = text.partition("\n")
     return (
         textwrap.dedent(rest)
         if rest and first.endswith(":")
-        else re.sub(r"^(error|interrupted): ", "", said)
+        else re.sub(r"^(error|interrupted): ", "", text)
     )
 
 
@@ -410,7 +406,7 @@ def _describe(error: BaseException) -> tuple[int, str]:
             "error: there is not enough memory; hint: a smaller model, batch_size or "
             "loader.num_workers; --debug shows where",
         )
-    message = f": {said}" if (said := summarise_error(error)) != type(error).__name__ else ""
+    message = f": {detail}" if (detail := summarise_error(error)) != type(error).__name__ else ""
     return (
         1,
         f"error: {type(error).__name__}{message}; hint: run again with --debug for the traceback",
@@ -421,7 +417,7 @@ def _strip_file(message: str, *told: object) -> str:
     """A library's message without the file, which is reported separately, and without the system
     error's number.
     """
-    for one in told:
-        if isinstance(one, str) and os.sep in one:
-            message = re.sub(rf"(:? |^)(['\"]){re.escape(one)}\2", "", message)
+    for x in told:
+        if isinstance(x, str) and os.sep in x:
+            message = re.sub(rf"(:? |^)(['\"]){re.escape(x)}\2", "", message)
     return re.sub(r"\[Errno \d+\] ", "", message)

@@ -99,7 +99,7 @@ class Precision:
         """Warnings if the format has no benefit on the device."""
         if self._device == "cuda":
             return []
-        found = [
+        problems = [
             Problem(
                 "precision.tf32",
                 "has no effect on the CPU, which computes in full single precision",
@@ -112,7 +112,7 @@ class Precision:
             "after every operation"
         )
         return [
-            *(found if self._tf32 else ()),
+            *(problems if self._tf32 else ()),
             *(
                 [Problem("precision.dtype", slow, "float16", hint="precision=fp32")]
                 if self._dtype is torch.float16
@@ -179,11 +179,11 @@ def tf32_conflict(*, tf32: bool, variables: Mapping[str, str]) -> Problem | None
     """The problem if the environment makes NVIDIA's libraries use TensorFloat-32, or not, against
     the config; None if they agree.
     """
-    given = variables.get("NVIDIA_TF32_OVERRIDE")
-    if given in (None, "", str(int(tf32))):
+    override = variables.get("NVIDIA_TF32_OVERRIDE")
+    if override in (None, "", str(int(tf32))):
         return None
     message = (
-        f"NVIDIA_TF32_OVERRIDE={given} in the environment, or in reproducibility.variables, "
+        f"NVIDIA_TF32_OVERRIDE={override} in the environment, or in reproducibility.variables, "
         "would override it in NVIDIA's libraries"
     )
     return Problem(

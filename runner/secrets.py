@@ -149,10 +149,10 @@ def printable(text: str) -> str:
     if text.isascii() and text.isprintable():
         return text
     return "".join(
-        one
-        if one in "\n\t" or not (one in _TURNING or unicodedata.category(one) in ("Cc", "Cs"))
-        else _escape(one)
-        for one in text
+        x
+        if x in "\n\t" or not (x in _TURNING or unicodedata.category(x) in ("Cc", "Cs"))
+        else _escape(x)
+        for x in text
     )
 
 
@@ -252,14 +252,14 @@ def _redact_value(key: str, value: Any) -> Any:
     return redact_values(value)
 
 
-def _mask(found: re.Match[str]) -> str:
-    before, value = found.groups()
+def _mask(match: re.Match[str]) -> str:
+    before, value = match.groups()
     return (
-        found[0]
-        if value in _NOTHING or value.startswith("${") or _WIDTH.fullmatch(found[0])
+        match[0]
+        if value in _NOTHING or value.startswith("${") or _WIDTH.fullmatch(match[0])
         else before + HIDDEN
     )
 
 
-def _escape(one: str) -> str:
-    return one.encode("unicode_escape").decode("ascii")
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")

@@ -68,9 +68,12 @@ class ServedModel:
             ]
 
     def _answer(self, content: bytes, name: str, params: Mapping[str, Any]) -> dict[str, Any]:
-        known = PurePath(str(name).replace("\\", "/")).name or "file"
+        safe_name = PurePath(str(name).replace("\\", "/")).name or "file"
         with tempfile.TemporaryDirectory(prefix="samewise-") as folder:
-            file, out = Path(folder) / f"file{PurePath(known).suffix[:16]}", Path(folder) / "out"
+            file, out = (
+                Path(folder) / f"file{PurePath(safe_name).suffix[:16]}",
+                Path(folder) / "out",
+            )
             file.write_bytes(content)
             try:
                 (prediction,) = api.predict(
@@ -82,16 +85,16 @@ class ServedModel:
             except SamewiseError as error:
                 from mlflow.exceptions import MlflowException
 
-                words = "; ".join(str(problem) for problem in error.problems)
+                message = "; ".join(str(problem) for problem in error.problems)
                 raise MlflowException.invalid_parameter_value(
-                    words.replace(str(file), known)
+                    message.replace(str(file), safe_name)
                 ) from None
             values = prediction.values()
             if params.get("files"):
                 values["files"] = (
                     {
-                        one.name: base64.b64encode(one.read_bytes()).decode()
-                        for one in sorted(out.iterdir())
+                        path.name: base64.b64encode(path.read_bytes()).decode()
+                        for path in sorted(out.iterdir())
                     }
                     if out.exists()
                     else {}

@@ -91,8 +91,8 @@ def _place(name: str, project: Project) -> Path:
         (
             folder
             for folder in (
-                *(one for one in project.configs if one not in project.given),
-                *project.given,
+                *(one for one in project.configs if one not in project.outside_configs),
+                *project.outside_configs,
             )
         ),
         None,

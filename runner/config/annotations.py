@@ -40,14 +40,14 @@ NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
 """Kinds of parameters that can be given by name."""
 
 
-def evaluate(annotation: Any, made: Callable[..., Any]) -> Any:
+def evaluate(annotation: Any, component: Callable[..., Any]) -> Any:
     """Evaluate the annotation to an object; `Any` if it is missing or cannot be evaluated."""
     if annotation is inspect.Parameter.empty:
         return Any
     if not isinstance(annotation, str):
         return annotation
-    function = inspect.unwrap(made.__init__ if isinstance(made, type) else made)
-    scope = getattr(function, "__globals__", None) or vars(sys.modules[made.__module__])
+    function = inspect.unwrap(component.__init__ if isinstance(component, type) else component)
+    scope = getattr(function, "__globals__", None) or vars(sys.modules[component.__module__])
     try:
         # The source's own annotation, from a package that the config may name
         return eval(annotation, dict(scope))
@@ -69,7 +69,7 @@ def fits(value: Any, annotation: Any) -> bool:
     if annotation is Any or isinstance(annotation, typing.TypeVar):
         return True
     if origin is Union or isinstance(annotation, types.UnionType):
-        return any(fits(value, one) for one in typing.get_args(annotation))
+        return any(fits(value, member) for member in typing.get_args(annotation))
     if origin is Literal:
         return value in typing.get_args(annotation)
     if origin is typing.Annotated:
@@ -94,9 +94,10 @@ def describe_type(annotation: Any) -> str:
     if typing.get_origin(annotation) is Union or isinstance(annotation, types.UnionType):
         members = typing.get_args(annotation)
         plain = [
-            one
-            for one in members
-            if one is not type(None) and not (isinstance(one, type) and _name(one) in OBJECTS)
+            member
+            for member in members
+            if member is not type(None)
+            and not (isinstance(member, type) and _name(member) in OBJECTS)
         ]
         return " or ".join(
             dict.fromkeys(
@@ -104,7 +105,7 @@ def describe_type(annotation: Any) -> str:
                     None,
                     map(
                         describe_type,
-                        [one for one in members if one in plain or one is type(None)]
+                        [member for member in members if member in plain or member is type(None)]
                         if plain
                         else members,
                     ),
@@ -115,11 +116,11 @@ def describe_type(annotation: Any) -> str:
         return "one of: " + ", ".join(map(str, typing.get_args(annotation)))
     if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
         return "one of: " + ", ".join(annotation.__members__)
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}.get(
+    name = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}.get(
         annotation
     )
-    if words:
-        return words
+    if name:
+        return name
     return (
         annotation.__qualname__
         if isinstance(annotation, type) and not typing.get_args(annotation)
@@ -160,19 +161,19 @@ def _fits_sequence(value: Any, origin: Any, inner: tuple[Any, ...]) -> bool:
     items = cast(list[Any], value)
     if origin is tuple and inner and inner[-1] is not Ellipsis:
         return len(items) == len(inner) and all(
-            fits(item, one) for item, one in zip(items, inner, strict=True)
+            fits(item, kind) for item, kind in zip(items, inner, strict=True)
         )
     return not inner or all(fits(item, inner[0]) for item in items)
 
 
-def argument_names(made: Callable[..., Any]) -> list[str] | None:
+def argument_names(component: Callable[..., Any]) -> list[str] | None:
     """The names of the arguments that a class or function accepts; None if unknown."""
     try:
-        parameters = inspect.signature(made).parameters
+        parameters = inspect.signature(component).parameters
     except (TypeError, ValueError):
         return None
     further = (
-        forwarded_arguments(made)
+        forwarded_arguments(component)
         if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
         else []
     )
@@ -186,13 +187,13 @@ def argument_names(made: Callable[..., Any]) -> list[str] | None:
     )
 
 
-def forwarded_arguments(made: Callable[..., Any]) -> list[str] | None:
+def forwarded_arguments(component: Callable[..., Any]) -> list[str] | None:
     """The arguments that torchvision's model functions forward to the class that they return.
 
     None if unknown.
     """
-    returned = evaluate(inspect.signature(made).return_annotation, made)
-    if not made.__module__.startswith("torchvision.models.") or not isinstance(returned, type):
+    returned = evaluate(inspect.signature(component).return_annotation, component)
+    if not component.__module__.startswith("torchvision.models.") or not isinstance(returned, type):
         return None
     parameters = inspect.signature(returned).parameters.values()
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
@@ -216,23 +217,23 @@ def expected_type(cfg: DictConfig, path: str) -> str:
         return ""
     kind = _annotation(path)
     kinds = (
-        [one for one in typing.get_args(kind) if one is not type(None)]
+        [member for member in typing.get_args(kind) if member is not type(None)]
         if isinstance(kind, types.UnionType)
         else [kind]
     )
     is_optional, kind = kind is Any or kinds != [kind], kinds[0]
     if hasattr(kind, "__dataclass_fields__"):
-        words = f"a mapping of {', '.join(kind.__dataclass_fields__)}"
+        expected = f"a mapping of {', '.join(kind.__dataclass_fields__)}"
     elif inner := typing.get_args(kind)[
         -1:
     ]:  # from dict[str, X] or list[X], the only container types in the schema
-        words = (
+        expected = (
             f"a {'list' if typing.get_origin(kind) is list else 'mapping of names to values'}, "
             f"each {describe_type(inner[0]) or 'of any kind'}"
         )
     else:
-        words = describe_type(kind) or "Any"
-    return words + (" or null" if is_optional else "")
+        expected = describe_type(kind) or "Any"
+    return expected + (" or null" if is_optional else "")
 
 
 def _annotation(path: str) -> Any:

@@ -21,11 +21,11 @@ def choices_of(group: str, *, project: Project) -> dict[str, str]:
 
 def group_summaries(project: Project) -> dict[str, str]:
     """Each group with the description of its key in the schema and its number of choices."""
-    found = dict[str, str]()
+    summaries = dict[str, str]()
     for group, names in Loader(project).groups().items():
         about = GROUPS.get(group) or field_summaries(Experiment).get(group, "")
-        found[group] = f"{about} ({len(names)} choice{'' if len(names) == 1 else 's'})".lstrip()
-    return found
+        summaries[group] = f"{about} ({len(names)} choice{'' if len(names) == 1 else 's'})".lstrip()
+    return summaries
 
 
 GROUPS = {
@@ -48,7 +48,7 @@ def field_summaries(kind: type) -> dict[str, str]:
     """The docstring of each field of a settings class: the string literal below it."""
     body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
     assert isinstance(body, ast.ClassDef)
-    found = dict[str, str]()
+    summaries = dict[str, str]()
     for line, after in zip(body.body, body.body[1:], strict=False):
         if (
             isinstance(line, ast.AnnAssign)
@@ -56,8 +56,8 @@ def field_summaries(kind: type) -> dict[str, str]:
             and isinstance(after, ast.Expr)
             and isinstance(after.value, ast.Constant)
         ):
-            found[line.target.id] = " ".join(str(after.value.value).split())
-    return found
+            summaries[line.target.id] = " ".join(str(after.value.value).split())
+    return summaries
 
 
 _FOR_PROGRAMS = re.compile(r"@package|yaml-language-server:")

@@ -85,11 +85,11 @@ class Composed:
         """The experiment's name: `name`, else the choice of `experiment=`, else the recipe's, the
         model's and the data set's.
         """
-        given = self.cfg.get("name") or self.choices.get("experiment")
+        chosen = self.cfg.get("name") or self.choices.get("experiment")
         parts = [
             self.choices[group] for group in ("recipe", "model", "dataset") if group in self.choices
         ]
-        return str(given or "-".join(parts) or "experiment").replace("/", "-")
+        return str(chosen or "-".join(parts) or "experiment").replace("/", "-")
 
     @cached_property
     def whole(self) -> dict[str, Any]:
@@ -138,21 +138,21 @@ class Composed:
         )
 
 
-def compose(given: Sequence[str], *, project: Project, strict: bool = True) -> Composed:
+def compose(overrides: Sequence[str], *, project: Project, strict: bool = True) -> Composed:
     """Compose one experiment.
 
     ConfigError with a problem for every override that is wrong, and for what is wrong in a file.
 
     Args:
-        given: Overrides as Hydra writes them: `experiment=resnet18_digits`, `optimizer.lr=0.05`,
+        overrides: Overrides as Hydra writes them: `experiment=resnet18_digits`, `optimizer.lr=0.05`,
             `+optimizer.nesterov=true`.
         project: Where the user's own config folders lie.
         strict: Raise what is wrong; else return it as `problems`, with the config that the
             faultless overrides give.
     """
-    given = project.with_experiment(given)
+    overrides = project.with_experiment(overrides)
     loader = reader = Loader(project)
-    well, problems = read_overrides(given)
+    well, problems = read_overrides(overrides)
     good = [str(override.input_line) for override in well]
     try:
         cfg = None if problems else loader.compose(good)
@@ -163,11 +163,15 @@ def compose(given: Sequence[str], *, project: Project, strict: bool = True) -> C
     if cfg is None:
         in_files = faults_in_files(loader)
         reader = Loader(project, in_files)
-        cfg, good, problems = faults.diagnose(given, load=reader.compose, groups=loader.groups())
+        cfg, good, problems = faults.diagnose(
+            overrides, load=reader.compose, groups=loader.groups()
+        )
         if not project.configs:
             problems = [
-                replace(one, hint=one.hint or NO_FOLDER) if one.message == NO_SUCH_CHOICE else one
-                for one in problems
+                replace(problem, hint=problem.hint or NO_FOLDER)
+                if problem.message == NO_SUCH_CHOICE
+                else problem
+                for problem in problems
             ]
         problems = [*in_files.problems, *problems]
         if cfg is None or in_files.is_unreadable:
@@ -189,7 +193,7 @@ def compose(given: Sequence[str], *, project: Project, strict: bool = True) -> C
 
 
 def settle(
-    cfg: DictConfig, given: Sequence[str], before: Any = None
+    cfg: DictConfig, overrides: Sequence[str], before: Any = None
 ) -> tuple[list[Problem], list[Problem]]:
     """Replace shorthands by what they mean now: lists of monitored metrics, their modes, and the
     runs or names that weights come from.
@@ -197,7 +201,7 @@ def settle(
     `before` is the `evaluate.monitor` that the overrides replaced.
     Returns what is wrong with the metrics, and with what is taken.
     """
-    return monitors.settle(cfg, given, before), [
+    return monitors.settle(cfg, overrides, before), [
         *_settle_sources(cfg, "initialise.weights"),
         *_settle_sources(cfg, "resume_from"),
     ]
@@ -207,9 +211,9 @@ def _has_choice_among_values(cfg: DictConfig) -> bool:
     """Whether a file sets `dataset: digits` as a value; a choice belongs into the defaults list."""
     whole: Any = OmegaConf.to_container(cfg, resolve=False)
     return any(
-        isinstance(whole[one.name], str) and is_choice(whole[one.name])
-        for one in fields(Experiment)
-        if one.type == "Any"
+        isinstance(whole[setting.name], str) and is_choice(whole[setting.name])
+        for setting in fields(Experiment)
+        if setting.type == "Any"
     )
 
 
@@ -217,26 +221,29 @@ def _settle_sources(cfg: DictConfig, key: str) -> list[Problem]:
     """Pin `run:RUN` and weights given as `hf:NAME` to what they mean now, so that the run can be
     resumed or repeated with the same.
     """
-    given: Any = OmegaConf.select(cfg, key, throw_on_resolution_failure=False)
+    source: Any = OmegaConf.select(cfg, key, throw_on_resolution_failure=False)
     try:
-        if isinstance(given, str) and given.startswith("run:"):
+        if isinstance(source, str) and source.startswith("run:"):
             OmegaConf.update(
                 cfg,
                 key,
                 str(
                     checkpoint_of(
-                        given.removeprefix("run:"), run_root=Path(cfg.run_root).expanduser()
+                        source.removeprefix("run:"), run_root=Path(cfg.run_root).expanduser()
                     )
                 ),
             )
         elif (
-            isinstance(given, str)
-            and given.startswith(hugging_face.PREFIX)
+            isinstance(source, str)
+            and source.startswith(hugging_face.PREFIX)
             and key == "initialise.weights"
         ):
-            OmegaConf.update(cfg, key, hugging_face.settle_commit(given))
+            OmegaConf.update(cfg, key, hugging_face.settle_commit(source))
     except ConfigError as error:
-        return [replace(one, path=key if one.path == "RUN" else one.path) for one in error.problems]
+        return [
+            replace(problem, path=key if problem.path == "RUN" else problem.path)
+            for problem in error.problems
+        ]
     return []
 
 
@@ -264,10 +271,10 @@ def _parsed(text: str, name: str) -> bytes:
     """
     require_modest(text, name, interpolations="none")
     try:
-        given = OmegaConf.create(text)
-        if not isinstance(given, DictConfig) or not given:
+        parsed = OmegaConf.create(text)
+        if not isinstance(parsed, DictConfig) or not parsed:
             raise ConfigError(Problem(name, "is not a config: no mapping in it"))
-        cfg = OmegaConf.merge(OmegaConf.structured(Experiment), rename_settings(given, name))
+        cfg = OmegaConf.merge(OmegaConf.structured(Experiment), rename_settings(parsed, name))
         choices, label = header.read(text)
         assert isinstance(cfg, DictConfig)
         restore_references(cfg, header.read_references(text) or {})
@@ -310,9 +317,9 @@ def label_of(overrides: Sequence[str]) -> str:
     """
     values = {key: value for key, _, value in (override.partition("=") for override in overrides)}
     seed = values.pop("seed", None)
-    kept = {
+    settings = {
         key: value
         for key, value in values.items()
         if key == "debug" or (key != "experiment" and not is_outside(key.lstrip("+~")))
     }
-    return redact(in_words(kept, seed)) if kept or seed is not None else ""
+    return redact(in_words(settings, seed)) if settings or seed is not None else ""

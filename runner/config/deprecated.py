@@ -35,11 +35,11 @@ def rename_settings(config: DictConfig, place: str, under: str = "") -> DictConf
         under: The path under which Hydra puts the content.
     """
     prefix = f"{under}." if under else ""
-    found = {old: new for old, new in DEPRECATED.items() if old.startswith(prefix)}
-    values: Any = OmegaConf.to_container(config, resolve=False) if found else None
+    renames = {old: new for old, new in DEPRECATED.items() if old.startswith(prefix)}
+    values: Any = OmegaConf.to_container(config, resolve=False) if renames else None
     if not isinstance(values, dict):
         return config
-    for old, new in found.items():
+    for old, new in renames.items():
         if (value := _take(cast(dict[str, Any], values), old.removeprefix(prefix))) is not _ABSENT:
             _put(
                 cast(dict[str, Any], values), _new_name(old, new, place).removeprefix(prefix), value

@@ -62,11 +62,11 @@ def as_trained(composed: Composed) -> Composed:
 @cache
 def _note(name: str, version: str, added: str) -> None:
     """Say why an existing run counts; once for all points of a sweep."""
-    said = (
+    note = (
         f"samewise {version} trained {name} without {added}, which is new since then and has "
         "its default: its run counts"
     )
-    print(f"note: {said}; `train --fresh` trains it again", file=sys.stderr)
+    print(f"note: {note}; `train --fresh` trains it again", file=sys.stderr)
 
 
 @cache
@@ -75,13 +75,13 @@ def _runs_of_other_versions(root: Path) -> list[tuple[str, str, dict[str, Any]]]
 
     Read once for all points of a sweep.
     """
-    found = list[tuple[str, str, dict[str, Any]]]()
+    runs = list[tuple[str, str, dict[str, Any]]]()
     for folder in map(RunFolder, sorted(root.glob("*/"))):
         try:
             environment = read_json(folder.environment, shapes.ENVIRONMENT) or {}
             version = environment.get("versions", {}).get("samewise")
             if version not in (None, samewise.__version__):
-                found.append(
+                runs.append(
                     (
                         version,
                         environment["fingerprint"],
@@ -90,7 +90,7 @@ def _runs_of_other_versions(root: Path) -> list[tuple[str, str, dict[str, Any]]]
                 )
         except ConfigError:  # a damaged run, or not a run
             continue
-    return found
+    return runs
 
 
 def _defaults_added(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -53,7 +53,7 @@ class FileFaults:
         lines, group = lines_of(text), name.rpartition("/")[0]
         under = place_in_config(package, name)
         if under.partition(".")[0] not in ("", *schema.Experiment.__dataclass_fields__):
-            words = (
+            message = (
                 "sets nothing in the experiment: its values go under the name of its folder"
                 if whole
                 else "is empty"
@@ -66,7 +66,7 @@ class FileFaults:
             )
             self._add(
                 Problem(
-                    "", words, hint=f"begin it with `# @package _global_`{more}", where=str(file)
+                    "", message, hint=f"begin it with `# @package _global_`{more}", where=str(file)
                 )
             )
             package, whole = "_global_", {}
@@ -110,11 +110,11 @@ class FileFaults:
             whole["defaults"] = []
         if not isinstance(entries, list):
             return
-        kept = list[Any]()
+        remaining = list[Any]()
         for number, entry in enumerate(cast(list[Any], entries)):
             problem = self._wrong_choice(entry, group)
             if problem is None:
-                kept.append(entry)
+                remaining.append(entry)
             else:
                 self._add(
                     Problem(
@@ -126,14 +126,14 @@ class FileFaults:
                         f"{file}:{lines.get(f'defaults.{number}', 1)}",
                     )
                 )
-        whole["defaults"] = kept
+        whole["defaults"] = remaining
 
     def _leave_out_hydra(
         self, whole: dict[str, Any], under: str, file: Path, lines: Mapping[str, int]
     ) -> None:
         """Remove settings of Hydra itself, such as other places to look for configs."""
         settings: Any = {} if under else whole.pop("hydra", {})
-        words = "a config file may not set this: samewise uses Hydra only to compose configs"
+        message = "a config file may not set this: samewise uses Hydra only to compose configs"
         hint = (
             "remove it; further folders of configs are given with --config-dir or in pyproject.toml"
         )
@@ -142,7 +142,7 @@ class FileFaults:
             if isinstance(settings, dict)
             else ["hydra"]
         ):
-            self._add(Problem(path, words, hint=hint, where=f"{file}:{lines.get(path, 1)}"))
+            self._add(Problem(path, message, hint=hint, where=f"{file}:{lines.get(path, 1)}"))
 
     def _leave_out_misplaced(
         self, whole: dict[str, Any], under: str, file: Path, lines: Mapping[str, int]
@@ -150,13 +150,15 @@ class FileFaults:
         """Remove choices of a group that are written among the values (`dataset: digits`)."""
         for key, value in [] if under else list(whole.items()):
             if key in self._groups and is_choice(value):
-                words = "this names a choice of the group, and choices belong in the defaults list"
+                message = (
+                    "this names a choice of the group, and choices belong in the defaults list"
+                )
                 hint = (
                     f"move it into the list under `defaults:`, as `- override /{key}: "
                     f"{_format_choice(value)}`"
                 )
                 self._add(
-                    Problem(key, words, value, hint=hint, where=f"{file}:{lines.get(key, 1)}")
+                    Problem(key, message, value, hint=hint, where=f"{file}:{lines.get(key, 1)}")
                 )
                 del whole[key]
 
@@ -175,57 +177,57 @@ class FileFaults:
                 hint=f"write `- {override}/{written[1]}: {written[2]}`, with a colon",
             )
         if isinstance(entry, str) and entry not in ("_self_", "schema") and "${" not in entry:
-            named, _, choice = (
+            target, _, choice = (
                 (entry[1:] if entry.startswith("/") else f"{group}/{entry}")
                 .strip("/")
                 .rpartition("/")
             )
-            return self._wrong(named, choice.partition("@")[0]) if named else None
+            return self._wrong(target, choice.partition("@")[0]) if target else None
         if not isinstance(entry, dict):
             return None
         if len(cast(dict[Any, Any], entry)) != 1:
-            words = "has several choices in one entry of the list"
+            keywords = "has several choices in one entry of the list"
             return Problem(
                 "defaults",
-                words,
+                keywords,
                 entry,
                 hint=f"begin each with a dash: {_format_entries(cast(dict[Any, Any], entry))}",
             )
         ((key, value),) = cast(dict[Any, Any], entry).items()
-        *words, given = str(key).split() or [""]
-        if "optional" in words or not given:
+        *keywords, address = str(key).split() or [""]
+        if "optional" in keywords or not address:
             return None
-        named = given.partition("@")[0]
+        target = address.partition("@")[0]
         if (
             group
-            and not named.startswith("/")
-            and f"{group}/{named}" not in self._groups
-            and named in self._chosen
+            and not target.startswith("/")
+            and f"{group}/{target}" not in self._groups
+            and target in self._chosen
         ):
-            words = (
+            keywords = (
                 "is looked up relative to the folder of this file, because its name has no slash"
             )
             return Problem(
-                f"{group}/{named}",
-                words,
-                hint=f"write `- override /{given}: {_format_choice(value)}`, with the slash",
+                f"{group}/{target}",
+                keywords,
+                hint=f"write `- override /{address}: {_format_choice(value)}`, with the slash",
             )
-        named = named[1:] if named.startswith("/") else f"{group}/{named}".strip("/")
-        if group and "override" not in words and "@" not in given and named in self._chosen:
-            words = "is already chosen in samewise's config.yaml, so this entry must override it"
+        target = target[1:] if target.startswith("/") else f"{group}/{target}".strip("/")
+        if group and "override" not in keywords and "@" not in address and target in self._chosen:
+            keywords = "is already chosen in samewise's config.yaml, so this entry must override it"
             return Problem(
-                named, words, hint=f"write `- override /{named}: {_format_choice(value)}`"
+                target, keywords, hint=f"write `- override /{target}: {_format_choice(value)}`"
             )
-        if problem := several_choices(named, value):
+        if problem := several_choices(target, value):
             return Problem(
-                named,
+                target,
                 problem.message,
                 value,
-                hint=f"write `- override /{given.lstrip('/')}: {cast(list[Any], value)[0]}`, or "
+                hint=f"write `- override /{address.lstrip('/')}: {cast(list[Any], value)[0]}`, or "
                 "another of them",
             )
         for choice in cast(list[Any], value) if isinstance(value, list) else [value]:
-            problem = self._wrong(named, choice)
+            problem = self._wrong(target, choice)
             if problem:
                 return problem
         return None
@@ -240,8 +242,8 @@ class FileFaults:
             or choice == "???"
         ):
             return None
-        known = self._groups[group]
-        if isinstance(choice, bool) and (word := "on" if choice else "off") in known:
+        choices = self._groups[group]
+        if isinstance(choice, bool) and (word := "on" if choice else "off") in choices:
             return Problem(
                 group,
                 NO_SUCH_CHOICE,
@@ -252,7 +254,7 @@ class FileFaults:
             group,
             NO_SUCH_CHOICE,
             choice,
-            hint=did_you_mean(str(choice), known) or f"`samewise list {group}` shows them",
+            hint=did_you_mean(str(choice), choices) or f"`samewise list {group}` shows them",
         )
 
 
@@ -332,7 +334,7 @@ def problem_in_file(error: BaseException) -> Problem:
         )
         return Problem(where, f"names {missing[1]}, which does not exist", hint=own)
     # A choice for a place without a group: optimizer@optimizer.genrator=sgd
-    meant = re.search(r"Did you mean to override one of (.+)\?", text)
+    suggestion = re.search(r"Did you mean to override one of (.+)\?", text)
     wrong = re.search(r"Could not override '([^']+)'", text)
     if several := re.search(r"Multiple values for (\w+)\. To override", text):
         return Problem(
@@ -341,7 +343,9 @@ def problem_in_file(error: BaseException) -> Problem:
             hint=f"without the +: {several[1]}=CHOICE, or [CHOICE,CHOICE]",
         )
     return Problem(
-        where, message, hint=nearest(wrong[1], meant[1].split(", ")) if meant and wrong else ""
+        where,
+        message,
+        hint=nearest(wrong[1], suggestion[1].split(", ")) if suggestion and wrong else "",
     )
 
 
@@ -356,11 +360,11 @@ def _wrong_values(whole: dict[str, Any], under: str) -> Iterator[tuple[tuple[str
         full, above = ".".join(names), ".".join(names[:-1])
         if above and not is_typed(typed, above):
             continue
-        known: Mapping[str, Any] = getattr(
+        keys: Mapping[str, Any] = getattr(
             OmegaConf.get_type(typed, above or None), "__dataclass_fields__", {}
         )
-        if names[-1] not in known:
-            yield path, Problem(full, "no such key", hint=_nearest_key(names[-1], known))
+        if names[-1] not in keys:
+            yield path, Problem(full, "no such key", hint=_nearest_key(names[-1], keys))
         elif isinstance(value, dict) and is_typed(typed, full):
             pending += [
                 ((*path, str(key)), part) for key, part in cast(dict[Any, Any], value).items()
@@ -378,7 +382,7 @@ def _wrong_values(whole: dict[str, Any], under: str) -> Iterator[tuple[tuple[str
                 )
 
 
-def _nearest_key(name: str, known: Mapping[str, Any]) -> str:
+def _nearest_key(name: str, keys: Mapping[str, Any]) -> str:
     """A key at this level with similar spelling; otherwise the same name one level down."""
     typed = OmegaConf.structured(schema.Experiment)
     below = (
@@ -386,8 +390,8 @@ def _nearest_key(name: str, known: Mapping[str, Any]) -> str:
         for group in schema.Experiment.__dataclass_fields__
         if is_typed(typed, group) and name in typed[group]
     )
-    return did_you_mean(name, known) or next(
-        (f"did you mean '{path}'?" for path in below), nearest(name, known)
+    return did_you_mean(name, keys) or next(
+        (f"did you mean '{path}'?" for path in below), nearest(name, keys)
     )
 
 

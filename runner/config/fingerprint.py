@@ -87,13 +87,15 @@ def finds_data(path: str) -> bool:
 
 def data_places(whole: Mapping[str, Any]) -> dict[str, Path]:
     """The data set's settings that are existing paths on this machine."""
-    named = {
+    places = {
         name: value
         for name, value in flat({"dataset": whole.get("dataset") or {}}, lists=False)
         if isinstance(value, str) and value and is_outside(name)
     }
     return {
-        name: place for name, value in named.items() if (place := Path(value).expanduser()).exists()
+        name: place
+        for name, value in places.items()
+        if (place := Path(value).expanduser()).exists()
     }
 
 
@@ -141,57 +143,57 @@ def identity(whole: dict[str, Any]) -> dict[str, Any]:
     strategy: Any = whole.get("strategy")
     callbacks: Any = whole.get("callbacks")
     initialise: Any = whole.get("initialise")
-    kept = cast(dict[str, Any], without(whole, OUTSIDE))
+    identified = cast(dict[str, Any], without(whole, OUTSIDE))
     if isinstance(strategy, dict) and cast(dict[str, Any], strategy).get("rank_invariant") is True:
-        del kept["strategy"]  # any number of ranks gives the same bits
+        del identified["strategy"]  # any number of ranks gives the same bits
     if isinstance(callbacks, dict):
-        kept["callbacks"] = {
+        identified["callbacks"] = {
             name: call
-            for name, call in cast(dict[str, Any], kept["callbacks"]).items()
+            for name, call in cast(dict[str, Any], identified["callbacks"]).items()
             if not _only_reports(call)
         }
-    if isinstance(kept.get("dataset"), dict):
-        kept["dataset"] = _remove_host_settings(kept["dataset"])
+    if isinstance(identified.get("dataset"), dict):
+        identified["dataset"] = _remove_host_settings(identified["dataset"])
     if isinstance(initialise, dict) and "weights" in initialise:
-        kept["initialise"]["weights"] = _content(cast(dict[str, Any], initialise)["weights"])
-    restore_names(kept)
-    _spell_out(kept)
-    _remove_unchanged(kept)
-    if (taken_over := _content(kept.pop("resume_from", None))) is not None:
-        kept["resume_from"] = taken_over
-    return kept
+        identified["initialise"]["weights"] = _content(cast(dict[str, Any], initialise)["weights"])
+    restore_names(identified)
+    _spell_out(identified)
+    _remove_unchanged(identified)
+    if (taken_over := _content(identified.pop("resume_from", None))) is not None:
+        identified["resume_from"] = taken_over
+    return identified
 
 
-def _spell_out(kept: dict[str, Any]) -> None:
+def _spell_out(config: dict[str, Any]) -> None:
     """Write out defaults that have changed since an older version, so that what that version
     trained with them stays a different experiment.
     """
-    rules: Any = kept.get("param_groups")
+    rules: Any = config.get("param_groups")
     for rule in (
-        kept.get("initialise"),
+        config.get("initialise"),
         *(cast(dict[str, Any], rules).values() if isinstance(rules, dict) else ()),
     ):
         if isinstance(rule, dict) and cast(dict[str, Any], rule).get("frozen"):
             rule.setdefault("frozen_statistics", "freeze")
-    strategy: Any = kept.get("strategy")
+    strategy: Any = config.get("strategy")
     if isinstance(strategy, dict) and cast(dict[str, Any], strategy).get("_target_") == FSDP:
         strategy.setdefault("activation_checkpointing", [])
-    callbacks: Any = kept.get("callbacks")
+    callbacks: Any = config.get("callbacks")
     for call in cast(dict[str, Any], callbacks).values() if isinstance(callbacks, dict) else ():
         if isinstance(call, dict) and cast(dict[str, Any], call).get("_target_") == AVERAGE:
             call.update({"decay": None, "every_steps": 1, "rescale": False} | call)
 
 
-def _remove_unchanged(kept: dict[str, Any]) -> None:
+def _remove_unchanged(config: dict[str, Any]) -> None:
     """Remove settings that older versions did not have if they change nothing, so that what those
     trained stays the same experiment.
     """
-    evaluate: Any = kept.get("evaluate")
+    evaluate: Any = config.get("evaluate")
     if isinstance(evaluate, dict) and cast(dict[str, Any], evaluate).get("limit", 0) is None:
         del evaluate["limit"]
-    if cast(dict[str, Any], kept.get("compile") or {}).get("mode") == "off":
-        del kept["compile"]
-    dataset: Any = kept.get("dataset")
+    if cast(dict[str, Any], config.get("compile") or {}).get("mode") == "off":
+        del config["compile"]
+    dataset: Any = config.get("dataset")
     for node in (
         (dataset, *cast(dict[str, Any], dataset).values()) if isinstance(dataset, dict) else ()
     ):

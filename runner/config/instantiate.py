@@ -106,8 +106,8 @@ def instantiate(node: Any, path: str, /, *, allowed: Sequence[str], **extra: Any
 def _build(
     node: Mapping[str, Any], path: str, allowed: Sequence[str], extra: Mapping[str, Any]
 ) -> Any:
-    made = locate(node["_target_"], path, allowed)
-    is_own = within(made.__module__, allowed)
+    component = locate(node["_target_"], path, allowed)
+    is_own = within(component.__module__, allowed)
     unknown = [
         key for key in node if key.startswith("_") and key.endswith("_") and key not in SPECIAL
     ]
@@ -124,37 +124,37 @@ def _build(
         instantiate(part, f"{path}._args_.{index}", allowed=allowed)
         for index, part in enumerate(node.get("_args_") or ())
     ]
-    named = {
+    arguments = {
         key: instantiate(part, f"{path}.{key}", allowed=allowed)
         for key, part in node.items()
         if key not in SPECIAL
     }
-    named |= extra
-    if within(made.__module__, LIBRARIES):
+    arguments |= extra
+    if within(component.__module__, LIBRARIES):
         from PIL import EpsImagePlugin
 
         # An EPS file, under any name, is a program for Ghostscript; samewise's own data sets do not
         # let Pillow open any
         EpsImagePlugin.gs_binary = False
-    if within(made.__module__, PACKAGES):
-        made = functools.partial(make_harmless, made, path)
+    if within(component.__module__, PACKAGES):
+        component = functools.partial(make_harmless, component, path)
     if node.get("_partial_", False):
-        return functools.partial(made, *positional, **named)
+        return functools.partial(component, *positional, **arguments)
     if is_own:  # the user's own code may allow more
-        return call(made, path, *positional, **named)
+        return call(component, path, *positional, **arguments)
     try:
-        with refuse_too_much_memory(), _refuse_empty_weights(named):
-            return call(made, path, *positional, **named)
+        with refuse_too_much_memory(), _refuse_empty_weights(arguments):
+            return call(component, path, *positional, **arguments)
     except MemoryError as error:
-        raise ConfigError(_failure(made, path, error, named)) from error
+        raise ConfigError(_failure(component, path, error, arguments)) from error
 
 
 @contextmanager
-def _refuse_empty_weights(named: Mapping[str, Any]) -> Generator[None]:
+def _refuse_empty_weights(arguments: Mapping[str, Any]) -> Generator[None]:
     """Make an error of torch's warning about weights without elements, if one of the arguments may
     be the cause.
     """
-    if not any(map(is_below_one, named.values())):
+    if not any(map(is_below_one, arguments.values())):
         yield
         return
     with warnings.catch_warnings():
@@ -162,14 +162,14 @@ def _refuse_empty_weights(named: Mapping[str, Any]) -> Generator[None]:
         yield
 
 
-def call(made: Callable[..., Any], path: str, /, *positional: Any, **named: Any) -> Any:
+def call(component: Callable[..., Any], path: str, /, *positional: Any, **named: Any) -> Any:
     """Call a constructor (or a partial).
 
     Its failure becomes a ConfigError at `path`. Errors of samewise keep their kind and get `path`
     before theirs.
     """
     try:
-        return made(*positional, **named)
+        return component(*positional, **named)
     except SamewiseError as error:
         raise type(error)(*[_prefix_path(path, problem) for problem in error.problems]) from error
     except (MemoryError, KeyboardInterrupt):
@@ -177,12 +177,12 @@ def call(made: Callable[..., Any], path: str, /, *positional: Any, **named: Any)
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise
-        raise ConfigError(Problem(path, f"{_name(made)} failed: {error}")) from error
+        raise ConfigError(Problem(path, f"{_name(component)} failed: {error}")) from error
     except SystemExit as error:
-        message, where = describe_exit(_name(made), error)
+        message, where = describe_exit(_name(component), error)
         raise ConfigError(Problem(path, message, hint=where)) from error
     except Exception as error:
-        raise ConfigError(_failure(made, path, error, named)) from error
+        raise ConfigError(_failure(component, path, error, named)) from error
 
 
 def locate(target: Any, path: str, allowed: Sequence[str]) -> Callable[..., Any]:
@@ -219,15 +219,17 @@ def locate(target: Any, path: str, allowed: Sequence[str]) -> Callable[..., Any]
             )
         )
 
-    found: Any = None
+    target_object: Any = None
     parts = target.split(".")
     for count, part in enumerate(parts, start=1):
         name = ".".join(parts[:count])
-        if count == 1 or (isinstance(found, types.ModuleType) and not hasattr(found, part)):
-            found = _import(name, target, where, found)
+        if count == 1 or (
+            isinstance(target_object, types.ModuleType) and not hasattr(target_object, part)
+        ):
+            target_object = _import(name, target, where, target_object)
         else:
-            found = _attribute(found, part, target, where)
-        if count > 1 and not _reachable(found, allowed):
+            target_object = _attribute(target_object, part, target, where)
+        if count > 1 and not _reachable(target_object, allowed):
             raise ConfigError(
                 _refusal(
                     where,
@@ -237,9 +239,9 @@ def locate(target: Any, path: str, allowed: Sequence[str]) -> Callable[..., Any]
                     own,
                 )
             )
-    if not takes(path, found, own):
-        raise ConfigError(_wrong_kind(where, target, found, path, own))
-    return found
+    if not takes(path, target_object, own):
+        raise ConfigError(_wrong_kind(where, target, target_object, path, own))
+    return target_object
 
 
 def _import(name: str, target: str, where: str, parent: Any) -> types.ModuleType:
@@ -248,27 +250,27 @@ def _import(name: str, target: str, where: str, parent: Any) -> types.ModuleType
             raise ModuleNotFoundError(name)
     except (ImportError, ValueError):
         last = name.rpartition(".")[2]
-        known = (
+        names = (
             [public for public in dir(parent) if not public.startswith("_")]
             if parent is not None
             else ()
         )
-        words = f"does not exist: no '{last}' in {name.rpartition('.')[0] or 'any package'}"
-        hint = _in_submodule(parent, last) or (nearest(last, known) if known else "")
-        raise ConfigError(Problem(where, words, target, hint=hint)) from None
+        fault = f"does not exist: no '{last}' in {name.rpartition('.')[0] or 'any package'}"
+        hint = _in_submodule(parent, last) or (nearest(last, names) if names else "")
+        raise ConfigError(Problem(where, fault, target, hint=hint)) from None
     try:
         if name in sys.modules:
             return importlib.import_module(name)
         with unchanged_torch_settings() as changed:
             module = importlib.import_module(name)
         if changed and os.environ.get("RANK", "0") == "0":
-            words = (
+            fault = (
                 f"importing {name} changes settings of torch ({first_few(changed, 3)}), which "
                 "is undone: they belong to the config"
             )
             print(
                 "warning: "
-                f"{Problem(where, words, hint='choose a dtype or device where tensors and layers are made')}",
+                f"{Problem(where, fault, hint='choose a dtype or device where tensors and layers are made')}",
                 file=sys.stderr,
             )
         return module
@@ -293,7 +295,7 @@ def _in_submodule(package: Any, name: str) -> str:
         for folder in getattr(package, "__path__", ())
         for file in sorted(Path(folder).glob("*.py"))
     ]
-    found = next(
+    submodule = next(
         (
             file
             for file in files
@@ -302,8 +304,8 @@ def _in_submodule(package: Any, name: str) -> str:
         None,
     )
     return (
-        f"it is in a module of that package: {package.__name__}.{found.stem}.{name}"
-        if found
+        f"it is in a module of that package: {package.__name__}.{submodule.stem}.{name}"
+        if submodule
         else ""
     )
 
@@ -316,68 +318,70 @@ def _attribute(owner: Any, name: str, target: str, where: str) -> Any:
     try:
         return getattr(owner, name)
     except AttributeError:
-        known = [
-            one
-            for one in dir(owner)
-            if not one.startswith("_")
-            and not _refused_prefix(getattr(getattr(owner, one, None), "__module__", None))
+        names = [
+            attribute
+            for attribute in dir(owner)
+            if not attribute.startswith("_")
+            and not _refused_prefix(getattr(getattr(owner, attribute, None), "__module__", None))
         ]
         raise ConfigError(
             Problem(
                 where,
                 f"does not exist: no '{name}' in {owner.__name__}",
                 target,
-                hint=nearest(name, known),
+                hint=nearest(name, names),
             )
         ) from None
 
 
-def _reachable(found: Any, allowed: Sequence[str]) -> bool:
+def _reachable(located: Any, allowed: Sequence[str]) -> bool:
     """Modules on the way must be in an allowed package, or lead to one (`torch` to `torch.nn`)."""
-    if not isinstance(found, types.ModuleType):
+    if not isinstance(located, types.ModuleType):
         return True
-    name = found.__name__
+    name = located.__name__
     return (
         within(name, allowed) or any(package.startswith(name + ".") for package in allowed)
     ) and not within(name, tuple(REFUSED))
 
 
-def _wrong_kind(where: str, target: str, found: Any, path: str, own: Sequence[str]) -> Problem:
-    if refused := _refused_prefix(getattr(found, "__module__", None)):
+def _wrong_kind(where: str, target: str, located: Any, path: str, own: Sequence[str]) -> Problem:
+    if refused := _refused_prefix(getattr(located, "__module__", None)):
         return Problem(
             where, f"is in {refused}, which a config may not name: it {REFUSED[refused]}", target
         )
-    made = (
-        found
-        if isinstance(found, type)
-        else return_class(found)
-        if isinstance(found, types.FunctionType)
+    product = (
+        located
+        if isinstance(located, type)
+        else return_class(located)
+        if isinstance(located, types.FunctionType)
         else None
     )
-    wanted, hint = (
+    expected, hint = (
         describe_kinds(path),
-        MAP_STYLE if made and DATASET in kinds_at(path) and not DATASET.includes(made) else "",
+        MAP_STYLE
+        if product and DATASET in kinds_at(path) and not DATASET.includes(product)
+        else "",
     )
     if (
-        isinstance(found, types.FunctionType)
-        and within(found.__module__, own)
-        and return_class(found) is None
+        isinstance(located, types.FunctionType)
+        and within(located.__module__, own)
+        and return_class(located) is None
     ):
-        said = found.__annotations__.get("return")
+        annotation = located.__annotations__.get("return")
         hint = (
             "annotate what it returns, so that its kind is known before it is called: `def "
-            f"{found.__name__}(...) -> CLASS:`"
+            f"{located.__name__}(...) -> CLASS:`"
         )
-        if said is not None:
+        if annotation is not None:
             hint = (
-                f"`-> {said if isinstance(said, str) else getattr(said, '__name__', said)}` "
+                f"`-> {annotation if isinstance(annotation, str) else getattr(annotation, '__name__', annotation)}` "
                 "does not say that it always returns one: annotate it with one class"
             )
     return Problem(
         where,
-        f"is not {wanted}",
+        f"is not {expected}",
         target,
-        f"a class that is {wanted}, or a function annotated to return one",
+        f"a class that is {expected}, or a function annotated to return one",
         hint,
     )
 
@@ -416,11 +420,13 @@ def _refusal(
         for package, head in heads.items()
         if get_close_matches(head, [package], cutoff=0.8)
     }
-    if meant := get_close_matches(
+    if suggestion := get_close_matches(
         target, [name for name in near if not name.endswith(".") and name != target], n=1
     ):
-        return Problem(where, message, target, expected, f"did you mean '{meant[0]}'?")
-    if package := next((one for one in own if _has_module(one, parts[0])), ""):
+        return Problem(where, message, target, expected, f"did you mean '{suggestion[0]}'?")
+    if package := next(
+        (package_name for package_name in own if _has_module(package_name, parts[0])), ""
+    ):
         return Problem(where, message, target, expected, f"did you mean '{package}.{target}'?")
     if parts[0] in sys.stdlib_module_names:
         return Problem(
@@ -429,7 +435,7 @@ def _refusal(
             target,
             expected,
         )
-    meant = (
+    suggestion = (
         f"if you trust its code as your own: --package {parts[0]}, or packages = "
         f'["{parts[0]}"] under [tool.samewise] in pyproject.toml'
     )
@@ -447,7 +453,7 @@ def _refusal(
         expected,
         own
         if parts[0] in ("torch", "torchvision", "torchaudio", "torchmetrics", "samewise")
-        else meant,
+        else suggestion,
     )
 
 
@@ -469,30 +475,32 @@ def _refused_prefix(name: Any) -> str:
 
     Empty if there is none.
     """
-    return next((one for one in REFUSED if isinstance(name, str) and within(name, [one])), "")
+    return next(
+        (prefix for prefix in REFUSED if isinstance(name, str) and within(name, [prefix])), ""
+    )
 
 
 def _failure(
-    made: Callable[..., Any], path: str, error: Exception, named: Mapping[str, Any]
+    component: Callable[..., Any], path: str, error: Exception, arguments: Mapping[str, Any]
 ) -> Problem:
     """The problem for a constructor's exception, with the nearest name for an unknown argument."""
     unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
     if unknown:
         return Problem(
             f"{path}.{unknown[1]}",
-            f"{_name(made)} has no such argument",
+            f"{_name(component)} has no such argument",
             hint=nearest(unknown[1], _arguments_near(error)),
         )
-    if asked := requested_memory(error):
+    if memory := requested_memory(error):
         sizes = {
             key: value
-            for key, value in named.items()
+            for key, value in arguments.items()
             if isinstance(value, int | float) and not isinstance(value, bool)
         }
         largest = max(sizes, key=lambda key: abs(sizes[key]), default="")
         return Problem(
             f"{path}.{largest}" if largest else path,
-            f"{_name(made)} {asked}",
+            f"{_name(component)} {memory}",
             sizes.get(largest, ...),
             hint="make it smaller",
         )
@@ -503,16 +511,16 @@ def _failure(
     if suspect := next(
         (
             key
-            for key, value in named.items()
-            if is_below_one(value) and _is_unusual(value, _default(made, key))
+            for key, value in arguments.items()
+            if is_below_one(value) and _is_unusual(value, _default(component, key))
         ),
         "",
     ):
         message = (
-            f"is {named[suspect]}, which may be why {_name(made)} failed: "
+            f"is {arguments[suspect]}, which may be why {_name(component)} failed: "
             f"{text or type(error).__name__}"
         )
-        return Problem(f"{path}.{suspect}", message, named[suspect], "a positive number", where)
+        return Problem(f"{path}.{suspect}", message, arguments[suspect], "a positive number", where)
     if re.search(
         r"before Module\.__init__\(\) call|super\(\)\.__init__\(\) must be "
         r"called|super-class __init__\(\) .*never called",
@@ -521,7 +529,7 @@ def _failure(
         where = f"begin its __init__ with super().__init__(); {where}"
     return Problem(
         path,
-        f"{_name(made)} failed: {text or type(error).__name__}",
+        f"{_name(component)} failed: {text or type(error).__name__}",
         expected="" if text else "arguments that it accepts",
         hint=where,
     )
@@ -535,10 +543,10 @@ def _is_unusual(value: Any, default: Any) -> bool:
     return value != default and not (value == 0 and isinstance(default, float))
 
 
-def _default(made: Callable[..., Any], name: str) -> Any:
+def _default(component: Callable[..., Any], name: str) -> Any:
     """The default of an argument; None if it is unknown."""
     try:
-        parameter = inspect.signature(made).parameters.get(name)
+        parameter = inspect.signature(component).parameters.get(name)
     except (TypeError, ValueError):
         return None
     return parameter.default if parameter else None
@@ -575,10 +583,10 @@ def _prefix_path(path: str, problem: Problem) -> Problem:
     )
 
 
-def _name(made: Any) -> str:
+def _name(component: Any) -> str:
     inner = (
-        (made.args[0] if made.func is make_harmless else made.func)
-        if isinstance(made, functools.partial)
-        else made
+        (component.args[0] if component.func is make_harmless else component.func)
+        if isinstance(component, functools.partial)
+        else component
     )
     return str(getattr(inner, "__qualname__", getattr(inner, "__name__", inner)))

@@ -45,7 +45,7 @@ def project_schemas(project: Project) -> tuple[dict[str, Schema], list[Problem]]
     known of their arguments.
     """
     writer = Writer(project)
-    definitions = {_id(name): one for name, one in writer.definitions().items()}
+    definitions = {_id(name): definition for name, definition in writer.definitions().items()}
     wholes = {name: _id(f"file of {name}") for name in writer.choices} | {ROOT: "root"}
     head = {"$schema": DRAFT, "$comment": MARK}
     schemas = {
@@ -94,14 +94,14 @@ class Writer:
         self.packages = project.packages
         self.problems = list[Problem]()
         self.choices = {group: choices_of(group, project=project) for group in loader.groups()}
-        found = slots.known_slots()
+        known_slots = slots.known_slots()
         self.places: dict[str, Members] = {
-            place: {one: names for (of, one), names in found.items() if of == kind}
+            place: {slot: names for (of, slot), names in known_slots.items() if of == kind}
             for place, kind in slots.KINDS.items()
         }
         self.parts: Members = {
-            one: names
-            for (kind, one), names in found.items()
+            slot: names
+            for (kind, slot), names in known_slots.items()
             if any(kind in kinds for kinds in slots.PARTS.values())
         }
         self.facts = dict[str, set[str]]()
@@ -113,7 +113,7 @@ class Writer:
             str, list[tuple[str, str]]
         ]()  # by path: the components, and the argument of each, that get just this value
         self.used = dict[str, list[str]]()  # by path, and by place: the components of its choices
-        short = {name: names[0] for names in found.values() for name in names}
+        short = {name: names[0] for names in known_slots.values() for name in names}
         for group, names in self.choices.items():
             for name in names:
                 self._read(loader, group, name, short)
@@ -162,25 +162,25 @@ class Writer:
         if not slots.within(target, self.packages):
             return False
         try:
-            found = locate(target, path, self.packages)
+            located = locate(target, path, self.packages)
         except ConfigError as error:
             self.problems.extend(error.problems)
             return False
         place = slots.place_at(path)
-        names = (self.places[place] if place else self.parts).setdefault(found, [])
+        names = (self.places[place] if place else self.parts).setdefault(located, [])
         names.extend([target] if target not in names else [])
         return True
 
     def definitions(self) -> dict[str, Schema]:
         """The definitions by name: components, places, choices, groups, files and the root."""
         every = {
-            name: one
+            name: member
             for members in (*self.places.values(), self.parts)
-            for one, names in members.items()
+            for member, names in members.items()
             for name in names[:1]
         }
         self.found: dict[str, Schema] = {
-            name: json_types.call_schema(one) for name, one in every.items()
+            name: json_types.call_schema(member) for name, member in every.items()
         }
         for names in self.used.values():
             names[:] = [name for name in dict.fromkeys(names) if name in self.found]
@@ -238,7 +238,7 @@ class Writer:
             }
             return closed_object(facts | splits | {"defaults": DEFAULTS}, additionalProperties=free)
         if group == "transforms":
-            one = {
+            schema = {
                 "type": ["object", "string"],
                 "if": {"type": "object"},
                 "then": _ref("place transforms.*.*.*"),
@@ -246,7 +246,7 @@ class Writer:
             }
             listed = {
                 "type": ["array", "string", "null"],
-                "items": one,
+                "items": schema,
                 "if": {"type": "string"},
                 "then": REFERENCE,
             }
@@ -263,11 +263,11 @@ class Writer:
             }
             return closed_object(facts | phases | {"defaults": DEFAULTS}, additionalProperties=free)
         if group == "callbacks":
-            known = {
+            properties = {
                 name: self._changes_schema("callbacks.*", f"callbacks.{name}") for name in facts
             }
             return closed_object(
-                known | {"defaults": DEFAULTS}, additionalProperties=_ref("place callbacks.*")
+                properties | {"defaults": DEFAULTS}, additionalProperties=_ref("place callbacks.*")
             )
         if group == "initialise":
             return closed_object(facts | {"defaults": DEFAULTS})
@@ -351,15 +351,15 @@ class Writer:
         return closed_object(keys | {"defaults": DEFAULTS})
 
     def _target(self, members: Members) -> Schema:
-        others = sorted(name for names in members.values() for name in names[1:])
+        aliases = sorted(name for names in members.values() for name in names[1:])
         patterns = [
-            *([f"^({'|'.join(map(re.escape, others))})$"] if others else []),
+            *([f"^({'|'.join(map(re.escape, aliases))})$"] if aliases else []),
             *([rf"^({'|'.join(self.packages)})\."] if self.packages else []),
         ]
         return {
             "anyOf": [
                 {"enum": sorted(names[0] for names in members.values())},
-                *({"type": "string", "pattern": one} for one in patterns),
+                *({"type": "string", "pattern": pattern} for pattern in patterns),
                 REFERENCE,
             ]
         }
@@ -380,10 +380,10 @@ class Writer:
         """The schema of a group's file, or of the root, with its defaults list."""
         siblings: Iterable[str] = self.choices.get(group, ())
         names = {"enum": ["_self_", *siblings]}
-        others = {"type": "string", "pattern": r"[/@$]"} if group else {"type": "string"}
+        references = {"type": "string", "pattern": r"[/@$]"} if group else {"type": "string"}
         defaults = {
             "type": "array",
-            "items": {"anyOf": [names, others, _ref("by group")]},
+            "items": {"anyOf": [names, references, _ref("by group")]},
             "description": "What this builds on; later lines win.",
         }
         return {"type": "object", "properties": {"defaults": defaults}, "allOf": [whole]}
@@ -426,8 +426,8 @@ def _name_schema(names: list[str]) -> Schema:
 
 
 def _choice(names: dict[str, str]) -> Schema:
-    one = {"enum": list(names), "enumDescriptions": list(names.values())}
-    return {"anyOf": [one, {"type": "array", "items": one}, REFERENCE, {"type": "null"}]}
+    schema = {"enum": list(names), "enumDescriptions": list(names.values())}
+    return {"anyOf": [schema, {"type": "array", "items": schema}, REFERENCE, {"type": "null"}]}
 
 
 def _ref(name: str) -> Schema:

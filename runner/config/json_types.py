@@ -80,17 +80,19 @@ def schema_of(annotation: Any) -> Schema:
 
 
 def _any_of(several: list[Schema]) -> Schema:
-    return {"anyOf": [one for place, one in enumerate(several) if one not in several[:place]]}
+    return {
+        "anyOf": [schema for place, schema in enumerate(several) if schema not in several[:place]]
+    }
 
 
 def _schema_of(annotation: Any) -> Schema:
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Union or isinstance(annotation, types.UnionType):
-        several = [_schema_of(one) for one in inner]
+        several = [_schema_of(item) for item in inner]
         return (
             ANY
             if ANY in several
-            else _any_of([part for one in several for part in one.get("anyOf", [one])])
+            else _any_of([part for item in several for part in item.get("anyOf", [item])])
         )
     if origin is Literal:
         return {"enum": list(inner)}
@@ -109,10 +111,10 @@ def _schema_of(annotation: Any) -> Schema:
         return {
             "enum": list(
                 dict.fromkeys(
-                    one
+                    item
                     for member in kind
-                    for one in (member.name, member.value)
-                    if isinstance(one, str | int | float)
+                    for item in (member.name, member.value)
+                    if isinstance(item, str | int | float)
                 )
             )
         }
@@ -147,43 +149,43 @@ def _sequence(kind: type, inner: tuple[Any, ...]) -> Schema:
     if kind is tuple and inner and inner[-1] is not Ellipsis:
         return {
             "type": "array",
-            "items": [schema_of(one) for one in inner],
+            "items": [schema_of(item) for item in inner],
             "minItems": len(inner),
             "maxItems": len(inner),
         }
     return {"type": "array", "items": schema_of(inner[0]) if inner else ANY}
 
 
-def call_schema(made: Callable[..., Any]) -> Schema:
+def call_schema(component: Callable[..., Any]) -> Schema:
     """A component's mapping: the arguments that a class or function accepts."""
-    about, described = description(made), arguments(made)
+    about, described = description(component), arguments(component)
     schema: Schema = {"type": "object", "properties": {}, "additionalProperties": False} | (
         {"description": about} if about else {}
     )
     try:
-        parameters = inspect.signature(made).parameters.values()
+        parameters = inspect.signature(component).parameters.values()
     except (TypeError, ValueError):  # its arguments are unknown
         return schema | {"additionalProperties": ANY}
     for parameter in parameters:
         if parameter.name == "params" and re.match(
-            r"(torch|samewise\.runner)\.optim\.", f"{made.__module__}."
+            r"(torch|samewise\.runner)\.optim\.", f"{component.__module__}."
         ):
             continue  # come from the model
         if parameter.kind in (
             inspect.Parameter.POSITIONAL_OR_KEYWORD,
             inspect.Parameter.KEYWORD_ONLY,
         ):
-            one = schema_of(evaluate(parameter.annotation, made))
-            if parameter.default is None and "anyOf" in one:
-                one = {"anyOf": [*one["anyOf"], {"type": "null"}]}
-            elif parameter.default is None and one == {"type": "string"}:
-                one = {"type": ["string", "null"]}
+            argument = schema_of(evaluate(parameter.annotation, component))
+            if parameter.default is None and "anyOf" in argument:
+                argument = {"anyOf": [*argument["anyOf"], {"type": "null"}]}
+            elif parameter.default is None and argument == {"type": "string"}:
+                argument = {"type": ["string", "null"]}
             text = described.get(parameter.name, "")
             schema["properties"][parameter.name] = (
-                one | default_of(parameter.default) | ({"description": text} if text else {})
+                argument | default_of(parameter.default) | ({"description": text} if text else {})
             )
         elif parameter.kind is inspect.Parameter.VAR_KEYWORD:
-            further = forwarded_arguments(made)
+            further = forwarded_arguments(component)
             names = {*(described if further is None else further)} - {
                 parameter.name,
                 *schema["properties"],
@@ -202,33 +204,33 @@ def call_schema(made: Callable[..., Any]) -> Schema:
     return schema
 
 
-def description(made: Any) -> str:
+def description(component: Any) -> str:
     """The first paragraph of a docstring."""
-    return _join_lines((inspect.getdoc(made) or "").partition("\n\n")[0])
+    return _join_lines((inspect.getdoc(component) or "").partition("\n\n")[0])
 
 
-def arguments(made: Any) -> dict[str, str]:
+def arguments(component: Any) -> dict[str, str]:
     """The descriptions of arguments: of a class and its bases, or of a function and the class that
     it returns; the nearest counts.
     """
     returned = (
-        made
-        if isinstance(made, type)
-        else evaluate(inspect.signature(made).return_annotation, made)
+        component
+        if isinstance(component, type)
+        else evaluate(inspect.signature(component).return_annotation, component)
     )
-    documented = [made, *(returned.__mro__ if isinstance(returned, type) else ())]
+    documented = [component, *(returned.__mro__ if isinstance(returned, type) else ())]
     described = dict[str, str]()
-    if made.__module__.startswith("torchvision.models."):
+    if component.__module__.startswith("torchvision.models."):
         described |= {
             name: text
             for name, text in UNDESCRIBED.items()
             if name in inspect.signature(returned).parameters
         }
-    for one in reversed(documented):
-        described |= _described(inspect.cleandoc(one.__doc__ or ""))
+    for owner in reversed(documented):
+        described |= _described(inspect.cleandoc(owner.__doc__ or ""))
     for name, text in described.items():
         if (elsewhere := re.match(r"As in `(\w+)`", text)) and (
-            other := vars(sys.modules[made.__module__]).get(elsewhere[1])
+            other := vars(sys.modules[component.__module__]).get(elsewhere[1])
         ):
             described[name] = arguments(other)[name]
     return described
@@ -251,7 +253,7 @@ def _described(docstring: str) -> dict[str, str]:
         re.match(r"\*{0,2}(\w+(?:, \w+)*)\s*(?:\(.*?\))?\s*:(.*)", entry, re.DOTALL)
         for entry in entries
     ]
-    return {name: _join_lines(found[2]) for found in read if found for name in found[1].split(", ")}
+    return {name: _join_lines(match[2]) for match in read if match for name in match[1].split(", ")}
 
 
 def default_of(value: Any) -> Schema:

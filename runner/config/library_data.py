@@ -25,27 +25,31 @@ if hasattr(tarfile, "data_filter"):
     tarfile.TarFile.extraction_filter = staticmethod(tarfile.data_filter)
 
 
-def make_harmless(made: Callable[..., Any], path: str, /, *positional: Any, **named: Any) -> Any:
+def make_harmless(
+    component: Callable[..., Any], path: str, /, *positional: Any, **keywords: Any
+) -> Any:
     """Create a data set.
 
     ConfigError if it has an address to download from, or asks for thousands of processes.
     """
     try:
-        given = inspect.signature(made).bind_partial(*positional, **named).arguments
+        arguments = inspect.signature(component).bind_partial(*positional, **keywords).arguments
     except TypeError:  # creating it will report this more clearly
-        given = named
-    _require_harmless(made, path, given)
-    return made(*positional, **named)
+        arguments = keywords
+    _require_harmless(component, path, arguments)
+    return component(*positional, **keywords)
 
 
-def _require_harmless(made: Callable[..., Any], path: str, given: Mapping[str, Any]) -> None:
-    for key, value in given.items():
+def _require_harmless(
+    component: Callable[..., Any], path: str, arguments: Mapping[str, Any]
+) -> None:
+    for key, value in arguments.items():
         if isinstance(value, int) and key.endswith("workers"):
             require_few(f"{path}.{key}", value)
         is_address = isinstance(value, str) and (
             "://" in value or _WITH_SCHEME.match(value.strip())
         )
-        if is_address and str(made.__module__).startswith(LIBRARIES):
+        if is_address and str(component.__module__).startswith(LIBRARIES):
             raise ConfigError(
                 Problem(
                     f"{path}.{key}",

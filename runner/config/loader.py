@@ -134,13 +134,13 @@ class Loader:
 
         Nested groups by their path (`debug/sizes`).
         """
-        found = dict[str, list[str]]()
+        group_choices = dict[str, list[str]]()
         for name in self.groups_in(under):
             group = f"{under}/{name}" if under else name
             if group != "hydra":
-                found[group] = self.choices_of(group)
-                found |= self.groups(group)
-        return found
+                group_choices[group] = self.choices_of(group)
+                group_choices |= self.groups(group)
+        return group_choices
 
     def text_of(self, name: str) -> str:
         """The content of a config's file; empty if there is none."""
@@ -160,7 +160,9 @@ class Loader:
         text, is_project = read_text(path) or "", folder in self._project.configs
         if is_project:
             require_modest(
-                text, str(path), interpolations="own" if folder in self._project.given else "all"
+                text,
+                str(path),
+                interpolations="own" if folder in self._project.outside_configs else "all",
             )
         if not is_project or self._faults is None:
             package, defaults, config = pickle.loads(_parsed(str(path), text))
@@ -232,11 +234,11 @@ class Loader:
                 try:
                     cfg.merge_with(config)
                 except OmegaConfBaseException as error:
-                    words = (
+                    message = (
                         f"In '{default.config_path}': {type(error).__name__} raised while "
                         f"composing config:\n{error}"
                     )
-                    raise ConfigCompositionException(words) from None
+                    raise ConfigCompositionException(message) from None
         OmegaConf.set_struct(cfg, True)
         apply(selected.config_overrides, cfg)
         return cfg
@@ -373,7 +375,7 @@ def _hydra() -> ConfigLoader:
     for plugin in (_Source, _SearchPath):
         Plugins.instance().register(plugin)
     used = GlobalHydra.instance()
-    theirs, known = used.hydra, set(filter(OmegaConf.has_resolver, _RESOLVERS))
+    hydra_settings, resolvers = used.hydra, set(filter(OmegaConf.has_resolver, _RESOLVERS))
     used.clear()
     try:
         with (
@@ -385,8 +387,8 @@ def _hydra() -> ConfigLoader:
             return GlobalHydra.instance().config_loader()
     finally:
         GlobalHydra.set_instance(used)
-        used.hydra = theirs
-        for name in filter(OmegaConf.has_resolver, {*_RESOLVERS} - known):
+        used.hydra = hydra_settings
+        for name in filter(OmegaConf.has_resolver, {*_RESOLVERS} - resolvers):
             OmegaConf.clear_resolver(name)
 
 

@@ -61,14 +61,14 @@ def settle(cfg: DictConfig, overrides: Sequence[str] = (), before: Any = None) -
         )
     ]
     set_here = {override.partition("=")[0].lstrip("+") for override in overrides}
-    given: Any = OmegaConf.select(cfg, "evaluate.monitor", throw_on_resolution_failure=False)
-    if given is None and OmegaConf.is_interpolation(cfg.evaluate, "monitor"):
+    monitor: Any = OmegaConf.select(cfg, "evaluate.monitor", throw_on_resolution_failure=False)
+    if monitor is None and OmegaConf.is_interpolation(cfg.evaluate, "monitor"):
         return []  # a reference that leads nowhere is reported separately
     listed = (
-        given
-        if isinstance(given, str) or given is None
-        else OmegaConf.to_container(given)
-        if isinstance(given, ListConfig)
+        monitor
+        if isinstance(monitor, str) or monitor is None
+        else OmegaConf.to_container(monitor)
+        if isinstance(monitor, ListConfig)
         else None
     )
     names = (
@@ -78,7 +78,7 @@ def settle(cfg: DictConfig, overrides: Sequence[str] = (), before: Any = None) -
     )
     if listed is None or not names or len(set(names)) < len(names):
         cfg.evaluate.monitor, cfg.evaluate.mode = "valid/loss", Mode.min
-        shown = OmegaConf.to_container(given) if OmegaConf.is_config(given) else given
+        shown = OmegaConf.to_container(monitor) if OmegaConf.is_config(monitor) else monitor
         return [
             Problem(
                 "evaluate.monitor",
@@ -87,8 +87,8 @@ def settle(cfg: DictConfig, overrides: Sequence[str] = (), before: Any = None) -
                 "SPLIT/METRIC, or [SPLIT/METRIC, ...]",
             )
         ]
-    cfg.evaluate.monitor, found = names[0], list[Problem]()
-    known, in_file = (
+    cfg.evaluate.monitor, problems = names[0], list[Problem]()
+    metrics, in_file = (
         mode_of(names[0]),
         cfg.evaluate.mode if "evaluate.mode" not in set_here else None,
     )
@@ -98,15 +98,15 @@ def settle(cfg: DictConfig, overrides: Sequence[str] = (), before: Any = None) -
         and "evaluate.mode" not in set_here
         and names[:1] != earlier[:1]
     ):
-        cfg.evaluate.mode = known or Mode.min
-        if known is None:
-            found.append(_unknown_mode(names[0], "write evaluate.mode=max, or min", likely))
+        cfg.evaluate.mode = metrics or Mode.min
+        if metrics is None:
+            problems.append(_unknown_mode(names[0], "write evaluate.mode=max, or min", likely))
     for name in names[1:]:
         if name in cfg.evaluate.also:
             continue
         mode = in_file if [name] == earlier[:1] and in_file is not None else mode_of(name)
         if mode is None:
-            found.append(
+            problems.append(
                 _unknown_mode(
                     name,
                     f"leave it out of the list, and write 'evaluate.also={{{name}: max}}', or min",
@@ -116,7 +116,7 @@ def settle(cfg: DictConfig, overrides: Sequence[str] = (), before: Any = None) -
         else:
             with open_dict(cfg):
                 cfg.evaluate.also[name] = mode
-    return found
+    return problems
 
 
 def _unknown_mode(name: str, otherwise: str, likely: Sequence[str]) -> Problem:
@@ -125,13 +125,15 @@ def _unknown_mode(name: str, otherwise: str, likely: Sequence[str]) -> Problem:
     It may be misspelt, above all one of the `likely` ones.
     """
     split, _, last = name.rpartition("/")
-    own = [one.rpartition("/")[2] for one in likely if one != name]
-    meant = (
+    own = [metric.rpartition("/")[2] for metric in likely if metric != name]
+    suggestion = (
         get_close_matches(last, own, n=1)
-        or [known for known in _COMMON if known.startswith(last)]
+        or [metric_name for metric_name in _COMMON if metric_name.startswith(last)]
         or get_close_matches(last, _COMMON, n=1)
     )
-    hint = f"did you mean '{split}/{meant[0]}'? If not, {otherwise}" if meant else otherwise
+    hint = (
+        f"did you mean '{split}/{suggestion[0]}'? If not, {otherwise}" if suggestion else otherwise
+    )
     return Problem(
         "evaluate.monitor",
         "its name does not say whether higher or lower is better",

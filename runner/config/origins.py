@@ -35,42 +35,42 @@ class FileValue:
     where: str
 
 
-def origins(given: Sequence[str], *, project: Project) -> dict[str, str]:
+def origins(overrides: Sequence[str], *, project: Project) -> dict[str, str]:
     """The file or override that sets each value: the last one, in Hydra's order of merging.
 
     By config path: `samewise's configs/optimizer/sgd.yaml:3`, a project's own file with its whole
     path, `samewise's runner/config/schema.py:157`, or `override seed=1`.
     """
     loader = Loader(project, faults_in_files(Loader(project)))
-    selected, found = loader.select(given), dict[str, str]()
-    for one in values_of(loader, selected.defaults):
-        _mark(found, one.path, one.value, one.where)
+    selected, labels = loader.select(overrides), dict[str, str]()
+    for file_value in values_of(loader, selected.defaults):
+        _mark(labels, file_value.path, file_value.value, file_value.where)
     for override in selected.config_overrides:
         if not override.is_delete():
             for path, value in values_in(override.value(), override.key_or_group):
-                _mark(found, path, value, f"{_OVERRIDE}{override.input_line}")
-    return found
+                _mark(labels, path, value, f"{_OVERRIDE}{override.input_line}")
+    return labels
 
 
-def own_defaults(given: Sequence[str], *, project: Project) -> set[str]:
+def own_defaults(overrides: Sequence[str], *, project: Project) -> set[str]:
     """The paths of the values that samewise's own files, as they are chosen, set."""
     loader = Loader(project, faults_in_files(Loader(project)))
     return {
-        one.path
-        for one in values_of(loader, loader.select(given).defaults)
-        if one.where.startswith(OURS)
+        value.path
+        for value in values_of(loader, loader.select(overrides).defaults)
+        if value.where.startswith(OURS)
     }
 
 
-def replaced_value(path: str, loader: Loader, given: Sequence[str]) -> Any:
+def replaced_value(path: str, loader: Loader, overrides: Sequence[str]) -> Any:
     """The value that the chosen files set, if an override replaces it; else None."""
-    if not any(text.lstrip("+").startswith(f"{path}=") for text in given):
+    if not any(text.lstrip("+").startswith(f"{path}=") for text in overrides):
         return None
     return next(
         (
-            one.value
-            for one in reversed(list(values_of(loader, loader.select(given).defaults)))
-            if one.path == path
+            value.value
+            for value in reversed(list(values_of(loader, loader.select(overrides).defaults)))
+            if value.path == path
         ),
         None,
     )
@@ -111,30 +111,30 @@ def origin_of(path: str, set_by: Mapping[str, str]) -> str:
 
 
 def locate_problems(
-    problems: Sequence[Problem], given: Sequence[str], project: Project
+    problems: Sequence[Problem], overrides: Sequence[str], project: Project
 ) -> list[Problem]:
     """The problems, each with the line of the file that sets its value, if a file does."""
-    overridden = {override.lstrip("+").partition("=")[0] for override in given}
+    overridden = {override.lstrip("+").partition("=")[0] for override in overrides}
     if all(problem.where or problem.path in (*overridden, "") for problem in problems):
         return list(problems)
-    set_by, told = origins(given, project=project), list[Problem]()
+    set_by, located = origins(overrides, project=project), list[Problem]()
     for problem in problems:
         where = "" if problem.where else set_at(problem.path, set_by)
-        told.append(
+        located.append(
             problem
             if not where or where.startswith((_SCHEMA, _OVERRIDE))
             else replace(problem, where=where)
         )
-    return told
+    return located
 
 
 def set_at(path: str, set_by: Mapping[str, str]) -> str:
     """Where a value is set; for a missing value or a part, where its container is set."""
     while path:
-        inner = [one for one in set_by if one.startswith(f"{path}.")]
-        for one in (path, f"{path}._target_", *inner[:1]):
-            if one in set_by:
-                return set_by[one]
+        inner = [key for key in set_by if key.startswith(f"{path}.")]
+        for key in (path, f"{path}._target_", *inner[:1]):
+            if key in set_by:
+                return set_by[key]
         path = path.rpartition(".")[0]
     return ""
 
@@ -148,23 +148,23 @@ def values_in(value: Any, under: str = "") -> Iterator[tuple[str, Any]]:
         yield under, value
 
 
-def _mark(found: dict[str, str], under: str, value: Any, label: str) -> None:
+def _mark(labels: dict[str, str], under: str, value: Any, label: str) -> None:
     """Record `label` for every value in `value`.
 
     A list or scalar replaces everything at its path and below.
     """
-    for path in [path for path in found if path.startswith(f"{under}.")] if value != {} else []:
-        del found[path]
+    for path in [path for path in labels if path.startswith(f"{under}.")] if value != {} else []:
+        del labels[path]
     for path, _ in flat(value, under) if isinstance(value, list) else [(under, value)]:
-        found[path] = label
+        labels[path] = label
 
 
 def _lines_of_schema() -> dict[str, int]:
     """The line of each setting's default in schema.py, by its path."""
     classes = {
-        one.name: one
-        for one in ast.parse(inspect.getsource(schema)).body
-        if isinstance(one, ast.ClassDef)
+        statement.name: statement
+        for statement in ast.parse(inspect.getsource(schema)).body
+        if isinstance(statement, ast.ClassDef)
     }
 
     def lines(name: str, under: str = "") -> Iterator[tuple[str, int]]:

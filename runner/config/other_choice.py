@@ -38,37 +38,37 @@ class Change:
         path: Where the group's values are: `optimizer`.
         before: What the file was written for: `sgd`; empty: nothing.
         now: What is chosen; empty: nothing.
-        is_given: Whether on the command line.
-        sets: What the file sets there, and no later file does.
-        others: What the files of choices set there now, by path.
-        made: Mappings there that were components, or rules, with the choice before.
+        is_explicit: Whether on the command line.
+        settings: What the file sets there, and no later file does.
+        alternatives: What the files of choices set there now, by path.
+        targets: Mappings there that were components, or rules, with the choice before.
     """
 
     file: str
     path: str
     before: str
     now: str
-    is_given: bool
-    sets: tuple[FileValue, ...]
-    others: Mapping[str, FileValue]
-    made: frozenset[str]
+    is_explicit: bool
+    settings: tuple[FileValue, ...]
+    alternatives: Mapping[str, FileValue]
+    targets: frozenset[str]
 
 
-def changes(loader: Loader, given: Sequence[str], experiment: str | None) -> list[Change]:
+def changes(loader: Loader, overrides: Sequence[str], experiment: str | None) -> list[Change]:
     """The groups for which the (valid) overrides choose another option and below which the file of
     `experiment=` sets something.
     """
     chosen_by_user = {
         group: names
-        for text in given
+        for text in overrides
         if (group := _group(text, loader)) not in ("", *_REDUCED)
         for names in [_names(text)]
     }
     if experiment is None or not _may_matter(loader, f"{_FILES}{experiment}", chosen_by_user):
         return []
-    final = _Choices(loader, given)
+    final = _Choices(loader, overrides)
     whole = _Choices(loader, [override_of_experiment(experiment)])
-    found = list[Change]()
+    changed = list[Change]()
     for file in dict.fromkeys(
         value.config for value in final.last.values() if value.config.startswith(_FILES)
     ):
@@ -79,75 +79,79 @@ def changes(loader: Loader, given: Sequence[str], experiment: str | None) -> lis
         )
         for key in sorted({*alone.chosen, *whole.chosen, *final.chosen}):
             group, path = key
-            asked = chosen_by_user.get(
+            request = chosen_by_user.get(
                 f"{group}@{path}", chosen_by_user.get(group) if key not in whole.apart else None
             )
             before, now = alone.chosen.get(key, ()), final.chosen.get(key, ())
             if (
                 group in _REDUCED
                 or before == now
-                or now != (whole.chosen.get(key, ()) if asked is None else asked)
+                or now != (whole.chosen.get(key, ()) if request is None else request)
             ):
                 continue  # a reduced experiment has its own data
-            same = {name for name, value in alone.others.items() if final.others.get(name) == value}
-            sets = [
+            same = {
+                name
+                for name, value in alone.alternatives.items()
+                if final.alternatives.get(name) == value
+            }
+            settings = [
                 value
                 for value in final.last.values()
                 if value.config == file
                 and value.path.startswith(f"{path}.")
                 and value.path not in same
             ]
-            if sets:
-                found.append(
+            if settings:
+                changed.append(
                     Change(
                         file,
                         path,
                         _words(before),
                         _words(now),
-                        asked is not None,
-                        tuple(sets),
-                        final.others,
-                        alone.made,
+                        request is not None,
+                        tuple(settings),
+                        final.alternatives,
+                        alone.targets,
                     )
                 )
-    return found
+    return changed
 
 
 def weights_caution(
-    loader: Loader, given: Sequence[str], chosen: Mapping[str, str], cfg: DictConfig
+    loader: Loader, overrides: Sequence[str], chosen: Mapping[str, str], cfg: DictConfig
 ) -> list[Problem]:
     """A caution that `debug=...` starts without the weights that the experiment's file names."""
     now = OmegaConf.select(cfg, "initialise.weights", throw_on_resolution_failure=False)
     if (
         not {"debug", "experiment"} <= chosen.keys()
         or now is not None
-        or any(text.startswith("initialise.weights=") for text in given)
+        or any(text.startswith("initialise.weights=") for text in overrides)
     ):
         return []
     defaults = [
-        one
-        for one in loader.select(given).defaults
-        if (one.config_path or "").startswith(("debug/", "initialise/", _FILES))
+        default
+        for default in loader.select(overrides).defaults
+        if (default.config_path or "").startswith(("debug/", "initialise/", _FILES))
     ]
     values = [value for value in values_of(loader, defaults) if value.path == "initialise.weights"]
-    asked = next((value for value in reversed(values) if value.config.startswith(_FILES)), None)
-    if asked is None or asked.value is None or not values[-1].config.startswith("debug/"):
+    request = next((value for value in reversed(values) if value.config.startswith(_FILES)), None)
+    if request is None or request.value is None or not values[-1].config.startswith("debug/"):
         return []
-    words = (
+    message = (
         f"debug={chosen['debug']} begins with random weights, not with those of "
-        f"{_FILES}{asked.config.removeprefix(_FILES)}, because its sizes differ"
+        f"{_FILES}{request.config.removeprefix(_FILES)}, because its sizes differ"
     )
     return [
         Problem(
             "initialise.weights",
-            words,
-            hint=f"initialise.weights={asked.value} asks for them",
+            message,
+            hint=f"initialise.weights={request.value} asks for them",
             where=values[-1].where,
         )
     ]
 
 
-def settle(cfg: DictConfig, changed: Sequence[Change], given: Sequence[str]) -> list[Problem]:
+def settle(cfg: DictConfig, changed: Sequence[Change], overrides: Sequence[str]) -> list[Problem]:
     """Remove from the config, in place, what the files of the choices in `changes` do not set.
 
     Values set by overrides stay.
@@ -157,47 +161,49 @@ def settle(cfg: DictConfig, changed: Sequence[Change], given: Sequence[str]) -> 
     if not changed:
         return []
     read = [
-        one
-        for one in OverridesParser.create().parse_overrides(list(given))
-        if "." in one.key_or_group or isinstance(one.value(), dict)
+        parsed
+        for parsed in OverridesParser.create().parse_overrides(list(overrides))
+        if "." in parsed.key_or_group or isinstance(parsed.value(), dict)
     ]
     by_user = {
         path for override in read for path, _ in values_in(override.value(), override.key_or_group)
     }
     whole: Any = OmegaConf.to_container(cfg, resolve=False)
-    told, left = list[Problem](), dict[str, None]()
+    cautions, leftovers = list[Problem](), dict[str, None]()
     for change in changed:
-        sets = [
+        settings = [
             value
-            for value in change.sets
+            for value in change.settings
             if at(whole, value.path, ...) is not ... and not _overlaps(value.path, by_user)
         ]
-        gone = {
-            value.path: misfit for value in sets if (misfit := _misfit(whole, value.path, change))
+        removed = {
+            value.path: misfit
+            for value in settings
+            if (misfit := _misfit(whole, value.path, change))
         }
-        unfit = {
+        misfits = {
             misfit
-            for misfit in gone.values()
-            if all(path in gone for path, _ in values_in(at(whole, misfit), misfit))
+            for misfit in removed.values()
+            if all(path in removed for path, _ in values_in(at(whole, misfit), misfit))
         }
-        dropped = [value for value in sets if gone.get(value.path) in unfit]
-        stays = (
-            [value for value in sets if value.path not in gone and _is_news(value, change)]
-            if change.is_given
+        dropped = [value for value in settings if removed.get(value.path) in misfits]
+        retained = (
+            [value for value in settings if value.path not in removed and _is_news(value, change)]
+            if change.is_explicit
             else []
         )
-        left |= dict.fromkeys(sorted(unfit))
-        told += [_left_out_caution(change, dropped, unfit)] if dropped else []
-        told += [_kept_caution(change, stays)] if stays else []
+        leftovers |= dict.fromkeys(sorted(misfits))
+        cautions += [_left_out_caution(change, dropped, misfits)] if dropped else []
+        cautions += [_kept_caution(change, retained)] if retained else []
     with open_dict(cfg):
-        for path in left:
+        for path in leftovers:
             above, _, key = path.rpartition(".")
             del OmegaConf.select(cfg, above)[key]
-    return told
+    return cautions
 
 
-def _left_out_caution(change: Change, dropped: Sequence[FileValue], unfit: set[str]) -> Problem:
-    keys = [f"{path}.".removeprefix(f"{change.path}.").rstrip(".") for path in sorted(unfit)]
+def _left_out_caution(change: Change, dropped: Sequence[FileValue], misfits: set[str]) -> Problem:
+    keys = [f"{path}.".removeprefix(f"{change.path}.").rstrip(".") for path in sorted(misfits)]
     # Of a removed group
     keys = [key for key in keys if key] or [
         value.path.removeprefix(f"{change.path}.") for value in dropped
@@ -208,34 +214,37 @@ def _left_out_caution(change: Change, dropped: Sequence[FileValue], unfit: set[s
         if change.now not in ("", "none")
         else "nothing is chosen now"
     )
-    words = (
+    message = (
         f"{_and(keys)} {are} {LEFT_OUT}{_name(change)} sets {them} for "
         f"{change.before or 'no choice'}, and {why}"
     )
-    return Problem(change.path, words, where=dropped[0].where)
+    return Problem(change.path, message, where=dropped[0].where)
 
 
-def _kept_caution(change: Change, stays: Sequence[FileValue]) -> Problem:
+def _kept_caution(change: Change, retained: Sequence[FileValue]) -> Problem:
     keys = _and(
-        [f"{value.path.removeprefix(f'{change.path}.')}={_short(value.value)}" for value in stays]
+        [
+            f"{value.path.removeprefix(f'{change.path}.')}={_short(value.value)}"
+            for value in retained
+        ]
     )
     own = [
-        f"{value.path}={_short(change.others[value.path].value)}"
-        for value in stays
-        if value.path in change.others
+        f"{value.path}={_short(change.alternatives[value.path].value)}"
+        for value in retained
+        if value.path in change.alternatives
     ]
     hint = f"set what you want; {change.now}'s own values: {' '.join(own)}" if own else ""
     return Problem(
         change.path,
         f"{change.now} keeps {keys}, which {_name(change)} sets for {change.before or 'no choice'}",
         hint=hint,
-        where=stays[0].where,
+        where=retained[0].where,
     )
 
 
 def _is_news(value: FileValue, change: Change) -> bool:
     """Whether a kept value can change a result and differs from what the choice sets anyway."""
-    other = change.others.get(value.path)
+    other = change.alternatives.get(value.path)
     return not is_outside(value.path) and (
         other is None or (other.value != value.value and "/" in other.config)
     )
@@ -248,21 +257,22 @@ def _misfit(whole: Any, path: str, change: Change) -> str:
     """
     parts, first = path.split("."), change.path.count(".") + 1
     for end in range(first, len(parts) + 1):
-        one, above = ".".join(parts[:end]), ".".join(parts[: end - 1])
-        value, owner = at(whole, one), at(whole, above) if above else whole
+        prefix, above = ".".join(parts[:end]), ".".join(parts[: end - 1])
+        value, owner = at(whole, prefix), at(whole, above) if above else whole
         if (
-            "." in one
-            and one in change.made
+            "." in prefix
+            and prefix in change.targets
             and isinstance(value, Mapping)
             and not any(key in value for key in _MAKES_ONE)
         ):
-            return one
-        if any(other == one or other.startswith(f"{one}.") for other in change.others):
+            return prefix
+        if any(other == prefix or other.startswith(f"{prefix}.") for other in change.alternatives):
             continue
         if end > first and "_target_" in owner:
-            return "" if parts[end - 1] in SPECIAL else one
+            return "" if parts[end - 1] in SPECIAL else prefix
         if not (
-            isinstance(value, Mapping) and any(two.startswith(f"{one}.") for two in change.made)
+            isinstance(value, Mapping)
+            and any(two.startswith(f"{prefix}.") for two in change.targets)
         ):
             return ""
     return ""
@@ -271,8 +281,8 @@ def _misfit(whole: Any, path: str, change: Change) -> str:
 class _Choices:
     """The choices that overrides make, and the values that their files set."""
 
-    def __init__(self, loader: Loader, given: Sequence[str]) -> None:
-        defaults = loader.select(given).defaults
+    def __init__(self, loader: Loader, overrides: Sequence[str]) -> None:
+        defaults = loader.select(overrides).defaults
         self.chosen = dict[tuple[str, str], tuple[str, ...]]()
         """By group and the path of its values; the choices that are made by another of the same
         group left out."""
@@ -295,10 +305,12 @@ class _Choices:
                 )
         values = list(values_of(loader, defaults))
         self.last = {value.path: value for value in values}
-        self.others = {value.path: value for value in values if not value.config.startswith(_FILES)}
-        self.made = frozenset(
+        self.alternatives = {
+            value.path: value for value in values if not value.config.startswith(_FILES)
+        }
+        self.targets = frozenset(
             value.path.rpartition(".")[0]
-            for value in self.others.values()
+            for value in self.alternatives.values()
             if value.path.rpartition(".")[2] in _MAKES_ONE
         )
 
@@ -345,8 +357,8 @@ def _group(text: str, loader: Loader) -> str:
     return key if not value.startswith("{") and loader.is_group(key.partition("@")[0]) else ""
 
 
-def _overlaps(path: str, others: set[str]) -> bool:
-    return any(f"{path}.".startswith(f"{one}.") or one.startswith(f"{path}.") for one in others)
+def _overlaps(path: str, keys: set[str]) -> bool:
+    return any(f"{path}.".startswith(f"{key}.") or key.startswith(f"{path}.") for key in keys)
 
 
 def _name(change: Change) -> str:

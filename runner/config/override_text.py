@@ -42,13 +42,13 @@ _PATTERN = re.compile(r"(\+*(?:[\w.]+\.)?(?:\w+_)?pattern)=([^'\"]+)")
 """A setting that is a regular expression, not quoted."""
 
 
-def read_overrides(given: Sequence[str]) -> tuple[list[Override], list[Problem]]:
+def read_overrides(texts: Sequence[str]) -> tuple[list[Override], list[Problem]]:
     """The overrides that can be parsed and have one value, and a problem for each other."""
     parser = OverridesParser.create()
     good, problems = list[Override](), list[Problem]()
-    given, split = remove_split_overrides(given, parser)
+    texts, split = remove_split_overrides(texts, parser)
     problems += split
-    for text in given:
+    for text in texts:
         if text.startswith("="):
             problems.append(
                 Problem(
@@ -131,15 +131,15 @@ def removed(override: Override) -> Problem | None:
 
 def repeated(overrides: Sequence[Override]) -> list[Problem]:
     """A warning for each key with several values, of which Hydra silently uses the last."""
-    given: dict[str, list[str]] = {}
+    by_key: dict[str, list[str]] = {}
     for override in overrides:
         if not override.is_delete():
-            given.setdefault(override.get_key_element().lstrip("+"), []).append(
+            by_key.setdefault(override.get_key_element().lstrip("+"), []).append(
                 override.get_value_element_as_str()
             )
-    told = {
+    repeats = {
         key: [str(redact_values({key: value})[key]) for value in values]
-        for key, values in given.items()
+        for key, values in by_key.items()
         if len({*values}) > 1
     }
     return [
@@ -147,7 +147,7 @@ def repeated(overrides: Sequence[Override]) -> list[Problem]:
             key,
             f"is set more than once, to {', '.join(first)} and {last}; the last, {last}, is used",
         )
-        for key, (*first, last) in told.items()
+        for key, (*first, last) in repeats.items()
     ]
 
 
@@ -168,12 +168,12 @@ def several_choices(group: str, names: Any) -> Problem | None:
 
 
 def remove_split_overrides(
-    given: Sequence[str], parser: OverridesParser
+    overrides: Sequence[str], parser: OverridesParser
 ) -> tuple[list[str], list[Problem]]:
     """The overrides without those that a shell has split at the spaces of a list (`metrics=[f1,
     auroc]`, `seed=1, 2`), and a problem for each.
     """
-    rest, whole, problems = list(given), list[str](), list[Problem]()
+    rest, whole, problems = list(overrides), list[str](), list[Problem]()
     while rest:
         if (end := _end_of_values(rest)) > 1:
             key = rest[0].partition("=")[0]
@@ -260,10 +260,10 @@ def unreadable(text: str, error: Exception) -> Problem:
     """The problem with an override that Hydra's grammar does not accept."""
     key, sign, value = text.partition("=")
     if not sign and not text.startswith("~"):
-        known = (*schema.Experiment.__dataclass_fields__, "experiment")
-        name = re.fullmatch(r"[a-zA-Z]\w*", text) and text not in known
+        keys = (*schema.Experiment.__dataclass_fields__, "experiment")
+        name = re.fullmatch(r"[a-zA-Z]\w*", text) and text not in keys
         hint = f"experiment={text}?" if name else f"write {text}=VALUE, without spaces around the ="
-        if longer := [key for key in known if key.endswith(f"_{text}")]:
+        if longer := [key for key in keys if key.endswith(f"_{text}")]:
             hint = f"did you mean {longer[0]}=VALUE?"
         elif text.endswith((".yaml", ".yml")):
             hint = (
@@ -309,8 +309,10 @@ def unreadable(text: str, error: Exception) -> Problem:
             hint="set it in a config file",
         )
     if not value.isascii() and '"' not in value:
-        words = r"[^\s,:{}\[\]][^,:{}\[\]]*" if re.search(r"[{\[]", value) else ".+"
-        quoted = re.sub(words, lambda word: word[0] if word[0].isascii() else f'"{word[0]}"', value)
+        pattern = r"[^\s,:{}\[\]][^,:{}\[\]]*" if re.search(r"[{\[]", value) else ".+"
+        quoted = re.sub(
+            pattern, lambda word: word[0] if word[0].isascii() else f'"{word[0]}"', value
+        )
         return Problem(
             key,
             "has letters outside of ASCII without quotes",

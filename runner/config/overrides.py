@@ -112,14 +112,14 @@ FAILURES = (
 
 
 def diagnose(
-    given: Sequence[str], *, load: Load, groups: Groups
+    overrides: Sequence[str], *, load: Load, groups: Groups
 ) -> tuple[DictConfig | None, list[str], list[Problem]]:
     """Find every wrong override by trying them one at a time.
 
     Returns the config composed with the valid overrides (None if a file is faulty even without
     any), those overrides, and the problems.
     """
-    read_well, problems = read_overrides(given)
+    read_well, problems = read_overrides(overrides)
     of_groups = [
         override
         for override in read_well
@@ -155,7 +155,7 @@ def unresolvable(cfg: DictConfig) -> list[Problem]:
 
     If it leads to a missing value, that value is reported instead.
     """
-    found, lacking = list[Problem](), dict[str, list[tuple[str, str]]]()
+    problems, lacking = list[Problem](), dict[str, list[tuple[str, str]]]()
     for path, raw, node in leaves(cfg):
         if not isinstance(raw, str) or "${" not in raw:
             continue
@@ -165,7 +165,7 @@ def unresolvable(cfg: DictConfig) -> list[Problem]:
             continue
         except OmegaConfBaseException as error:
             if variable := re.search(r"Environment variable '([^']+)' not found", str(error)):
-                found.append(
+                problems.append(
                     Problem(
                         path,
                         f"refers to an environment variable that is not set: {variable[1]}",
@@ -176,7 +176,7 @@ def unresolvable(cfg: DictConfig) -> list[Problem]:
                 )
                 continue
             if kind := re.search(r"Unsupported interpolation type (\S+)", str(error)):
-                known = (
+                keys = (
                     "oc.env",
                     "oc.select",
                     "oc.decode",
@@ -187,17 +187,17 @@ def unresolvable(cfg: DictConfig) -> list[Problem]:
                 )
                 usual = (
                     f"write the value itself, or ${{PATH.OF.A.VALUE}}, or one of "
-                    f"{', '.join(known[:3])}, as in ${{oc.env:USER}}"
+                    f"{', '.join(keys[:3])}, as in ${{oc.env:USER}}"
                 )
-                hint = did_you_mean(kind[1], known) or usual
-                found.append(
+                hint = did_you_mean(kind[1], keys) or usual
+                problems.append(
                     Problem(
                         path, f"uses the resolver '{kind[1]}', which does not exist", raw, hint=hint
                     )
                 )
                 continue
             if isinstance(error, GrammarParseError) or "GrammarParseError" in str(error):
-                found.append(
+                problems.append(
                     Problem(
                         path,
                         "is not a valid ${...}",
@@ -207,19 +207,19 @@ def unresolvable(cfg: DictConfig) -> list[Problem]:
                     )
                 )
                 continue
-            wanted = re.search(r"'([^']+)' not found", str(error))
-            if wanted and (fact := _missing_fact(wanted[1], path, cfg)):
+            missing = re.search(r"'([^']+)' not found", str(error))
+            if missing and (fact := _missing_fact(missing[1], path, cfg)):
                 lacking.setdefault(path.partition(".")[0], []).append((path, fact))
                 continue
             hint = (
-                did_you_mean(wanted[1], [name for name in paths(cfg) if name != path])
-                if wanted
+                did_you_mean(missing[1], [name for name in paths(cfg) if name != path])
+                if missing
                 else ""
             )
-            found.append(
+            problems.append(
                 Problem(
                     path,
-                    "refers to a value that does not exist" if wanted else _line(error),
+                    "refers to a value that does not exist" if missing else _line(error),
                     raw,
                     "the path of a value in this config",
                     hint,
@@ -228,7 +228,9 @@ def unresolvable(cfg: DictConfig) -> list[Problem]:
         except (
             Exception
         ) as error:  # an error of a resolver: oc.decode of something that cannot be decoded
-            found.append(Problem(path, f"cannot be resolved: {first_line(error).rstrip('.')}", raw))
+            problems.append(
+                Problem(path, f"cannot be resolved: {first_line(error).rstrip('.')}", raw)
+            )
     for group, places in lacking.items():
         facts = sorted({fact for _, fact in places})
         other = "transforms=none, or others" if group == "transforms" else f"another {group}"
@@ -236,25 +238,25 @@ def unresolvable(cfg: DictConfig) -> list[Problem]:
             f"choose {other} (`samewise list {group}`), or give the data set what is missing: "
             f"{' '.join(f'+{fact}=VALUE' for fact in facts)}"
         )
-        found.append(
+        problems.append(
             Problem(
                 places[0][0],
                 f"needs {' and '.join(facts)}, which this data set does not have",
                 hint=hint,
             )
         )
-    return found
+    return problems
 
 
-def _missing_fact(wanted: str, path: str, cfg: DictConfig) -> str:
+def _missing_fact(key: str, path: str, cfg: DictConfig) -> str:
     """The property that a group expects from the data set but that it lacks.
 
     Empty if the name is more likely misspelt.
     """
-    group, _, fact = wanted.partition(".")
-    known = [name.removeprefix("dataset.") for name in paths(cfg) if name.startswith("dataset.")]
-    near = same_words(fact, known) or get_close_matches(fact, known, n=1, cutoff=0.75)
-    return wanted if group == "dataset" and not path.startswith("dataset.") and not near else ""
+    group, _, fact = key.partition(".")
+    keys = [name.removeprefix("dataset.") for name in paths(cfg) if name.startswith("dataset.")]
+    near = same_words(fact, keys) or get_close_matches(fact, keys, n=1, cutoff=0.75)
+    return key if group == "dataset" and not path.startswith("dataset.") and not near else ""
 
 
 def _compose_most(
@@ -275,20 +277,20 @@ def _compose_most(
             cfg = load([*good, text])
             good.append(text)
         except FAILURES as error:
-            found = problem_in_file(error)
+            problem = problem_in_file(error)
             # Hydra reports errors in a chosen file's overrides as the root's
-            at_root = found.path in ("", "config.yaml")
+            at_root = problem.path in ("", "config.yaml")
             problems.append(
-                Problem(text, found.message, found.value, found.expected, found.hint)
+                Problem(text, problem.message, problem.value, problem.expected, problem.hint)
                 if at_root
-                else found
+                else problem
             )
     return cfg, good, problems or [problem_in_file(whole)]
 
 
 def _wrong_choice(override: Override, groups: Groups) -> Problem | None:
     group, value = override.key_or_group, override.value()
-    known = groups[group]
+    choices = groups[group]
     if override.is_delete():
         return None
     if value is None:
@@ -303,10 +305,10 @@ def _wrong_choice(override: Override, groups: Groups) -> Problem | None:
     if problem := several_choices(group, value):
         return problem
     for name in value if isinstance(value, list) else [value]:
-        if not isinstance(name, str) or name.removesuffix(".yaml") not in known:
+        if not isinstance(name, str) or name.removesuffix(".yaml") not in choices:
             expected = (
-                f"one of: {', '.join(known)}"
-                if len(known) <= 12
+                f"one of: {', '.join(choices)}"
+                if len(choices) <= 12
                 else f"a choice that `samewise list {group}` shows"
             )
             return Problem(
@@ -314,18 +316,18 @@ def _wrong_choice(override: Override, groups: Groups) -> Problem | None:
                 NO_SUCH_CHOICE,
                 name,
                 expected,
-                _meant(f"{group}={name}") or _hint_for_choice(group, str(name), known),
+                _meant(f"{group}={name}") or _hint_for_choice(group, str(name), choices),
             )
     return None
 
 
-def _hint_for_choice(group: str, name: str, known: Sequence[str]) -> str:
+def _hint_for_choice(group: str, name: str, choices: Sequence[str]) -> str:
     here = Path().glob(f"*/{group}/{name}.yaml") if re.fullmatch(r"\w[\w/-]*", name) else ()
     if file := next(iter(here), None):
         if not file.is_file():
             return f"{file} is a folder, a pipe or a device, not a file"
         return f"{file} exists, but its folder is not searched: add --config-dir {file.parts[0]}"
-    return _path_hint(group, name) or did_you_mean(name.rpartition(".")[2], known)
+    return _path_hint(group, name) or did_you_mean(name.rpartition(".")[2], choices)
 
 
 def _meant(text: str) -> str:
@@ -377,18 +379,18 @@ def _apply(override: Override, cfg: DictConfig, groups: Groups) -> Problem | Non
                 else ""
             )
             expected = expected_type(cfg, key) or _line(cause)
-            words = NO_SUCH_CHOICE if expected.startswith("one of: ") else "wrong type"
-            return Problem(key, words, value, expected, _meant(f"{key}={value}") or whole)
+            message = NO_SUCH_CHOICE if expected.startswith("one of: ") else "wrong type"
+            return Problem(key, message, value, expected, _meant(f"{key}={value}") or whole)
         if override.is_delete() and (problem := _kept(override, cfg)):
             return problem
-        known = list(paths(cfg))
-        if key in known and override.is_add():
+        keys_known = list(paths(cfg))
+        if key in keys_known and override.is_add():
             return Problem(key, "already exists", value, hint="write it without the +")
         is_mapping = isinstance(
             OmegaConf.select(cfg, key, throw_on_resolution_failure=False), DictConfig
         )
         if (
-            key in known
+            key in keys_known
             and isinstance(value, dict)
             and is_mapping
             and not override.is_force_add()
@@ -396,14 +398,14 @@ def _apply(override: Override, cfg: DictConfig, groups: Groups) -> Problem | Non
         ):
             # Hydra has set the keys before the first that is new
             OmegaConf.update(cfg, key, before, merge=False)
-            keys = ", ".join(str(one) for one in value if one not in before)
+            keys = ", ".join(str(part) for part in value if part not in before)
             return Problem(
                 key,
                 f"has no such keys yet: {keys}",
                 value,
                 hint=f"write {quote(f'++{override.input_line}')} to add them",
             )
-        if key in known:
+        if key in keys_known:
             return Problem(key, _line(error), value)
         if override.is_force_add() and is_mapping:
             return Problem(key, "wrong type", value, expected_type(cfg, key))
@@ -418,7 +420,7 @@ def _apply(override: Override, cfg: DictConfig, groups: Groups) -> Problem | Non
             key,
             "no such key",
             value if not override.is_delete() else ...,
-            hint=_nearest_key(key, override, cfg, known, groups),
+            hint=_nearest_key(key, override, cfg, keys_known, groups),
         )
 
 
@@ -453,7 +455,7 @@ def _wrong_element(override: Override, cfg: DictConfig) -> Problem | None:
         if isinstance(node, ListConfig):
             exists = part.isdecimal() and int(part) < len(node)
             if not exists or (override.is_delete() and depth == len(parts) - 1):
-                words = (
+                message = (
                     "an element of a list cannot be removed"
                     if exists
                     else f"the list has no element {part}, and none can be added"
@@ -461,7 +463,7 @@ def _wrong_element(override: Override, cfg: DictConfig) -> Problem | None:
                 hint = f"set the whole list: '{'.'.join(parts[:depth])}=[...]'"
                 return Problem(
                     override.key_or_group,
-                    words,
+                    message,
                     ... if override.is_delete() else override.value(),
                     hint=hint,
                 )
@@ -472,7 +474,7 @@ def _wrong_element(override: Override, cfg: DictConfig) -> Problem | None:
 
 
 def _nearest_key(
-    key: str, override: Override, cfg: DictConfig, known: Sequence[str], groups: Groups
+    key: str, override: Override, cfg: DictConfig, names: Sequence[str], groups: Groups
 ) -> str:
     """The key that was meant: the same name elsewhere, or a similar one.
 
@@ -483,25 +485,25 @@ def _nearest_key(
     if (
         group == "callbacks"
         and chosen in groups.get(group, ())
-        and f"callbacks.{chosen}" not in known
+        and f"callbacks.{chosen}" not in names
     ):
         return f"the callback is not among those chosen: callbacks=[default,{chosen}]"
     last, added = key.rsplit(".", 1)[-1], quote(f"+{override.input_line}")
-    if meant := _meant(last):
-        return meant
+    if suggestion := _meant(last):
+        return suggestion
     if (
         last == "_target_" and not override.is_delete()
     ):  # every component has this key, so it does not help to find the right one
         above, _, name = key.rpartition(".")[0].rpartition(".")
         hint = did_you_mean(
-            name, [path.rpartition(".")[2] for path in known if path.rpartition(".")[0] == above]
+            name, [path.rpartition(".")[2] for path in names if path.rpartition(".")[0] == above]
         )
         return hint + (
             f"{' Or write' if hint else 'write'} {added} to add it"
-            if above in known and not is_typed(cfg, above)
+            if above in names and not is_typed(cfg, above)
             else ""
         )
-    same = [path for path in known if path.rsplit(".", 1)[-1] == last]
+    same = [path for path in names if path.rsplit(".", 1)[-1] == last]
     if (
         "." not in key
     ):  # a bare word: the name of a choice, or the end of the shortest matching path
@@ -512,7 +514,7 @@ def _nearest_key(
         ]
         longer = [
             path
-            for path in known
+            for path in names
             if re.search(rf"(^|\.)({re.escape(key)}_\w+|\w+_{re.escape(key)})$", path)
         ]
         if groups_of:
@@ -526,7 +528,7 @@ def _nearest_key(
             return f"did you mean '{min(longer, key=lambda path: path.count('.'))}'?"
     alike = [
         path
-        for path in [*known, *groups]
+        for path in [*names, *groups]
         if get_close_matches(last, [path.rsplit(".", 1)[-1]], cutoff=0.6)
     ]
     hint = (
@@ -535,10 +537,10 @@ def _nearest_key(
         else did_you_mean(key, alike)
     )
     parent = key.rpartition(".")[0]
-    if parent and parent in known and not is_typed(cfg, parent) and not override.is_delete():
-        made = OmegaConf.select(cfg, f"{parent}._target_")
+    if parent and parent in names and not is_typed(cfg, parent) and not override.is_delete():
+        target = OmegaConf.select(cfg, f"{parent}._target_")
         hint += f"{' Or write' if hint else 'write'} {added} to add it" + (
-            f", if {made} takes it" if made else ""
+            f", if {target} takes it" if target else ""
         )
     return hint or "`samewise show` lists the keys"
 

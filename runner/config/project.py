@@ -29,14 +29,14 @@ class Project:
         root: The folder of the project's pyproject.toml, or else the current folder.
         packages: Importable packages that a `_target_` may name.
         configs: Config folders, searched before samewise's own.
-        given: Those of them that --config-dir names, which need not be the user's own.
+        outside_configs: Those of them that --config-dir names, which need not be the user's own.
         experiment: The choice of `experiment=` if the command line makes none; empty: none.
     """
 
     root: Path
     packages: tuple[str, ...] = ()
     configs: tuple[Path, ...] = ()
-    given: tuple[Path, ...] = ()
+    outside_configs: tuple[Path, ...] = ()
     experiment: str = ""
 
     def with_experiment(self, overrides: Sequence[str]) -> list[str]:
@@ -89,14 +89,17 @@ def find(
     if problems:
         raise ConfigError(*problems)
 
-    named = (*packages, *settings.get("packages", ()))
-    if named and str(root) not in sys.path:
+    package_names = (*packages, *settings.get("packages", ()))
+    if package_names and str(root) not in sys.path:
         # Last, so that a project's folder can shadow neither the standard library nor an installed
         # package
         sys.path.append(str(root))
-    given = [Path(folder).expanduser().resolve() for folder in configs]
-    folders = [*given, *([(root / settings["configs"]).resolve()] if "configs" in settings else [])]
-    problems += [_missing_package(name, root) for name in named if not _importable(name)]
+    config_folders = [Path(folder).expanduser().resolve() for folder in configs]
+    folders = [
+        *config_folders,
+        *([(root / settings["configs"]).resolve()] if "configs" in settings else []),
+    ]
+    problems += [_missing_package(name, root) for name in package_names if not _importable(name)]
     problems += [
         Problem(
             str(folder),
@@ -110,9 +113,9 @@ def find(
         raise ConfigError(*problems)
     return Project(
         root,
-        tuple(dict.fromkeys(named)),
+        tuple(dict.fromkeys(package_names)),
         tuple(dict.fromkeys(folders)),
-        tuple(given),
+        tuple(config_folders),
         settings.get("experiment", ""),
     )
 
@@ -130,7 +133,7 @@ def _table(file: Path) -> Mapping[str, Any] | None:
 
 def _wrong_settings(file: Path, table: Mapping[str, Any]) -> list[Problem]:
     where = f"{file}: tool.samewise"
-    found = [
+    problems = [
         Problem(f"{where}.{key}", "no such setting", table[key], hint=nearest(key, _KEYS))
         for key in table
         if key not in _KEYS
@@ -139,13 +142,15 @@ def _wrong_settings(file: Path, table: Mapping[str, Any]) -> list[Problem]:
     if not isinstance(packages, list) or not all(
         isinstance(name, str) for name in cast(list[Any], packages)
     ):
-        found.append(
+        problems.append(
             Problem(f"{where}.packages", "must be a list of names", packages, '["my_package"]')
         )
     if not isinstance(table.get("configs", ""), str):
-        found.append(Problem(f"{where}.configs", "must be a folder", table["configs"], '"configs"'))
+        problems.append(
+            Problem(f"{where}.configs", "must be a folder", table["configs"], '"configs"')
+        )
     if not isinstance(table.get("experiment", ""), str):
-        found.append(
+        problems.append(
             Problem(
                 f"{where}.experiment",
                 "must be the name of an experiment",
@@ -153,7 +158,7 @@ def _wrong_settings(file: Path, table: Mapping[str, Any]) -> list[Problem]:
                 '"mine", for configs/experiment/mine.yaml',
             )
         )
-    return found
+    return problems
 
 
 def _foreign_file(file: Path, here: Path) -> list[Problem]:

@@ -36,35 +36,35 @@ config may come from somebody else."""
 
 def find_references(cfg: DictConfig) -> dict[str, str]:
     """What each value that refers to others only was written as, by path."""
-    found = dict[str, str]()
-    _collect(OmegaConf.to_container(cfg, resolve=False), (), found)
-    return found
+    references = dict[str, str]()
+    _collect(OmegaConf.to_container(cfg, resolve=False), (), references)
+    return references
 
 
-def _collect(node: Any, path: tuple[str, ...], found: dict[str, str]) -> None:
+def _collect(node: Any, path: tuple[str, ...], references: dict[str, str]) -> None:
     if isinstance(node, Mapping | list):
         for key, part in (
             cast(Mapping[Any, Any], node).items()
             if isinstance(node, Mapping)
             else enumerate(cast(list[Any], node))
         ):
-            _collect(part, (*path, str(key)), found)
+            _collect(part, (*path, str(key)), references)
     elif (
         isinstance(node, str)
         and _refers_only(node)
         and redact(node) == node
         and not any("." in part for part in path)
     ):
-        found[".".join(path)] = node
+        references[".".join(path)] = node
 
 
 def _refers_only(text: str) -> bool:
     if "${" not in text or "\\" in text:
         return False
-    left = text
-    while (shorter := _PLAIN.sub("_", left)) != left:
-        left = shorter
-    return "$" not in left
+    rest = text
+    while (shorter := _PLAIN.sub("_", rest)) != rest:
+        rest = shorter
+    return "$" not in rest
 
 
 def restore_references(cfg: DictConfig, references: Mapping[str, str]) -> None:
@@ -74,28 +74,28 @@ def restore_references(cfg: DictConfig, references: Mapping[str, str]) -> None:
     ValueError if they would change another value; ConfigError as in `require_modest_references`.
     """
     values = plain(cfg)
-    kept = {
+    restored = {
         path: text
         for path, text in references.items()
         if _refers_only(text) and at(values, path, _ABSENT) is not _ABSENT
     }
-    for path, text in kept.items():
+    for path, text in restored.items():
         *above, last = path.split(".")
-        if any(".".join(above[:end]) in kept for end in range(1, len(above) + 1)):
+        if any(".".join(above[:end]) in restored for end in range(1, len(above) + 1)):
             continue  # it would be written into what the other refers to
         parent: Any = OmegaConf.select(cfg, ".".join(above)) if above else cfg
         key: Any = int(last) if isinstance(parent, ListConfig) else last
         parent[key] = text
     require_modest_references(cfg)
-    for _ in kept:  # one that is put back may be what another refers to
+    for _ in restored:  # one that is put back may be what another refers to
         after = plain(cfg)
-        edited = [path for path in kept if at(after, path) != at(values, path)]
+        edited = [path for path in restored if at(after, path) != at(values, path)]
         for path in edited:
             OmegaConf.update(cfg, path, at(values, path), merge=False)
         if not edited:
             break
-    if found := differences(cfg, values):
-        raise ValueError(f"its references give {found[0][0]} another value")
+    if changes := differences(cfg, values):
+        raise ValueError(f"its references give {changes[0][0]} another value")
 
 
 _ABSENT = object()
@@ -106,9 +106,9 @@ def require_modest_references(cfg: DictConfig) -> None:
     than `LARGEST`, or if it chains over `LINKS` references.
     """
     whole = OmegaConf.to_container(cfg, resolve=False)
-    known = dict[tuple[str, ...], tuple[int, int, int]]()
+    sizes = dict[tuple[str, ...], tuple[int, int, int]]()
     try:
-        size, links, values = _measure(whole, (), whole, known)
+        size, links, values = _measure(whole, (), whole, sizes)
     except RecursionError:
         size, links, values = 0, LINKS + 1, 0
     if links > LINKS:
@@ -122,12 +122,12 @@ def require_modest_references(cfg: DictConfig) -> None:
             )
         )
     if size >= LARGEST:
-        path = max((path for path, (size, *_) in known.items() if size >= LARGEST), key=len)
-        words = "repeats other values so often that it would not fit into memory"
+        path = max((path for path, (size, *_) in sizes.items() if size >= LARGEST), key=len)
+        message = "repeats other values so often that it would not fit into memory"
         raise ConfigError(
             Problem(
                 ".".join(path),
-                words,
+                message,
                 at(whole, path),
                 f"a config of at most {LARGEST:,} characters, with all its ${{...}} resolved",
             )
@@ -139,48 +139,48 @@ def require_modest_references(cfg: DictConfig) -> None:
 
 
 def _measure(
-    whole: Any, path: tuple[str, ...], node: Any, known: dict[tuple[str, ...], tuple[int, int, int]]
+    whole: Any, path: tuple[str, ...], node: Any, sizes: dict[tuple[str, ...], tuple[int, int, int]]
 ) -> tuple[int, int, int]:
     """(characters and values below a path, up to `LARGEST`; longest chain of references; values).
 
     Zero for a cycle, which is reported elsewhere.
     """
-    if path not in known:
-        known[path] = 0, 0, 0
+    if path not in sizes:
+        sizes[path] = 0, 0, 0
         own = 1
         if isinstance(node, str) and "${" in node:
-            parts, given = _follow(whole, path, node, known)
-            size, links, own = len(given), 1, 0
+            parts, measure = _follow(whole, path, node, sizes)
+            size, links, own = len(measure), 1, 0
         elif isinstance(node, Mapping | list):
             items = (
                 cast(Mapping[Any, Any], node).items()
                 if isinstance(node, Mapping)
                 else enumerate(cast(list[Any], node))
             )
-            parts = [_measure(whole, (*path, str(key)), part, known) for key, part in items]
+            parts = [_measure(whole, (*path, str(key)), part, sizes) for key, part in items]
             size, links = 0, 0
         else:
             parts, size, links = [], len(str(node)), 0
         size += sum(size for size, *_ in parts)
-        known[path] = (
+        sizes[path] = (
             min(1 + size, LARGEST),
             links + max((links for _, links, _ in parts), default=0),
             own + sum(values for *_, values in parts),
         )
-    return known[path]
+    return sizes[path]
 
 
 def _follow(
-    whole: Any, path: tuple[str, ...], text: str, known: dict[tuple[str, ...], tuple[int, int, int]]
+    whole: Any, path: tuple[str, ...], text: str, sizes: dict[tuple[str, ...], tuple[int, int, int]]
 ) -> tuple[list[tuple[int, int, int]], str]:
     """The size of each reference in a text, innermost first, since its value may be part of
     another's path; and the remaining text.
     """
     parts = list[tuple[int, int, int]]()
-    while found := _INNERMOST.search(text):
-        before, after = text[: found.start()], text[found.end() :]
-        target = _target(found[1], path)
-        parts.append(_measure(whole, target, at(whole, target), known))
+    while match := _INNERMOST.search(text):
+        before, after = text[: match.start()], text[match.end() :]
+        target = _target(match[1], path)
+        parts.append(_measure(whole, target, at(whole, target), sizes))
         is_part = before.rfind("${") > before.rfind("}")
         text = (
             before + (_text_at(whole, target) if is_part and parts[-1][0] <= _SHORT else "") + after
@@ -202,8 +202,8 @@ def _target(reference: str, path: tuple[str, ...]) -> tuple[str, ...]:
 def _text_at(whole: Any, path: tuple[str, ...]) -> str:
     """The text at a path with its own references replaced; it is short, so they are few."""
     text = str(at(whole, path))
-    while found := _INNERMOST.search(text):
+    while match := _INNERMOST.search(text):
         text = (
-            text[: found.start()] + _text_at(whole, _target(found[1], path)) + text[found.end() :]
+            text[: match.start()] + _text_at(whole, _target(match[1], path)) + text[match.end() :]
         )
     return text

@@ -85,7 +85,7 @@ def config_in(file: Path, overrides: Sequence[str] = ()) -> Composed:
                     )
                 )
                 continue
-            given = OmegaConf.from_dotlist([override.removeprefix("+")])
+            override_config = OmegaConf.from_dotlist([override.removeprefix("+")])
             if (
                 separator
                 and key.startswith("+")
@@ -93,7 +93,7 @@ def config_in(file: Path, overrides: Sequence[str] = ()) -> Composed:
                 and _is_open(cfg, key[1:].rpartition(".")[0])
             ):
                 with open_dict(cfg):
-                    cfg = OmegaConf.merge(cfg, given)
+                    cfg = OmegaConf.merge(cfg, override_config)
                 OmegaConf.set_struct(cfg, True)
                 continue
             if not separator or key.startswith("+") or not exists:
@@ -114,9 +114,9 @@ def config_in(file: Path, overrides: Sequence[str] = ()) -> Composed:
                 )
                 continue
             if isinstance(OmegaConf.select(cfg, key), DictConfig) and not isinstance(
-                OmegaConf.select(given, key), DictConfig
+                OmegaConf.select(override_config, key), DictConfig
             ):
-                known = (
+                keys = (
                     "its keys are "
                     f"{', '.join(name for name in cast(dict[str, Any], OmegaConf.select(cfg, key)) if name != '_target_')}"
                 )
@@ -126,11 +126,11 @@ def config_in(file: Path, overrides: Sequence[str] = ()) -> Composed:
                         "is a group of the run's config; only values can be overridden",
                         override,
                         f"{key}.NAME=VALUE",
-                        known,
+                        keys,
                     )
                 )
                 continue
-            cfg = OmegaConf.merge(cfg, given)
+            cfg = OmegaConf.merge(cfg, override_config)
         except OmegaConfBaseException as error:
             hint = f"'+{key}.NAME=VALUE' adds a key" if "is not in struct" in str(error) else ""
             problems.append(Problem(key, first_line(error), override, hint=hint))
@@ -200,10 +200,10 @@ def _cautions_of_copies(whole: Any, overrides: Sequence[str]) -> Iterator[Proble
 
 def _merge_labels(before: str, after: str) -> str:
     """Add overrides to a label: each key once, with its last value."""
-    words = re.split(r" (?=[\w.@/-]+=)", f"{before} {after}".strip())
-    last = {word.partition("=")[0]: number for number, word in enumerate(words)}
+    tokens = re.split(r" (?=[\w.@/-]+=)", f"{before} {after}".strip())
+    last = {word.partition("=")[0]: number for number, word in enumerate(tokens)}
     return " ".join(
-        word for number, word in enumerate(words) if last[word.partition("=")[0]] == number
+        word for number, word in enumerate(tokens) if last[word.partition("=")[0]] == number
     )
 
 

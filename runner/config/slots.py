@@ -42,13 +42,13 @@ class Kind:
     methods: tuple[str, ...] = ()
     functions: bool = False
 
-    def includes(self, found: type) -> bool:
+    def includes(self, cls: type) -> bool:
         """Whether a class is of this kind."""
         if not self.base:
-            own = [one for one in found.__mro__ if not _is_torch_dataset(one)]
-            return all(any(name in vars(one) for one in own) for name in self.methods)
+            own = [base for base in cls.__mro__ if not _is_torch_dataset(base)]
+            return all(any(name in vars(base) for base in own) for name in self.methods)
         module, _, name = self.base.rpartition(".")
-        return issubclass(found, getattr(importlib.import_module(module), name))
+        return issubclass(cls, getattr(importlib.import_module(module), name))
 
 
 INTERFACES = "samewise.runner.interfaces"
@@ -147,7 +147,7 @@ def kinds_at(path: str) -> tuple[Kind, ...]:
     """
     if (pattern := place_at(path)) is not None:
         return (KINDS[pattern],)
-    pattern = next((one for one in KINDS if re.match(_expression(one) + r"\.", path)), None)
+    pattern = next((slot for slot in KINDS if re.match(_expression(slot) + r"\.", path)), None)
     return (
         PARTS.get(pattern, ())
         if pattern is not None
@@ -159,7 +159,7 @@ def place_at(path: str) -> str | None:
     """The place, as written in `KINDS`, whose component is built for this path itself, not as an
     argument of another.
     """
-    return next((one for one in KINDS if re.fullmatch(_expression(one), path)), None)
+    return next((slot for slot in KINDS if re.fullmatch(_expression(slot), path)), None)
 
 
 def packages_at(path: str) -> tuple[str, ...]:
@@ -173,48 +173,55 @@ def place_of(target: str) -> tuple[Kind, str] | None:
         (
             (kind, place)
             for place, kind in KINDS.items()
-            if within(target, [one for one in kind.packages if one.startswith("samewise.")])
+            if within(
+                target, [package for package in kind.packages if package.startswith("samewise.")]
+            )
         ),
         None,
     )
 
 
-def takes(path: str, found: Any, own: Sequence[str]) -> bool:
+def takes(path: str, located: Any, own: Sequence[str]) -> bool:
     """Whether the mapping at a path accepts a class or function as its `_target_`."""
     if (
-        isinstance(found, type)
-        and within(found.__module__, own)
-        and not found.__name__.startswith("_")
+        isinstance(located, type)
+        and within(located.__module__, own)
+        and not located.__name__.startswith("_")
         and place_at(path) is None
     ):
         return True  # an argument of any class, from one of the user's packages
-    return any(_is(kind, found, own) for kind in kinds_at(path))
+    return any(_is(kind, located, own) for kind in kinds_at(path))
 
 
-def _is(kind: Kind, found: Any, own: Sequence[str] = ()) -> bool:
+def _is(kind: Kind, located: Any, own: Sequence[str] = ()) -> bool:
     """Whether a class or function is of a kind and from an allowed package."""
-    if not isinstance(found, type | types.FunctionType) or found.__name__.startswith("_"):
+    if not isinstance(located, type | types.FunctionType) or located.__name__.startswith("_"):
         return False
-    home = str(found.__module__)
-    mine = within(home, own)
-    if within(home, tuple(REFUSED)) or not (mine or within(home, kind.packages)):
+    home = str(located.__module__)
+    is_own = within(home, own)
+    if within(home, tuple(REFUSED)) or not (is_own or within(home, kind.packages)):
         return False
-    made = (
-        found
-        if isinstance(found, type)
-        else return_class(found)
-        if mine or kind.functions
+    product = (
+        located
+        if isinstance(located, type)
+        else return_class(located)
+        if is_own or kind.functions
         else None
     )
-    if kind is DATASET and made is not found and made is not None and _is_torch_dataset(made):
+    if (
+        kind is DATASET
+        and product is not located
+        and product is not None
+        and _is_torch_dataset(product)
+    ):
         # Says too little of a class, but enough of what a user's function returns, which is looked
         # at when the split is made
         return True
-    return made is not None and kind.includes(made)
+    return product is not None and kind.includes(product)
 
 
-def _is_torch_dataset(found: type) -> bool:
-    return (found.__module__, found.__name__) == ("torch.utils.data.dataset", "Dataset")
+def _is_torch_dataset(cls: type) -> bool:
+    return (cls.__module__, cls.__name__) == ("torch.utils.data.dataset", "Dataset")
 
 
 def return_class(function: Callable[..., Any]) -> type | None:
@@ -243,16 +250,16 @@ def known_slots() -> dict[tuple[Kind, Any], list[str]]:
     """Everything that a config can call, except from the user's packages, by kind: all names of
     each, the shortest first.
     """
-    found = dict[tuple[Kind, Any], list[str]]()
+    slots = dict[tuple[Kind, Any], list[str]]()
     for kind in dict.fromkeys(
         (*KINDS.values(), *(kind for parts in PARTS.values() for kind in parts))
     ):
         for package in kind.packages:
             for module in _modules(package):
-                for name, one in vars(module).items():
-                    if not name.startswith("_") and _is(kind, one):
-                        found.setdefault((kind, one), []).append(f"{module.__name__}.{name}")
-    return {key: sorted(names, key=lambda name: (len(name), name)) for key, names in found.items()}
+                for name, member in vars(module).items():
+                    if not name.startswith("_") and _is(kind, member):
+                        slots.setdefault((kind, member), []).append(f"{module.__name__}.{name}")
+    return {key: sorted(names, key=lambda name: (len(name), name)) for key, names in slots.items()}
 
 
 def _modules(package: str) -> Iterator[types.ModuleType]:
@@ -261,9 +268,11 @@ def _modules(package: str) -> Iterator[types.ModuleType]:
     except ImportError:  # requires something that is not installed
         return
     yield module
-    for found in pkgutil.iter_modules(getattr(module, "__path__", ())):
-        if not found.name.startswith("_") and not within(f"{package}.{found.name}", tuple(REFUSED)):
-            yield from _modules(f"{package}.{found.name}")
+    for module_info in pkgutil.iter_modules(getattr(module, "__path__", ())):
+        if not module_info.name.startswith("_") and not within(
+            f"{package}.{module_info.name}", tuple(REFUSED)
+        ):
+            yield from _modules(f"{package}.{module_info.name}")
 
 
 def _expression(pattern: str) -> str:

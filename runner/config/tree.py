@@ -70,17 +70,17 @@ def at(node: Any, path: str | Sequence[str], otherwise: Any = None) -> Any:
 
 def without(node: dict[str, Any], outside: frozenset[str], under: str = "") -> Any:
     """The mapping without the values at some paths."""
-    kept = dict[str, Any]()
+    remaining = dict[str, Any]()
     for key, value in node.items():
         path = f"{under}{key}"
         if path in outside:
             continue
-        kept[key] = (
+        remaining[key] = (
             without(cast(dict[str, Any], value), outside, f"{path}.")
             if isinstance(value, dict)
             else value
         )
-    return kept
+    return remaining
 
 
 def differences(
@@ -93,20 +93,20 @@ def differences(
     What only one has in a mapping or list is told by its own path, and not that the other's is
     empty.
     """
-    left, right = (
+    before, right = (
         dict(flat(plain(side) if isinstance(side, DictConfig) else side)) for side in (a, b)
     )
     filled = {
         ".".join(parts[:end])
-        for path in left.keys() ^ right.keys()
+        for path in before.keys() ^ right.keys()
         for parts in [path.split(".")]
         for end in range(1, len(parts))
     }
     return [
-        (path, left.get(path, "???"), right.get(path, "???"))
-        for path in sorted(left.keys() | right.keys())
-        if not same(left.get(path, ...), right.get(path, ...))
-        and not (path in filled and left.get(path, right.get(path)) in ({}, []))
+        (path, before.get(path, "???"), right.get(path, "???"))
+        for path in sorted(before.keys() | right.keys())
+        if not same(before.get(path, ...), right.get(path, ...))
+        and not (path in filled and before.get(path, right.get(path)) in ({}, []))
     ]
 
 
@@ -145,20 +145,20 @@ def leaves(
 
 def differing_keys(a: DictConfig, b: DictConfig) -> tuple[str, ...]:
     """The paths at which two configs differ, without those that `b` computes from others."""
-    found = [path for path, _, _ in differences(a, b)]
+    changed = [path for path, _, _ in differences(a, b)]
     computed = {path for path, raw, _ in leaves(b) if isinstance(raw, str) and "${" in raw}
-    return tuple(path for path in found if path not in computed) or tuple(found)
+    return tuple(path for path in changed if path not in computed) or tuple(changed)
 
 
 def paths(cfg: DictConfig | ListConfig) -> Iterator[str]:
     """The path of every value and of every mapping."""
-    seen = set[str]()
+    containers = set[str]()
     for path, _, _ in leaves(cfg):
         parts = path.split(".")
         for end in range(1, len(parts) + 1):
             whole = ".".join(parts[:end])
-            if whole not in seen:
-                seen.add(whole)
+            if whole not in containers:
+                containers.add(whole)
                 yield whole
 
 

@@ -129,7 +129,7 @@ def _count(events: Iterator[Any], name: str, interpolations: Interpolations) -> 
 
 def _require_plain(value: str, name: str, interpolations: Interpolations) -> None:
     if interpolations == "own" and "${" in value and _is_refused(value):
-        words = (
+        message = (
             "asks for a value of this machine or user, which someone else's config file may not do"
         )
         hint = (
@@ -137,7 +137,7 @@ def _require_plain(value: str, name: str, interpolations: Interpolations) -> Non
             "of configs ([tool.samewise] configs in pyproject.toml)"
         )
         raise ConfigError(
-            Problem(name, words, value, "${PATH.OF.A.VALUE} or ${oc.select:...}", hint)
+            Problem(name, message, value, "${PATH.OF.A.VALUE} or ${oc.select:...}", hint)
         )
     if interpolations == "none" and "${" in value:
         raise ConfigError(
@@ -183,7 +183,7 @@ def lines_of(text: str) -> dict[str, int]:
 
     Call `require_modest` first.
     """
-    found = dict[str, int]()
+    lines = dict[str, int]()
     pending: list[tuple[str, Any]] = [("", yaml.compose(text, Loader=_LOADER))]
     for under, node in pending:
         if isinstance(node, yaml.MappingNode):
@@ -194,6 +194,6 @@ def lines_of(text: str) -> dict[str, int]:
             continue
         for name, mark, value in parts:
             path = f"{under}.{name}" if under else name
-            found[path] = mark.start_mark.line + 1
+            lines[path] = mark.start_mark.line + 1
             pending.append((path, value))
-    return found
+    return lines

@@ -28,7 +28,7 @@ def class_names(dataset: Any) -> list[str]:
 def of_labels(dataset: Any, attribute: str) -> Sequence[Any]:
     """The same for any attribute that has an entry for each label."""
     while dataset is not None:
-        if found := getattr(dataset, attribute, None):
-            return found
+        if labels := getattr(dataset, attribute, None):
+            return labels
         dataset = getattr(dataset, "dataset", None)
     return ()

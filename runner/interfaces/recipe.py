@@ -144,9 +144,9 @@ class Recipe(abc.ABC):
             batch,
             *(deepcopy(batch) for _ in self.phases[1:]),
         ]
-        found = {
-            phase.name: is_loss(self, self.loss(model, one, phase))
-            for one, phase in zip(each, self.phases, strict=True)
+        losses = {
+            phase.name: is_loss(self, self.loss(model, items, phase))
+            for items, phase in zip(each, self.phases, strict=True)
         }
         return {
             name: (
@@ -156,7 +156,7 @@ class Recipe(abc.ABC):
                     **{part: float(value) for part, value in loss.parts.items()},
                 },
             )
-            for name, loss in found.items()
+            for name, loss in losses.items()
         }
 
     def scores(self, dataset: Any) -> Scores:
@@ -164,13 +164,13 @@ class Recipe(abc.ABC):
         name the labels, if it has them). Default: mean losses.
         """
         if type(self).measure is not Recipe.measure and type(self).scores is Recipe.scores:
-            words = (
+            message = (
                 f"{type(self).__name__} has a `measure`, but no `scores` that turns its "
                 "results into metrics"
             )
             raise ConfigError(
                 Problem(
-                    "recipe", words, expected="both, or neither: the losses are then the metrics"
+                    "recipe", message, expected="both, or neither: the losses are then the metrics"
                 )
             )
         return MeanLosses()
@@ -195,8 +195,8 @@ class Recipe(abc.ABC):
 
         The model is in eval mode, without gradients.
         """
-        words = f"{type(self).__name__} reads files, but has no `predict`"
-        raise ConfigError(Problem("recipe", words, expected="a recipe with `read` and `predict`"))
+        message = f"{type(self).__name__} reads files, but has no `predict`"
+        raise ConfigError(Problem("recipe", message, expected="a recipe with `read` and `predict`"))
 
     def forms(self, model: nn.Module, batch: Batch) -> Mapping[str, Form]:
         """What is exported, where it is not the model as `predict` calls it: by name, empty for one

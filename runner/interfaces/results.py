@@ -55,8 +55,8 @@ class MeanLosses(Scores):
         """Add a batch's counts and sums, by phase."""
         for phase, (count, sums) in measured.items():
             self._counts[phase] = self._counts.get(phase, 0.0) + count
-            held = self._sums.setdefault(phase, {})
-            held |= {name: held.get(name, 0.0) + value for name, value in sums.items()}
+            totals = self._sums.setdefault(phase, {})
+            totals |= {name: totals.get(name, 0.0) + value for name, value in sums.items()}
 
     def compute(self) -> dict[str, float]:
         """The means by name."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -63,34 +61,3 @@ def test_samples_of_16_bits_that_would_be_read_as_8_are_refused(tmp_path: Path, 
     with pytest.raises(DataError, match=rf"{name}: has pixels of several samples of more than 8 bits(.|\n)*to PNG"):
         read_channels(tmp_path / name, channels)
     assert (read_image(tmp_path / name)[:3].float() - torch.from_numpy(values[:3] / 257).float()).abs().max() <= 1  # colours of 8 bits are what was asked for
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Two classes, in 16 bits, that differ only in the fourth of five channels."""
-    for split, count in (("train", 12), ("valid", 6)):
-        for label in range(2):
-            (tmp_path / "data" / split / "ab"[label]).mkdir(parents=True)
-            for number in range(count):
-                values = array(5, "uint16", 100 * label + number) // 4
-                values[3] += label * 40000
-                np.save(tmp_path / "data" / split / "ab"[label] / f"{number}.npy", values)
-    return tmp_path / "data"
-
-
-def test_a_model_learns_from_the_fourth_channel_and_predicts_for_files(
-    folder: Path, samewise: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    given = ["dataset=multichannel_folder", f"dataset.root={folder}", "dataset.num_classes=2", "dataset.channels=5", "batch_size=8", "max_epochs=4"]
-    given += ["dataset.mean=[0.1,0.1,0.1,0.3,0.1]", "dataset.std=[0.1,0.1,0.1,0.3,0.1]", "model=resnet20_cifar", "model.width=4", "device=cpu"]
-    done = samewise("train", *given, "tracking=none", "evaluate.monitor=valid/accuracy", "evaluate.mode=max", "name=deep")
-    assert done.returncode == 0, done.stderr
-    (run,) = (tmp_path / "runs" / "deep").iterdir()
-    assert json.loads((run / "summary.json").read_text())["metrics"]["best"]["valid/accuracy"] == 1.0
-    assert "warning" not in done.stderr  # the pictures could be drawn
-    assert (run / "artifacts" / "valid" / "predictions.png").is_file()
-    told = samewise("predict", run, folder / "valid" / "b" / "0.npy", "--json")
-    assert told.returncode == 0, told.stderr
-    assert '"class": "b"' in told.stdout
-    assert (run / "predictions" / "0_class.png").is_file()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -103,20 +102,3 @@ def test_a_file_that_is_not_a_video_is_named(tmp_path, content, message):
         (tmp_path / "thing.mp4").write_bytes(content)
     with pytest.raises(DataError, match=f"thing.mp4: {message}"):
         read_frames(tmp_path / "thing.mp4", range)
-
-
-@pytest.mark.slow
-def test_a_video_model_trains_and_predicts_on_clips(samewise, root, tmp_path):
-    settings = ["dataset.num_classes=2", "dataset.frames=4", "transforms.resize=[24,32]", "transforms.size=16", "batch_size=2", "max_steps=2"]
-    choices = ["dataset=video_folder", "transforms=clips", "model=mc3_18", "tracking=none"]
-    done = samewise("train", *choices, f"dataset.root={root}", *settings, f"run_root={tmp_path}", "--json")
-    assert done.returncode == 0, done.stderr
-    made = json.loads(done.stdout.splitlines()[-1])
-    assert made["steps"] == 2
-    assert "valid/accuracy" in made["metrics"]["final"]
-    assert (Path(made["folder"]) / "artifacts" / "valid" / "predictions.png").is_file()
-    (done,) = samewise("predict", made["folder"], str(root / "valid" / "run" / "1.mp4"), "--json").stdout.splitlines()
-    assert set(json.loads(done)["probabilities"]) == {"jump", "run"}
-    refused = samewise("predict", made["folder"], str(root / "train" / "run" / "notes.txt"))
-    assert refused.returncode == 2
-    assert "notes.txt: is not a video" in refused.stderr

@@ -87,20 +87,6 @@ def test_a_run_on_two_nodes_over_gloo_has_the_bits_of_one_process(samewise, clus
     assert [point["tries"] for point in points(samewise, *sweep)] == [2, 1]
 
 
-def test_a_failed_job_is_reported_with_its_reason_and_run_again_on_request(samewise, cluster, lab, tmp_path):
-    sweep = [*TINY, f"run_root={tmp_path}", "optimizer.lr=1e30,0.1", "launcher=slurm", "launcher.poll_s=0.5"]
-    samewise("sweep", *sweep, "launcher.setup=['exit 7']")
-    cluster.wait_for("the end of both", lambda: states(samewise, *sweep) == ["failed"] * 2)
-    assert {point["reason"] for point in points(samewise, *sweep)} == {"FAILED with exit code 7"}
-    assert "0 to run" in samewise("sweep", *sweep).stderr
-    done = samewise("sweep", *sweep, "--retry-failed", "--wait")
-    assert done.returncode == 1
-    bad, good = points(samewise, *sweep)
-    assert bad["state"] == "failed"
-    assert "is not finite" in bad["reason"]
-    assert good["state"] == "finished"
-
-
 def test_cancelled_jobs_save_say_so_and_resume_when_submitted_again(samewise, cluster, lab, tmp_path):
     sweep = [*TINY, f"run_root={tmp_path}", "seed=range(4)", "launcher=slurm", "launcher.poll_s=0.5"]
     lab.hold(0, 1, 2)

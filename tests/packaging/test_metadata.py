@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 PIN = re.compile(r"^(?P<name>[a-z0-9][a-z0-9._-]*)==(?P<version>[^ ;]+)( ; [^\\]+)? \\$")
@@ -42,19 +41,6 @@ def test_the_oldest_packages_are_the_lowest_that_are_declared(project: dict[str,
         (lowest,) = (bound.version for bound in one.specifier if bound.operator == ">=")
         assert Version(locked[one.name]) in one.specifier
         assert Version(locked[one.name]).release[: len(Version(lowest).release)] == Version(lowest).release
-
-
-def test_the_lock_holds_a_version_that_satisfies_each_declared_requirement(project: dict[str, Any], lock: list[str]) -> None:
-    locked: dict[str, list[str]] = {}
-    for match in filter(None, map(PIN.match, lock)):
-        locked.setdefault(canonicalize_name(match["name"]), []).append(match["version"])
-    declared = [*project["project"]["dependencies"], *project["dependency-groups"]["dev"], *project["build-system"]["requires"]]
-    unmet = []
-    for requirement in map(Requirement, declared):
-        versions = locked.get(canonicalize_name(requirement.name), [])
-        if not versions or not all(version in requirement.specifier for version in versions):
-            unmet.append(f"{requirement}: {versions}")
-    assert unmet == []
 
 
 def test_no_package_can_shadow_a_package_named_datasets(repository: Path) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import yaml
-from packaging.utils import canonicalize_name
 
 import samewise
 
@@ -21,12 +20,6 @@ FILES = ("CITATION.cff", "CONTRIBUTING.md", "Dockerfile", "SECURITY.md", ".docke
 @pytest.fixture(scope="module")
 def project(repository: Path) -> dict[str, Any]:
     return tomllib.loads((repository / "pyproject.toml").read_text())["project"]
-
-
-def instructions(repository: Path) -> list[tuple[str, str]]:
-    """Each instruction of the Dockerfile with its argument, in one line."""
-    text = re.sub(r"^#.*\n", "", (repository / "Dockerfile").read_text(), flags=re.M).replace("\\\n", " ")
-    return [(name, rest.strip()) for name, _, rest in (line.partition(" ") for line in text.splitlines() if line)]
 
 
 def test_the_citation_is_of_this_version(repository: Path, project: dict[str, Any]) -> None:
@@ -40,29 +33,6 @@ def test_ci_runs_the_script_with_each_python_that_is_declared(repository: Path, 
     declared = [match[1] for one in project["classifiers"] if (match := re.search(r":: Python :: (3\.\d+)$", one))]
     assert job["strategy"]["matrix"]["python"] == declared
     assert job["steps"][-1]["run"] == ".ci/run"
-
-
-def test_the_lock_without_cuda_leaves_out_what_only_torch_needs(repository: Path, tmp_path: Path) -> None:
-    """Compared with who needs what, by the lock's own comments."""
-    shutil.copy(repository / "requirements.lock", tmp_path)
-    (install,) = [rest for name, rest in instructions(repository) if name == "RUN" and "awk" in rest]
-    script = f'pip() {{ echo "$@"; }}\nxargs() {{ /usr/bin/xargs echo "$@"; }}\nTORCH_INDEX=index\n{install}'
-    done = subprocess.run(["sh", "-e", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
-    needs = {
-        canonicalize_name(name): set(re.findall(r"^    #(?: via)? +(?!via$)([a-z][\w.-]*)", rest, re.M))
-        for name, rest in entries(repository / "requirements.lock")
-    }
-    kept = {canonicalize_name(name) for name, _ in entries(tmp_path / "chosen.lock")}
-    left_out = set(needs) - kept
-    torch = {"torch", "torchvision", "torchaudio"}
-    assert torch <= left_out
-    assert {name for name in left_out - torch if not needs[name] <= left_out} == set()
-    assert {name for name in kept if name.startswith(("nvidia", "cuda"))} == {"nvidia-ml-py"}
-    assert [re.sub("==.*", "", word) for word in done.stdout.split() if "==" in word] == ["torch", "torchaudio", "torchvision"]
-
-
-def entries(lock: Path) -> list[tuple[str, str]]:
-    return re.findall(r"^([a-z][\w.-]*)==(.*?)(?=^[a-z]|\Z)", lock.read_text(), re.M | re.S)
 
 
 def builder() -> list[str] | None:

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
 
-from samewise.recipes.adversarial import AdversarialScores, GenerativeAdversarial, MeasuredAdversarial, energy_distance
+from samewise.recipes.adversarial import GenerativeAdversarial
 from samewise.recipes.models.dcgan import DCGAN
 from samewise.runner.errors import ConfigError
 
@@ -51,20 +50,6 @@ def test_losses_are_the_published_formulas(loss):
 def test_impossible_settings_are_refused(setting, words):
     with pytest.raises(ConfigError, match=words):
         GenerativeAdversarial(**setting)
-
-
-def test_scores_do_not_depend_on_batches_and_pictures_are_saved(tmp_path):
-    whole = MeasuredAdversarial(real=torch.rand(9) < 0.5, fake=torch.rand(9) < 0.5, images=images(9), generated=images(9).flip(0))
-    both = [AdversarialScores(compared=7), AdversarialScores(compared=7)]
-    both[0].add(whole)
-    for start, end in ((0, 4), (4, 9)):
-        both[1].add(MeasuredAdversarial(**{name: value[start:end] for name, value in vars(whole).items()}))
-    assert both[0].compute() == both[1].compute()
-    assert both[0].compute()["fake_accuracy"] == int((~whole.fake).sum()) / 9
-    assert both[0].compute()["energy_distance"] == energy_distance(whole.images[:7], whole.generated[:7])
-    both[0].save_pictures(tmp_path)
-    sizes = {path.name: Image.open(path).size for path in tmp_path.iterdir()}
-    assert sizes == {"generated.png": (8 * 66, 66), "real.png": (8 * 66, 66)}
 
 
 def summary(done) -> dict:

@@ -112,46 +112,6 @@ def test_one_pass_gives_torchvisions_losses_and_detections(batch: Batch):
         assert all(torch.equal(ours[name], theirs[name]) for name in ("boxes", "scores", "labels"))
 
 
-def heads_outputs(model: RetinaNet) -> dict[str, Tensor]:
-    """Filled by each pass with what the two heads give, in the format in which they compute it."""
-    found = dict[str, Tensor]()
-    model.head.classification_head.register_forward_hook(lambda _, given, output: found.update(cls_logits=output))
-    model.head.regression_head.register_forward_hook(lambda _, given, output: found.update(bbox_regression=output))
-    return found
-
-
-def anchors_by_hand() -> Tensor:
-    """Those of `small`, float64[A, 4], for images of 64 x 80, padded to 64 x 96."""
-    made = list[list[float]]()
-    for stride, sizes in ((8, (16, 24)), (16, (32, 40)), (32, (56, 64))):
-        half = [(round(size / math.sqrt(ratio) / 2), round(size * math.sqrt(ratio) / 2)) for ratio in (0.5, 1.0, 2.0) for size in sizes]
-        places = [(x, y) for y in range(0, 64, stride) for x in range(0, 96, stride)]
-        made += [[float(x - w), float(y - h), float(x + w), float(y + h)] for x, y in places for w, h in half]
-    return torch.tensor(made, dtype=torch.float64)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_under_autocast_boxes_are_decoded_and_suppressed_in_float32(batch: Batch, dtype: torch.dtype):
-    """By float64, from what the heads give in the low format, in which a box here would be rounded by up to a quarter of a pixel, or a 64th."""
-    recipe, model = Detection(num_classes=11), small().eval()
-    outputs, anchors = heads_outputs(model), anchors_by_hand()
-    with torch.no_grad(), torch.autocast("cpu", dtype):
-        measured = recipe.measure(model, batch).images
-        predicted = [one.found for one in recipe.predict(model, batch)]
-    assert {output.dtype for output in outputs.values()} == {dtype}
-    for place, (image, again) in enumerate(zip(measured, predicted, strict=True)):
-        codes, scores = outputs["bbox_regression"][place].double(), outputs["cls_logits"][place].double().sigmoid()
-        size, centre = anchors[:, 2:] - anchors[:, :2], (anchors[:, 2:] + anchors[:, :2]) / 2
-        middle, half = codes[:, :2] * size + centre, codes[:, 2:].exp() * size / 2
-        by_hand = torch.cat([middle - half, middle + half], 1).clamp(min=0).minimum(torch.tensor([80.0, 64, 80, 64]))
-        distance = (image.found_boxes.double()[:, None] - by_hand).abs().amax(2) + (image.found_scores.double()[:, None] - scores.T[image.found_labels]).abs()
-        assert distance.amin(1).max() < 1e-4  # each is an anchor's box, with its score
-        overlap = box_iou(image.found_boxes, image.found_boxes).nan_to_num().triu(1)
-        assert overlap[image.found_labels[:, None] == image.found_labels].max() <= model.nms_thresh + 1e-6
-        assert len(image.found_boxes) > 10
-        assert torch.equal(image.found_boxes, again.found_boxes)
-
-
 @pytest.mark.parametrize("head_norm", ["none", "group"])
 @pytest.mark.parametrize("turned", [False, True])
 def test_scores_and_predictions_do_not_depend_on_the_batch_size(head_norm: str, turned: bool):

@@ -6,7 +6,6 @@ import itertools
 import math
 
 import pytest
-import soundfile
 import torch
 from torch import nn
 from torchaudio.models import ConvTasNet
@@ -14,8 +13,6 @@ from torchaudio.models import ConvTasNet
 from samewise.recipes.separation import Separation
 from samewise.runner.errors import ConfigError, DataError
 from samewise.runner.interfaces import Phase
-
-RATE = 8000
 
 
 class Given(nn.Module):
@@ -124,17 +121,6 @@ def test_evaluated_si_sdr_is_the_same_at_any_loudness(scale):
     )
     assert reported["si_sdr"] == pytest.approx(reached, abs=1e-4)
     assert reported["si_sdri"] == pytest.approx(reached - before, abs=1e-4)
-
-
-def test_a_recording_is_separated_into_its_speakers(tmp_path):
-    soundfile.write(tmp_path / "both.wav", 0.1 * signals(2 * RATE).numpy(), 2 * RATE)
-    recipe, model = Separation(), small_network()
-    with torch.no_grad():
-        (separated,) = recipe.predict(model, recipe.collate([recipe.read(tmp_path / "both.wav")]))
-    assert separated.values() == {"speakers": 2, "seconds": 1.0}
-    files = separated.save(tmp_path, "both")
-    assert [file.name for file in files] == ["both_speaker_1.wav", "both_speaker_2.wav", "both_spectrograms.png"]
-    assert all(file.is_file() for file in files)
 
 
 def test_unsuitable_samples_models_and_settings_are_refused():

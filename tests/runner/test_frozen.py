@@ -10,12 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from samewise_runner_jobs import run as run_ranks
 from samewise_tiny import DIGITS
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from samewise.recipes.models.resnet import resnet18_small
 from samewise.runner.config.compose import compose
 from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError
@@ -24,7 +22,6 @@ from samewise.runner.optim.groups import freeze_groups, parameter_groups
 from samewise.runner.optim.initialise import initialise
 from samewise.runner.records import checkpoint
 from samewise.runner.records.folder import RunFolder
-from samewise.runner.strategies.cutting import cut_model
 from samewise.runner.strategies.sync_batch_norm import synchronise
 from samewise.runner.training.build import build
 from samewise.runner.training.evaluation import measure_split
@@ -34,7 +31,6 @@ BARE = Project(Path(__file__).resolve().parents[2])
 TINY = [*DIGITS, "model.width=8", "max_steps=6", "evaluate.every_steps=2"]
 BY_INITIALISE = ["initialise.frozen=[layer1.*]"]
 BY_GROUPS = ["param_groups=none", "+param_groups.body={match: layer1.*, frozen: true}"]
-ALL_BUT_THE_HEAD = ["param_groups=head_only"]
 
 
 def changed_names(before: dict[str, Tensor], after: dict[str, Tensor]) -> set[str]:
@@ -91,17 +87,6 @@ def test_frozen_norms_are_in_eval_mode_before_training_and_after_an_evaluation(h
     assert {name for name, norm in norms.items() if not norm.training} == held
     measure_split(run, "valid", run.model)
     assert {name for name, norm in norms.items() if not norm.training} == held
-
-
-def test_stages_cut_from_a_model_keep_frozen_layers() -> None:
-    model = resnet18_small(width=4)
-    initialise(model, {"frozen": ["layer1.*", "layer4.*"]})
-    before = copy.deepcopy(model.state_dict())
-    value = torch.randn(2, 3, 8, 8)
-    for stage in cut_model(model, ["layer3"]):
-        value = stage.train()(value)
-    names = {name.partition(".")[0] for name in changed_names(before, model.state_dict())}
-    assert names == {"bn1", "layer2", "layer3"}
 
 
 def test_frozen_batch_norms_stay_frozen_when_synchronised() -> None:
@@ -206,40 +191,3 @@ def test_invalid_frozen_settings_are_refused(rule: dict[str, Any], path: str) ->
     assert [problem.path for problem in error.value.problems] == [path]
     with pytest.raises(ConfigError, match=r"initialise.frozen_statistics: no such choice"):
         initialise(Block(), {"frozen": ["head.*"], "frozen_statistics": "none"})
-
-
-RANKS = {
-    "elastic": ["strategy=elastic", "replicas=2"],
-    "ddp": ["strategy=ddp", "replicas=2"],
-    "fsdp": ["strategy=fsdp", "replicas=2", "strategy.shard=[layer1,layer3]"],
-    "pipeline": ["strategy=pipeline", "accumulate=4"],
-    "rpc": ["strategy=rpc", "accumulate=4"],
-}
-OFTEN = (("elastic", "layer1"), ("ddp", "all but the head"), ("fsdp", "layer1"), ("pipeline", "all but the head"), ("rpc", "layer1"))
-"""Each strategy once, and each way with several."""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("strategy", "how"),
-    [
-        pytest.param(
-            strategy, how, marks=[pytest.mark.long] * ((strategy, how) not in OFTEN) + [pytest.mark.fsdp] * (strategy == "fsdp"), id=f"{strategy}-{how}"
-        )
-        for strategy in RANKS
-        for how in ("layer1", "all but the head")
-    ],
-)
-def test_frozen_layers_stay_frozen_on_two_ranks(strategy: str, how: str, tmp_path: Path) -> None:
-    if how == "layer1":
-        given, kept = BY_GROUPS, "layer1."
-    elif strategy in ("pipeline", "rpc"):
-        given, kept = (
-            ["param_groups=none", "+param_groups.first={match: 're:^(?!layer4|fc)', frozen: true}"],
-            ("conv1.", "bn1.", "layer1.", "layer2.", "layer3."),
-        )
-    else:
-        given, kept = ALL_BUT_THE_HEAD, ("conv1.", "bn1.", "layer")
-    folder = run_ranks(tmp_path / "ranks", 2, *RANKS[strategy], *given, experiment=TINY)
-    before = initial(*given, folder=tmp_path)
-    assert changed_names(before, checkpoint.load(folder / "checkpoints" / "latest")["model"]) == {name for name in before if not name.startswith(kept)}

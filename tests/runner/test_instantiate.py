@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
 from samewise.runner.config.instantiate import instantiate, locate
 from samewise.runner.errors import ConfigError
@@ -79,23 +78,3 @@ def test_a_constructor_that_fails_is_reported_at_its_path_with_the_cause() -> No
     with pytest.raises(ConfigError, match=r"model\.0: Dropout failed: dropout probability") as caught:
         instantiate([{"_target_": "torch.nn.Dropout", "p": 3.0}], "model", allowed=())
     assert isinstance(caught.value.__cause__, ValueError)
-
-
-SETTINGS = {
-    "torch.set_default_dtype(torch.float64)": (torch.get_default_dtype, "the default dtype"),
-    "torch.set_default_device('meta')": (torch.get_default_device, "the default device"),
-    "torch.backends.mkldnn.enabled = False": (lambda: torch.backends.mkldnn.enabled, "oneDNN"),
-}
-
-
-@pytest.mark.parametrize("line", SETTINGS)
-def test_a_module_that_changes_a_setting_of_torch_when_it_is_imported_changes_it_for_nothing_else(
-    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    read, name = SETTINGS[line]
-    (tmp_path / "lab_of_settings.py").write_text(f"import torch\n{line}\n\nclass Net(torch.nn.Identity):\n    pass\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    before = read()
-    instantiate({"_target_": "lab_of_settings.Net"}, "model", allowed=["lab_of_settings"])
-    assert read() == before
-    assert f"warning: model._target_: importing lab_of_settings changes settings of torch ({name}" in capsys.readouterr().err

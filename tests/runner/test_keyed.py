@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import re
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -13,9 +12,7 @@ import torch
 from samewise_runner_noisy import Batches, Noisy
 from torch.utils.data import default_collate
 
-from samewise.recipes.classification import Classification
 from samewise.runner.data import streams
-from samewise.runner.data.dataset import WithTransform
 from samewise.runner.data.keyed import Key, KeyedDataset
 from samewise.runner.errors import ConfigError
 from samewise.runner.records.digest import value_digest
@@ -84,44 +81,6 @@ def test_an_error_names_its_sample_or_the_samples_that_do_not_fit_together(sizes
 
     failure = KeyedDataset(Sized(), default_collate, seed=0, stream="sample")[Key(0, 0, (10, 11, 12, 13))]
     assert named in str(failure.problems[0])
-
-
-class Labelled:
-    """Samples with a file, and possibly a wrong label or size."""
-
-    def __init__(self, *, label: dict[int, int] | None = None, height: dict[int, int] | None = None) -> None:
-        self.label, self.height = label or {}, height or {}
-
-    def __getitem__(self, index: int) -> dict[str, object]:
-        return {"image": torch.zeros(3, self.height.get(index, 4), 4), "label": self.label.get(index, 1)}
-
-    def path(self, index: int) -> Path:
-        return Path("cats") / f"{index}.png"
-
-
-class Together(Labelled):
-    """Gives whole batches, which are not collated."""
-
-    def batch(self, indices: tuple[int, ...]) -> dict[str, object]:
-        return default_collate([self[index] for index in indices])
-
-
-@pytest.mark.parametrize("kind", [Labelled, Together])
-@pytest.mark.parametrize("transforms", [(), (torch.nn.Identity(),)])
-@pytest.mark.parametrize(
-    ("data", "told"),
-    [
-        ({"label": {12: 9}}, r"dataset\.train: sample 12 \(cats/12\.png\): the label is out of range: there are 9 classes(.|\n)*value: +9\n"),
-        ({"height": {13: 5}}, r"transforms: sample 13 \(cats/13\.png\) beside sample 10 \(cats/10\.png\): the images of a batch differ in size"),
-    ],
-)
-def test_an_error_in_a_batch_names_its_sample_and_file(data, told, transforms, kind):
-    if kind is Together and "height" in data:
-        pytest.skip("it would have to be of one size")
-    dataset, recipe = WithTransform.of(kind(**data), transforms), Classification(num_classes=9)
-    keyed = KeyedDataset(dataset, recipe.collate, seed=0, stream="sample", name="dataset.train", require=recipe.require)
-    (problem,) = keyed[Key(0, 0, (10, 11, 12, 13))].problems
-    assert re.search(told, str(problem)), problem
 
 
 class Shifted(NamedTuple):

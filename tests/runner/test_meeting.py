@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from samewise_forked import Forked
-from samewise_tiny import DIGITS
 
 from samewise.runner.errors import ConfigError, PeerFailed
 from samewise.runner.strategies import lost_connections, meeting
@@ -51,24 +47,6 @@ def test_a_tcp_address_with_a_taken_port_is_refused_naming_the_setting(as_rank_0
         taken.listen()
         told = refusal(f"tcp://localhost:{taken.getsockname()[1]}")
     assert "strategy.init_method: another program uses this port" in told
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("scheme", ["tcp", "file"])
-def test_ranks_that_meet_at_an_address_or_file_give_the_same_bits(samewise, tmp_path, scheme) -> None:
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port = probe.getsockname()[1]
-    place = f"tcp://localhost:{port}" if scheme == "tcp" else f"file://{tmp_path}/meet"
-    tiny = [*DIGITS, "model.width=8", "replicas=2", "max_steps=4", "strategy=elastic"]
-    command = ["train", *tiny, f"run_root={tmp_path}/two", f"strategy.init_method={place}", "--json"]
-    ranks = [Forked(*command, said=tmp_path / f"said-{rank}", variables={"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}) for rank in range(2)]
-    assert [rank.wait(300) for rank in ranks] == [0, 0], [rank.errors for rank in ranks]
-    told = json.loads(ranks[0].output)
-    alone = samewise("train", *tiny, f"run_root={tmp_path}/one", "--json")
-    assert alone.returncode == 0, alone.stderr
-    assert told["weights_sha256"] == json.loads(alone.stdout)["weights_sha256"]
-    assert Path(told["folder"]).name == Path(json.loads(alone.stdout)["folder"]).name
 
 
 def test_a_connection_lost_before_training_names_the_rank_that_is_gone(as_rank_0, monkeypatch) -> None:

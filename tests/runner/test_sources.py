@@ -73,18 +73,3 @@ def test_a_computed_import_makes_the_whole_package_count(fingerprint, lab):
     first = fingerprint()
     edit(lab / "lab_of_code" / "unused.py")
     assert fingerprint() == first
-
-
-def test_an_installed_package_counts_only_if_it_is_declared(fingerprint, lab, tmp_path, monkeypatch):
-    place = tmp_path / "site-packages"
-    for name in ("declared_lab_of_code", "other_lab_of_code"):
-        (place / name).mkdir(parents=True)
-        (place / name / "__init__.py").write_text("ONE = 1\n")
-    monkeypatch.syspath_prepend(place)
-    edit(lab / "pyproject.toml", '["lab_of_code"]', '["lab_of_code", "declared_lab_of_code"]')
-    edit(lab / "lab_of_code" / "net.py", "import torch\n", "import torch, declared_lab_of_code, other_lab_of_code\n")
-    first = fingerprint()
-    edit(place / "other_lab_of_code" / "__init__.py")
-    assert fingerprint() == first
-    edit(place / "declared_lab_of_code" / "__init__.py")
-    assert fingerprint() != first

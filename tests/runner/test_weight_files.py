@@ -12,7 +12,6 @@ from torchvision.ops.misc import FrozenBatchNorm2d
 
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.optim.initialise import initialise
-from samewise.runner.records.files import sha256
 
 
 def layers(count: int, width: int = 2) -> nn.Sequential:
@@ -66,17 +65,6 @@ def test_a_missing_file_or_folder_is_reported_as_such(tmp_path: Path) -> None:
     (tmp_path / "weights.pth").touch()
     (problem,) = problems(layers(1), tmp_path / "weights.pt")
     assert problem.hint == f"did you mean '{tmp_path / 'weights.pth'}'?"
-
-
-def test_a_digest_may_be_given_by_eight_or_more_digits_in_either_case(tmp_path: Path) -> None:
-    file = tmp_path / "weights.pt"
-    torch.save(layers(1).state_dict(), file)
-    digest = sha256(file)
-    for given in (digest, digest[:8], digest.upper()[:20], None):
-        initialise(layers(1), {"weights": str(file), "sha256": given})
-    for given in (digest[:7], "", digest[1:9], digest + "0"):
-        (problem,) = problems(layers(1), file, sha256=given)
-        assert (problem.path, problem.value, problem.expected) == ("initialise.sha256", given, digest)
 
 
 def test_a_pattern_that_matches_nothing_is_reported_with_the_nearest_name(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from samewise.runner.config.check import problems
 from samewise.runner.config.compose import compose, dump, load, parse
 from samewise.runner.config.project import find
 from samewise.runner.errors import ConfigError
@@ -149,20 +148,3 @@ def test_values_that_grow_exponentially_by_reference_are_refused(kind: str, comm
     assert "param_groups.a" in done.stderr
     assert "would not fit into memory" in done.stderr
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300 * 1024
-
-
-@pytest.mark.parametrize(
-    "setting",
-    [
-        "tracking: {uri: 'http://theirs.example:5000'}",
-        pytest.param("tracking: {artifact_location: 's3://theirs/x'}", marks=pytest.mark.slow),
-        pytest.param("tracking: {uri: databricks}", marks=pytest.mark.slow),
-    ],
-)
-def test_a_tracking_address_in_a_config_from_others_is_a_problem(setting: str, theirs: Callable[[str], Path], tmp_path: Path) -> None:
-    theirs(setting)
-    other = find(configs=["theirs"])
-    assert "your tokens" in str(problems(compose(["experiment=x"], project=other), other))
-    (tmp_path / "pyproject.toml").write_text('[tool.samewise]\nconfigs = "theirs"\n')
-    mine = find()
-    assert "your tokens" not in str(problems(compose(["experiment=x"], project=mine), mine))

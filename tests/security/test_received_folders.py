@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-import stat
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -99,18 +95,6 @@ def test_commands_that_only_read_need_no_trust(samewise, run, sweep) -> None:
         assert done.returncode == 0, (given, done.stderr)
 
 
-def test_each_config_in_a_folder_is_trusted_separately(samewise, run, home) -> None:
-    """Two configs in one folder: each is named, and trusting one does not end the trust in the other."""
-    for name in ("mine.yaml", "other.yaml"):
-        shutil.copyfile(run / "config.yaml", home / name)
-        refused = samewise("train", "--config", name)
-        assert refused.returncode == 2
-        assert refused.stderr.startswith(f"error: {name}: is not signed by you")
-        assert samewise("train", "--config", name, "--trust").returncode == 0
-    for name in ("mine.yaml", "other.yaml"):
-        assert samewise("train", "--config", name).returncode == 0
-
-
 def test_train_continues_an_unsigned_run_without_trust_and_signs_it(samewise, run) -> None:
     """`train` composes what it runs from the user's own command line."""
     (run / ".signature").unlink()
@@ -118,24 +102,3 @@ def test_train_continues_an_unsigned_run_without_trust_and_signs_it(samewise, ru
     (run / "summary.json").unlink()
     assert samewise("train", *TINY, "name=one").returncode == 0
     assert samewise("eval", run).returncode == 0  # written by this user now
-
-
-def test_concurrent_processes_create_one_key_that_only_the_user_can_read(tmp_path, clean_environment) -> None:
-    (tmp_path / "config.yaml").write_text("a: 1\n")
-    code = (
-        "import sys; sys.stdin.read(1); from pathlib import Path; from samewise.runner.records import trust; print(trust._key()); "
-        f"assert trust.sign(Path({str(tmp_path / 'config.yaml')!r}))"
-    )
-    environment = {**clean_environment, "XDG_CONFIG_HOME": str(tmp_path / "home"), "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
-    started = [subprocess.Popen([sys.executable, "-c", code], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(6)]
-    for one in started:
-        assert one.stdin is not None
-        one.stdin.write("x")
-        one.stdin.flush()
-    keys = {one.communicate(timeout=60)[0].strip() for one in started}
-    assert len(keys) == 1
-    assert len(keys.pop()) == 64
-    assert all(one.returncode == 0 for one in started)
-    key = tmp_path / "home" / "samewise" / "key"
-    assert stat.S_IMODE(key.stat().st_mode) == 0o600
-    assert [one.name for one in key.parent.iterdir()] == ["key"]

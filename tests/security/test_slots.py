@@ -5,14 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 import torchvision
 from samewise_security_write_reachable import reachable
 
 from samewise.runner.config.instantiate import instantiate, locate
 from samewise.runner.config.slots import KINDS
 from samewise.runner.errors import ConfigError
-from samewise.runner.strategies.cutting import cut_model
 
 REACHABLE = Path(__file__).with_name("reachable.txt")
 
@@ -103,18 +101,6 @@ def test_a_users_class_of_any_kind_can_be_an_argument_of_another(lab: str) -> No
     settings, *rest = instantiate(node, "model", allowed=(lab,)).given
     assert settings.path == "a"
     assert rest == [1, 2]  # names that the runner uses itself are the component's own
-
-
-@pytest.mark.parametrize("name", ['a", open("mark", "w")) or ("', 'a", None)\nopen("mark", "w")\n("', "a\\", "a b"])
-def test_a_model_is_not_split_if_the_name_of_a_part_would_be_code(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch.fx writes the names of parts into code that it compiles; a config chooses those of a ModuleDict."""
-    monkeypatch.chdir(tmp_path)
-    part = {"_target_": "torch.nn.Linear", "in_features": 2, "out_features": 2}
-    inner = {"_target_": "torch.nn.ModuleDict", "modules": {name: part, "second": part}}
-    whole = {"_target_": "torchvision.models.segmentation.fcn.IntermediateLayerGetter", "model": inner, "return_layers": {"second": "out"}}
-    with pytest.raises(ConfigError, match=r"whose name torch\.fx cannot use"):
-        _ = [stage(torch.ones(1, 2)) for stage in cut_model(instantiate(whole, "model", allowed=()), ["second"])]
-    assert not (tmp_path / "mark").exists()
 
 
 def test_everything_that_a_config_can_call_has_been_reviewed() -> None:

@@ -30,7 +30,6 @@ from samewise.runner.tracking.journal import Journal
 
 BARE = Project(Path(__file__).parent)
 SPACE = ("optimizer.lr=tag(log,interval(1e-4,1.0))", "optimizer.momentum=interval(0.0,1.0)")
-MIXED = ("batch_size=int(interval(16,64))", "optimizer=sgd,adamw", "+optimizer.eps=tag(log,interval(1e-8,1e-4))")
 COMPLETE, PRUNED, FAIL, RUNNING = (getattr(optuna.trial.TrialState, name) for name in ("COMPLETE", "PRUNED", "FAIL", "RUNNING"))
 
 
@@ -76,24 +75,6 @@ def test_tpe_beats_random_search_by_the_median_of_ten_seeds(tmp_path: Path) -> N
         blind.open(space, tmp_path, monitor="valid/loss", mode="min")
         drawn.append(min(bowl(one.values) for one in blind.settings()))
     assert statistics.median(learned) < statistics.median(drawn) / 2
-
-
-@pytest.mark.parametrize(
-    ("sampler", "options"),
-    [
-        ("tpe", {"n_startup_trials": 3}),
-        pytest.param("gp", {"n_startup_trials": 3}, marks=pytest.mark.slow),  # torch
-        ("cmaes", {}),
-        ("nsgaii", {"population_size": 4}),
-        ("random", {}),
-    ],
-)
-def test_each_sampler_suggests_values_that_overrides_can_express(tmp_path: Path, sampler: str, options: dict[str, Any]) -> None:
-    for one in finish(open_sweeper(tmp_path, *MIXED, sampler=sampler, sampler_options=options, trials=6), lambda values: float(values["batch_size"])):
-        assert list(one.values) == ["batch_size", "optimizer", "+optimizer.eps"]
-        assert 16 <= int(one.values["batch_size"]) <= 64
-        assert one.values["optimizer"] in ("sgd", "adamw")
-        assert 1e-8 <= float(one.values["+optimizer.eps"]) <= 1e-4
 
 
 def test_the_same_seed_suggests_the_same_even_if_interrupted(tmp_path: Path) -> None:

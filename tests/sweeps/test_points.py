@@ -14,7 +14,6 @@ from samewise.runner.records.sweep_folder import SweepFolder
 from samewise.runner.sweepers.grid import Grid
 from samewise.runner.sweepers.space import read_space
 from samewise.runner.sweeps.points import Composer, compose_points, identity
-from samewise.runner.sweeps.shared_runs import notes, require_separate
 from samewise.runner.sweeps.soundness import require_sound
 
 BARE = Project(Path(__file__).parent)
@@ -71,27 +70,3 @@ def test_unsuitable_processes_and_a_missing_device_are_reported(tmp_path: Path, 
         require_sound(points(tmp_path, *tiny, "strategy=elastic", "strategy.nproc=4", "replicas=2,4", "seed=0,1"), BARE)
     with pytest.raises(ConfigError, match=r"torch finds no CUDA device \(in every point\)"):
         require_sound(points(tmp_path, *tiny, "device=cuda", "seed=0,1"), BARE)
-
-
-def shared(found):
-    return require_separate([one.point for one in found], lambda point: found[point.number].composed)
-
-
-def test_points_that_differ_only_in_where_their_data_are_are_refused(tmp_path: Path) -> None:
-    images = ("recipe=classification", "model=resnet18_small", "dataset=image_folder")
-    points_and_hint = r"^dataset\.root: .* points 1 \(root=a lr=0.1\) and 3 \(root=b lr=0.1\), and 1 more .*'name=NAME-\$\{dataset\.root\}'"
-    with pytest.raises(ConfigError, match=points_and_hint):
-        shared(points(tmp_path, *images, "dataset.root=a,b", "optimizer.lr=0.1,0.2"))
-    with pytest.raises(ConfigError, match=r"^device: is not part of the fingerprint"):
-        shared(points(tmp_path, *images, "device=cpu,cuda"))
-    separate = points(tmp_path, *images, "dataset.root=a,b", "name=NAME-${dataset.root}")  # as the hint says
-    assert shared(separate) == {}
-    assert len({one.point.folder for one in separate}) == 2
-
-
-def test_points_that_differ_in_nothing_that_changes_a_result_are_said_once_to_be_one_run(tmp_path: Path) -> None:
-    found = shared(points(tmp_path, "experiment=resnet18_digits", "loader.num_workers=0,2", "optimizer.lr=0.1,0.2"))
-    told = set[tuple[str, ...]]()
-    (said,) = notes(found, told)
-    assert said == "2 points are the same runs as earlier ones (3 as 1, 4 as 2): they differ only in loader.num_workers, which does not change the result"
-    assert notes(found, told) == []

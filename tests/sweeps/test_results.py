@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from pathlib import Path
 
 import pytest
 
-from samewise.runner.records.sweep_folder import Point, SweepFolder
+from samewise.runner.records.sweep_folder import Point
 from samewise.runner.sweeps.report.effects import effects, left_out, pareto
 from samewise.runner.sweeps.report.rows import setting_rows
-from samewise.runner.sweeps.report.tables import print_effects, print_settings, setting_values
-from samewise.runner.sweeps.results import PointResult, State, point_results
+from samewise.runner.sweeps.results import PointResult, State
 from samewise.runner.sweeps.settings import Spread, rank_settings
 
 
@@ -71,16 +69,6 @@ def test_settings_that_are_the_same_run_count_once() -> None:
     assert left_out(found) == ""
 
 
-def test_a_point_that_is_the_same_run_as_one_that_failed_has_failed_with_it(tmp_path: Path) -> None:
-    folder = SweepFolder(tmp_path / "some-1")
-    folder.write_facts({})
-    folder.add_points([dataclasses.replace(outcome(number, 0.5).point, folder=str(tmp_path / name)) for number, name in enumerate("aabb")])
-    folder.note(0, began=1.0, ended=2.0, exit_code=1, said="the loss is not finite", tries=1)
-    found = point_results(folder)
-    assert [one.state for one in found] == [State.failed, State.failed, State.waiting, State.waiting]
-    assert found[1].reason == "the same run as point 1, which failed: the loss is not finite"
-
-
 @pytest.mark.parametrize("mode", ["min", "max"])
 def test_a_setting_with_a_seed_that_gave_nan_is_not_the_best(mode) -> None:
     found = [outcome(0, math.nan, mode, a="1"), outcome(1, 9.0, mode, a="2"), outcome(2, 5.0, mode, a="3"), outcome(3, math.nan, mode, a="4")]
@@ -88,42 +76,6 @@ def test_a_setting_with_a_seed_that_gave_nan_is_not_the_best(mode) -> None:
     found.append(dataclasses.replace(found[3], point=other_seed, best={"valid/score": 100.0 if mode == "max" else 0.0}))
     best = [1, 2] if mode == "max" else [2, 1]
     assert [setting[0].point.setting for setting in rank_settings(found)] == [*best, 3, 0]
-
-
-def seeds_of(setting: int, *ends: float | State, mode: str = "max") -> list[PointResult]:
-    """A setting with a seed for each value, or state; a seed that failed has a metric of its last evaluation."""
-    made = list[PointResult]()
-    for seed, end in enumerate(ends):
-        value, state = (end, State.finished) if isinstance(end, float) else (100.0 if mode == "max" else 0.0, end)
-        one = outcome(10 * setting + seed, value, mode, state, a=str(setting))
-        made.append(dataclasses.replace(one, point=dataclasses.replace(one.point, setting=setting, seed=str(seed))))
-    return made
-
-
-@pytest.mark.parametrize("mode", ["min", "max"])
-@pytest.mark.parametrize("end", [State.failed, State.pruned])
-def test_a_setting_with_a_seed_that_failed_is_never_ahead_of_a_complete_one(mode, end, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    best = 9.0 if mode == "max" else 1.0
-    lacking, complete = seeds_of(0, best, end, end, mode=mode), seeds_of(1, 5.0, 6.0, 5.5, mode=mode)
-    ended, unfinished = seeds_of(2, end, end, end, mode=mode), seeds_of(3, 5.0, State.running, State.waiting, mode=mode)
-    found = [*ended, *lacking, *complete, *unfinished]
-    order = [1, 3] if mode == "max" else [3, 1]
-    assert [setting[0].point.setting for setting in rank_settings(found)] == [*order, 0, 2]
-    (effect,) = effects(found)
-    assert [(level.name, level.spread.count) for level in effect.levels] == [("1", 1), ("3", 1)]
-    assert effect.best == str(order[0])
-    assert left_out(found).startswith("The effects are those of 2 of 4 settings")
-    assert [row["state"] for row in setting_rows(found, exact=True)][2:] == [f"1 finished, 2 {end}", f"3 {end}"]
-    assert setting_values(lacking)["states"] == {"finished": 1, end.value: 2}
-    print_settings(SweepFolder(tmp_path / "some-1"), found)
-    told = capsys.readouterr().out
-    assert f"best     a={order[0]}\n" in told
-    assert "1 setting has a seed that failed, was pruned or gave NaN, and cannot be the best" in told
-    print_settings(SweepFolder(tmp_path / "some-1"), lacking)
-    print_effects(effects(lacking), left_out(lacking))
-    told = capsys.readouterr().out
-    assert "best  " not in told
-    assert "0 of 1 settings" in " ".join(told.split())
 
 
 def test_the_pareto_set_holds_the_settings_that_no_other_beats() -> None:

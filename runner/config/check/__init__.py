@@ -33,9 +33,9 @@ def check(composed: Composed, project: Project) -> None:
 
     ConfigError with all problems, those of composing included. Imports torch.
     """
-    found = problems(composed, project)
-    if found:
-        raise ConfigError(*found)
+    errors = problems(composed, project)
+    if errors:
+        raise ConfigError(*errors)
 
 
 def problems(composed: Composed, project: Project) -> list[Problem]:
@@ -44,65 +44,69 @@ def problems(composed: Composed, project: Project) -> list[Problem]:
 
     whole = composed.whole
     of_components = [*components.required_are_there(whole), *components.problems_in(whole, project)]
-    found = [
+    listed = [
         *settings_problems(whole),
         *of_components,
         *commands.problems(composed, project),
         *machine.problems(composed.cfg),
     ]
-    found += unread.problems(composed)
+    listed += unread.problems(composed)
     wrong_choices = tuple(
         f"{problem.path}." for problem in composed.problems if problem.message == NO_SUCH_CHOICE
     )
     # The arguments of the choice are unknown
-    found = [problem for problem in found if not problem.path.startswith(wrong_choices)]
-    found = _merge_left_over(found, composed)
-    found = [
+    listed = [problem for problem in listed if not problem.path.startswith(wrong_choices)]
+    listed = _merge_left_over(listed, composed)
+    listed = [
         at_source(problem, composed.cfg) if problem.message == components.WRONG_TYPE else problem
-        for problem in found
+        for problem in listed
     ]
-    found = (
-        found if composed.is_saved else locate_problems(found, composed.overrides, composed.project)
+    listed = (
+        listed
+        if composed.is_saved
+        else locate_problems(listed, composed.overrides, composed.project)
     )
     return list(
         {
             (problem.path, problem.message): problem
-            for problem in reversed([*composed.problems, *found])
+            for problem in reversed([*composed.problems, *listed])
         }.values()
     )[::-1]
 
 
-def _merge_left_over(found: Sequence[Problem], composed: Composed) -> list[Problem]:
+def _merge_left_over(listed: Sequence[Problem], composed: Composed) -> list[Problem]:
     """Merge the problems of arguments that a choice set for a different component into one problem
     per choice.
     """
-    told = list(found)
-    for group, choice, keys, others in (
+    merged = list(listed)
+    for group, choice, keys, alternatives in (
         []
         if composed.is_saved
-        else _replaced_groups(composed, {problem.path.partition(".")[0] for problem in found})
+        else _replaced_groups(composed, {problem.path.partition(".")[0] for problem in listed})
     ):
         paths = {f"{group}.{key}" for key in keys}
-        left = [
+        leftovers = [
             problem
-            for problem in told
+            for problem in merged
             if problem.path in paths and problem.message.endswith(components.NO_SUCH_ARGUMENT)
         ]
-        if not left:
+        if not leftovers:
             continue
-        names = ", ".join(problem.path.rpartition(".")[2] for problem in left)
+        names = ", ".join(problem.path.rpartition(".")[2] for problem in leftovers)
         hint = (
-            f"choose {group}={others[0]}; in a file: `- override /{group}: {others[0]}`"
-            if others
+            f"choose {group}={alternatives[0]}; in a file: `- override /{group}: {alternatives[0]}`"
+            if alternatives
             else "put the _target_ and its arguments into a file of your own, "
             f"CONFIGS/{group}/NAME.yaml, and choose that; "
-            f"or remove what is left over by {' '.join(f'~{problem.path}' for problem in left)}"
+            f"or remove what is left over by {' '.join(f'~{problem.path}' for problem in leftovers)}"
         )
         target = composed.whole[group]["_target_"]
-        words = f"does not take what is left over from {group}={choice}: {names}"
-        told[told.index(left[0])] = Problem(f"{group}._target_", words, target, hint=hint)
-        told = [problem for problem in told if problem not in left]
-    return told
+        message = f"does not take what is left over from {group}={choice}: {names}"
+        merged[merged.index(leftovers[0])] = Problem(
+            f"{group}._target_", message, target, hint=hint
+        )
+        merged = [problem for problem in merged if problem not in leftovers]
+    return merged
 
 
 def _replaced_groups(
@@ -121,11 +125,11 @@ def _replaced_groups(
             or "_target_" not in (composed.whole.get(group) or {})
         ):
             continue
-        target, sets = (
+        target, settings = (
             composed.whole[group]["_target_"],
             read_yaml(loader.text_of(f"{group}/{choice}")) or {},
         )
-        if sets.get("_target_", target) != target:
+        if settings.get("_target_", target) != target:
             texts = {
                 name: read_yaml(loader.text_of(f"{group}/{name}")) or {}
                 for name in loader.choices_of(group)
@@ -133,7 +137,7 @@ def _replaced_groups(
             yield (
                 group,
                 choice,
-                sets,
+                settings,
                 [name for name, text in texts.items() if text.get("_target_") == target],
             )
 

@@ -39,19 +39,19 @@ def problems(composed: Composed, project: Project) -> list[Problem]:
 
 
 def _commands_are_yours(composed: Composed, project: Project) -> Iterator[Problem]:
-    given = flat(plain(composed.cfg.launcher) or {})
-    told = {
+    settings = flat(plain(composed.cfg.launcher) or {})
+    risky = {
         path: value
-        for path, value in given
+        for path, value in settings
         if (isinstance(value, str) or "." in path) and path.partition(".")[0] not in HARMLESS
     }
-    for path, value in told.items():
+    for path, value in risky.items():
         origin, name = composed.set_by.get(f"launcher.{path}", ""), path.partition(".")[0]
         if not _is_yours(origin, project):
-            meant = shlex.quote(
+            override = shlex.quote(
                 f"launcher.{name}={_format_override(plain(composed.cfg.launcher)[name])}"
             )
-            hint = f"look at what it does; if you want it, give it on the command line: {meant}"
+            hint = f"look at what it does; if you want it, give it on the command line: {override}"
             expected = (
                 "the command line, or a launcher/NAME.yaml in the project's own folder of configs"
             )
@@ -68,17 +68,17 @@ def _commands_are_yours(composed: Composed, project: Project) -> Iterator[Proble
 def _addresses_are_yours(composed: Composed, project: Project) -> Iterator[Problem]:
     """Check who sets the addresses that a run is sent to, since the user's tokens go with it."""
     tracking = composed.cfg.tracking
-    told = (
+    addresses = (
         {name: str(tracking[name] or "") for name in ("uri", "artifact_location")}
-        if tracking.enabled and project.given
+        if tracking.enabled and project.outside_configs
         else {}
     )
     remote = {
         name: value
-        for name, value in told.items()
+        for name, value in addresses.items()
         if ("://" in value and not value.startswith("sqlite")) or value == "databricks"
     }
-    if tracking.enabled and project.given and "wandb" in tracking.report_to:
+    if tracking.enabled and project.outside_configs and "wandb" in tracking.report_to:
         remote["report_to"] = "[wandb]"
     for name, value in remote.items():
         origin = next(
@@ -89,15 +89,15 @@ def _addresses_are_yours(composed: Composed, project: Project) -> Iterator[Probl
             ),
             "",
         )
-        if any(Path(origin).is_relative_to(folder) for folder in project.given):
-            words = (
+        if any(Path(origin).is_relative_to(folder) for folder in project.outside_configs):
+            message = (
                 "is an address set by a config file, to which the run's records and your "
                 "tokens would be sent"
             )
             hint = f"if you want it, give it on the command line: tracking.{name}={value}"
             yield Problem(
                 f"tracking.{name}",
-                words,
+                message,
                 value,
                 "an address from the command line or from your own project",
                 hint,
@@ -119,5 +119,5 @@ def _is_yours(origin: str, project: Project) -> bool:
         return True
     file = Path(origin.rpartition(":")[0])
     return origin.startswith(f"{OURS}launcher/") or file.parent in [
-        folder / "launcher" for folder in project.configs if folder not in project.given
+        folder / "launcher" for folder in project.configs if folder not in project.outside_configs
     ]

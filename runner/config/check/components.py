@@ -54,7 +54,7 @@ def required_are_there(whole: Node) -> Iterator[Problem]:
     ):
         node = at(whole, path, "???")
         listed = isinstance(node, list) and all(
-            isinstance(one, Mapping) or _is_unresolved(one) for one in node
+            isinstance(item, Mapping) or _is_unresolved(item) for item in node
         )
         if not listed and node is not None and not _is_unresolved(node):
             yield Problem(
@@ -80,10 +80,10 @@ def required_are_there(whole: Node) -> Iterator[Problem]:
         and "_target_" in optimizer
         and (phases := _phase_keys(cast(Node, optimizer)))
     ):
-        words = f"mixes one optimizer for everything with one for each of: {', '.join(phases)}"
+        message = f"mixes one optimizer for everything with one for each of: {', '.join(phases)}"
         yield Problem(
             "optimizer",
-            words,
+            message,
             optimizer["_target_"],
             "one or the other",
             f"`optimizer@optimizer.{phases[0]}=CHOICE` chooses the optimizer of one phase",
@@ -91,7 +91,7 @@ def required_are_there(whole: Node) -> Iterator[Problem]:
     elif isinstance(optimizer, Mapping) and "_target_" not in optimizer:
         several = cast(Node, optimizer).values()
         if not several or not all(
-            isinstance(one, Mapping) and "_target_" in one for one in several
+            isinstance(item, Mapping) and "_target_" in item for item in several
         ):
             expected, hint = (
                 "a mapping with a _target_, or several of them by phase",
@@ -103,7 +103,7 @@ def required_are_there(whole: Node) -> Iterator[Problem]:
 def _phase_keys(optimizer: Node) -> list[str]:
     """The keys of the optimizer's node that contain an optimizer for one phase."""
     return [
-        name for name, one in optimizer.items() if isinstance(one, Mapping) and "_target_" in one
+        name for name, node in optimizer.items() if isinstance(node, Mapping) and "_target_" in node
     ]
 
 
@@ -122,29 +122,29 @@ def _problems_below(node: Any, path: str, packages: Sequence[str]) -> Iterator[P
 
 def _component_problems(node: Node, path: str, packages: Sequence[str]) -> Iterator[Problem]:
     try:
-        made = locate(node["_target_"], path, packages)
+        component = locate(node["_target_"], path, packages)
     except ConfigError as error:
         yield from error.problems
         return
     try:
-        parameters = inspect.signature(made).parameters
+        parameters = inspect.signature(component).parameters
     except (TypeError, ValueError):  # its arguments are unknown
         return
-    yield from _unknown_arguments(node, path, made)
-    yield from _missing_arguments(node, path, made, parameters)
-    yield from _mistyped_arguments(node, path, made, parameters)
+    yield from _unknown_arguments(node, path, component)
+    yield from _missing_arguments(node, path, component, parameters)
+    yield from _mistyped_arguments(node, path, component, parameters)
 
 
-def _unknown_arguments(node: Node, path: str, made: Callable[..., Any]) -> Iterator[Problem]:
-    names = argument_names(made)
+def _unknown_arguments(node: Node, path: str, component: Callable[..., Any]) -> Iterator[Problem]:
+    names = argument_names(component)
     if names is None:
         return
-    told = _phase_keys(node) if path == "optimizer" else []
+    phases = _phase_keys(node) if path == "optimizer" else []
     for key, value in node.items():
-        if key not in names and key not in SPECIAL and key not in told:
+        if key not in names and key not in SPECIAL and key not in phases:
             alike = nearest(key, (name for name in names if name != "params")) or "it takes none"
             remove = f"leave it out, or remove it with ~{path}.{key}"
-            reason = f"{made.__qualname__} {NO_SUCH_ARGUMENT}"
+            reason = f"{component.__qualname__} {NO_SUCH_ARGUMENT}"
             hint = (
                 f"{alike} Or {remove}" if alike.startswith("did you mean") else f"{remove}; {alike}"
             )
@@ -152,7 +152,10 @@ def _unknown_arguments(node: Node, path: str, made: Callable[..., Any]) -> Itera
 
 
 def _missing_arguments(
-    node: Node, path: str, made: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]
+    node: Node,
+    path: str,
+    component: Callable[..., Any],
+    parameters: Mapping[str, inspect.Parameter],
 ) -> Iterator[Problem]:
     if node.get("_partial_", False):
         return
@@ -171,17 +174,20 @@ def _missing_arguments(
             and name not in node
             and place >= positional
         ):
-            words = describe_type(evaluate(parameter.annotation, made))
+            expected = describe_type(evaluate(parameter.annotation, component))
             yield Problem(
                 f"{path}.{name}",
-                f"{made.__qualname__} needs this argument",
-                expected=words,
+                f"{component.__qualname__} needs this argument",
+                expected=expected,
                 hint=f"+{path}.{name}=VALUE",
             )
 
 
 def _mistyped_arguments(
-    node: Node, path: str, made: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]
+    node: Node,
+    path: str,
+    component: Callable[..., Any],
+    parameters: Mapping[str, inspect.Parameter],
 ) -> Iterator[Problem]:
     for name, parameter in parameters.items():
         if (
@@ -190,7 +196,7 @@ def _mistyped_arguments(
             and name not in SPECIAL
             and not _is_unresolved(node[name])
         ):
-            annotation = evaluate(parameter.annotation, made)
+            annotation = evaluate(parameter.annotation, component)
             if not fits(node[name], annotation) and not (
                 parameter.default is None and node[name] is None
             ):

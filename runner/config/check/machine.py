@@ -46,14 +46,14 @@ def require_few_in_all(cfg: DictConfig, nproc: int) -> None:
     most = max(_MOST_THREADS, 8 * cores)
     if nproc > 1 and nproc * each > most:
         threads, workers = cfg.reproducibility.threads, cfg.loader.num_workers
-        words = (
+        message = (
             f"processes with reproducibility.threads={threads} and "
             f"loader.num_workers={workers} each are {nproc * each} in all"
         )
         raise ConfigError(
             Problem(
                 "strategy.nproc",
-                f"{words}, too many for this machine with {cores} cores",
+                f"{message}, too many for this machine with {cores} cores",
                 nproc,
                 f"at most {most} in all",
             )
@@ -70,9 +70,9 @@ def threads_fit(cfg: DictConfig) -> Iterator[Problem]:
     if (
         most < cfg.reproducibility.threads <= HIGHEST["reproducibility.threads"]
     ):  # larger numbers are reported by `settings`
-        words = f"is too many threads per process for this machine with {cores} cores"
+        message = f"is too many threads per process for this machine with {cores} cores"
         yield Problem(
-            "reproducibility.threads", words, cfg.reproducibility.threads, f"at most {most}"
+            "reproducibility.threads", message, cfg.reproducibility.threads, f"at most {most}"
         )
 
 

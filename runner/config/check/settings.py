@@ -80,10 +80,10 @@ def problems_in(whole: Config) -> list[Problem]:
 
 
 def keys_are_known(cfg: Config) -> Iterator[Problem]:
-    known = Experiment.__dataclass_fields__
+    keys = Experiment.__dataclass_fields__
     for key, value in cfg.items():
-        if key not in known:
-            yield Problem(key, "no such key", hint=nearest(key, known))
+        if key not in keys:
+            yield Problem(key, "no such key", hint=nearest(key, keys))
         elif isinstance(value, Mapping) and (parts := _sections().get(key)):
             for part in cast(Config, value):
                 if part not in parts:  # +loader.x=1: Hydra adds it
@@ -93,14 +93,14 @@ def keys_are_known(cfg: Config) -> Iterator[Problem]:
 @cache
 def _sections() -> dict[str, list[str]]:
     """The keys of each section of the settings."""
-    found = {
+    factories = {
         field.name: field.default_factory
         for field in fields(Experiment)
         if field.default_factory is not MISSING
     }
     return {
         name: [key.name for key in fields(kind)]
-        for name, kind in found.items()
+        for name, kind in factories.items()
         if is_dataclass(kind)
     }
 
@@ -170,41 +170,41 @@ def batch_can_be_cut(cfg: Config) -> Iterator[Problem]:
 
 
 def monitor_has_a_mode(cfg: Config) -> Iterator[Problem]:
-    also, others = (
+    also, places = (
         at(cfg, "evaluate.also") or {},
         [("callbacks.early_stopping", "monitor"), ("scheduler", "metric")],
     )
-    given = [
+    monitors = [
         ("evaluate.monitor", "evaluate.mode", at(cfg, "evaluate.monitor"), at(cfg, "evaluate.mode"))
     ]
-    given += [("evaluate.also", f"evaluate.also.{name}", name, mode) for name, mode in also.items()]
-    given += [
+    monitors += [
+        ("evaluate.also", f"evaluate.also.{name}", name, mode) for name, mode in also.items()
+    ]
+    monitors += [
         (f"{part}.{key}", f"{part}.mode", at(cfg, f"{part}.{key}"), at(cfg, f"{part}.mode"))
-        for part, key in others
+        for part, key in places
         if at(cfg, f"{part}.{key}")
     ]
-    for path, of_mode, monitor, mode in given:
-        wanted = mode_of(str(monitor))
+    for path, of_mode, monitor, mode in monitors:
+        usual = mode_of(str(monitor))
         if "${" in str(monitor):
             continue
         if "/" not in str(monitor):
-            named = "valid/" + re.sub(r"^(val|valid|validation|eval|test)_", "", str(monitor))
+            suggestion = "valid/" + re.sub(r"^(val|valid|validation|eval|test)_", "", str(monitor))
             yield Problem(
                 path,
                 "does not name a split",
                 monitor,
                 "SPLIT/METRIC",
-                f"{path}={named}" if path != "evaluate.also" else named,
+                f"{path}={suggestion}" if path != "evaluate.also" else suggestion,
             )
         elif (
-            wanted is not None
+            usual is not None
             and mode in ("min", "max")
-            and mode != wanted.value
+            and mode != usual.value
             and (path == "evaluate.monitor" or monitor != at(cfg, "evaluate.monitor"))
         ):
-            yield Problem(
-                of_mode, f"would take the worst {monitor} as the best", mode, wanted.value
-            )
+            yield Problem(of_mode, f"would take the worst {monitor} as the best", mode, usual.value)
 
 
 def optimizer_is_possible(cfg: Config) -> Iterator[Problem]:
@@ -224,10 +224,10 @@ def optimizer_is_possible(cfg: Config) -> Iterator[Problem]:
                 continue
             lowest, highest = OPTIMIZER_RANGES[name]
             if not lowest <= value < highest:
-                words = f"at least {lowest:g}" + (
+                expected = f"at least {lowest:g}" + (
                     f" and less than {highest:g}" if highest < math.inf else ", and finite"
                 )
-                yield Problem(f"{root}.{path}", "is out of range", value, words)
+                yield Problem(f"{root}.{path}", "is out of range", value, expected)
 
 
 def name_is_a_folder(cfg: Config) -> Iterator[Problem]:
@@ -246,12 +246,12 @@ def name_is_a_folder(cfg: Config) -> Iterator[Problem]:
 
 
 def resumed_checkpoint_is_there(cfg: Config) -> Iterator[Problem]:
-    given = cfg.get("resume_from")
-    if given is None or str(given).startswith(
+    value = cfg.get("resume_from")
+    if value is None or str(value).startswith(
         "run:"
     ):  # a run that does not exist is reported elsewhere
         return
-    folder = Path(str(given)).expanduser()
+    folder = Path(str(value)).expanduser()
     if not (folder / "manifest.json").is_file():
         near = sorted((folder / "checkpoints").glob("step-*"))
         hint = f"resume_from={near[-1]}" if near else "a run keeps them in RUN/checkpoints"
@@ -259,18 +259,18 @@ def resumed_checkpoint_is_there(cfg: Config) -> Iterator[Problem]:
             not near
             and not folder.exists()
             and len(
-                named := matching(str(given), run_root=Path(str(cfg.get("run_root"))).expanduser())
+                runs := matching(str(value), run_root=Path(str(cfg.get("run_root"))).expanduser())
             )
             == 1
         ):
             hint = (
-                f"resume_from=run:{given}/last, that run's last checkpoint: "
-                f"{named[0].checkpoints / 'latest'}"
+                f"resume_from=run:{value}/last, that run's last checkpoint: "
+                f"{runs[0].checkpoints / 'latest'}"
             )
         expected = (
             "RUN/checkpoints/step-00000040, or latest or best there; or run:RUN, run:RUN/last"
         )
-        yield Problem("resume_from", "is not the folder of a checkpoint", given, expected, hint)
+        yield Problem("resume_from", "is not the folder of a checkpoint", value, expected, hint)
 
 
 def run_root_is_a_folder(cfg: Config) -> Iterator[Problem]:
@@ -329,13 +329,13 @@ def no_timing_decides_bits(cfg: Config) -> Iterator[Problem]:
 
 
 def words_are_known(cfg: Config) -> Iterator[Problem]:
-    for path, known in (
+    for path, choices in (
         ("reproducibility.level", LEVELS),
         ("reproducibility.other_environment", OTHER_ENVIRONMENT),
     ):
         value = at(cfg, path)
-        if value not in known:
-            yield Problem(path, "no such choice", value, f"one of: {', '.join(known)}")
+        if value not in choices:
+            yield Problem(path, "no such choice", value, f"one of: {', '.join(choices)}")
 
 
 RULES: tuple[Callable[[Config], Iterator[Problem]], ...] = (

@@ -34,11 +34,11 @@ def problems(composed: Composed) -> list[Problem]:
 def cautions(composed: Composed) -> list[Problem]:
     """The user's other unread keys."""
     hint = "leave it out, or refer to it: ${%s}"
-    found = [
+    problems_found = [
         replace(problem, hint=hint % problem.path)
         for problem in _unread_keys(composed, alike=False)
     ]
-    return locate_problems(found, composed.overrides, composed.project)
+    return locate_problems(problems_found, composed.overrides, composed.project)
 
 
 def _unread_keys(composed: Composed, *, alike: bool) -> list[Problem]:
@@ -46,26 +46,28 @@ def _unread_keys(composed: Composed, *, alike: bool) -> list[Problem]:
 
     Samewise's own data sets provide values that not every model uses.
     """
-    found = list(_candidates(OmegaConf.to_container(composed.cfg, resolve=False)))
+    candidates = list(_candidates(OmegaConf.to_container(composed.cfg, resolve=False)))
     users = composed.project.configs or any(
         re.match(r"\+*(dataset|transforms)\.", override) for override in composed.overrides
     )
-    if not found or not users or composed.is_saved:
+    if not candidates or not users or composed.is_saved:
         return []
-    found = [
+    candidates = [
         problem
-        for problem in found
+        for problem in candidates
         if not (set_at(problem.path, composed.set_by) or OURS).startswith(OURS)
     ]
     # debug=tiny sets sizes that not every choice reads: an experiment made from such a run has them
-    chosen = [*(one for one in composed.overrides if not one.startswith("debug=")), "debug=tiny"]
-    known = (
+    chosen = [*(text for text in composed.overrides if not text.startswith("debug=")), "debug=tiny"]
+    defaults = (
         own_defaults(chosen, project=composed.project)
-        if any(problem.hint for problem in found)
+        if any(problem.hint for problem in candidates)
         else set[str]()
     )
     return [
-        problem for problem in found if (bool(problem.hint) and problem.path not in known) is alike
+        problem
+        for problem in candidates
+        if (bool(problem.hint) and problem.path not in defaults) is alike
     ]
 
 
@@ -73,14 +75,14 @@ def _candidates(whole: Any) -> Iterator[Problem]:
     read = {
         name for text in re.findall(r"\$\{[^}]*\}", str(whole)) for name in re.findall(r"\w+", text)
     }
-    for path, known in _READ.items():
+    for path, keys_read in _READ.items():
         node = at(whole, path)
         keys = cast(Mapping[str, Any], node) if isinstance(node, Mapping) else {}
         for key, value in keys.items():
-            if key not in known and key not in read:
+            if key not in keys_read and key not in read:
                 yield Problem(
                     f"{path}.{key}",
                     "nothing reads this key",
                     value,
-                    hint=did_you_mean(key, {*known, *keys} - {key}),
+                    hint=did_you_mean(key, {*keys_read, *keys} - {key}),
                 )
