@@ -1,6 +1,4 @@
-"""The `samewise` command: finds the command's module, parses its arguments, runs it, and prints
-errors.
-"""
+"""The `samewise` command: finds the command's module, parses arguments, runs it, prints errors."""
 
 from __future__ import annotations
 
@@ -68,8 +66,9 @@ def entry() -> None:
 
 
 def _open_closed_streams() -> None:
-    """Let standard streams that were closed (`>&-`) lead nowhere: otherwise the next file that is
-    opened gets what is printed.
+    """Point standard streams that were closed (`>&-`) at the null device.
+
+    Otherwise the next file that is opened would receive what is printed.
     """
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(number, True)
@@ -83,8 +82,9 @@ def _open_closed_streams() -> None:
 
 
 def _report_signals() -> None:
-    """Before and after training, SIGTERM, SIGUSR1 and SIGHUP end the command at once with a message
-    and its exit code, since imports alone take seconds.
+    """End the command at SIGTERM, SIGUSR1 or SIGHUP with a message and its exit code.
+
+    Training handles them itself; this covers the seconds of imports before it, and the end.
     """
     process = os.getpid()
 
@@ -106,8 +106,9 @@ def _report_signals() -> None:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Ctrl-C while torch is imported ends the command at once: torch imports NumPy from C, and
-    drops the KeyboardInterrupt that leaves NumPy half imported.
+    """End the command at once if Ctrl-C arrives while torch is imported.
+
+    torch imports NumPy from C, and drops the KeyboardInterrupt that leaves NumPy half imported.
     """
     at = frame
     while at is not None:

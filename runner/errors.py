@@ -110,9 +110,7 @@ class ConfigError(SamewiseError):
 
 
 class NotTrusted(ConfigError):
-    """Something received is intact, but the user has not said to trust it, so nothing of it was
-    run.
-    """
+    """Received content is intact, but the user has not trusted it, so nothing of it was run."""
 
     exit_code = 4
 
@@ -247,7 +245,7 @@ def require_at_least(numbers: Mapping[str, float], *, least: float = 1) -> None:
 
 
 def is_below_one(value: object) -> bool:
-    """Whether a value is a negative number or the whole number 0, which a size cannot be."""
+    """Return whether a value is a negative number or the whole number 0, which a size cannot be."""
     return not isinstance(value, bool) and (
         (isinstance(value, int) and value < 1) or (isinstance(value, float) and value < 0)
     )
@@ -280,9 +278,7 @@ def first_line(error: BaseException, *, after: str = "") -> str:
 
 
 def summarise_error(error: BaseException) -> str:
-    """An error's message on one line, without the tracebacks and advice that some libraries
-    include.
-    """
+    """Return an error's message on one line, without a library's tracebacks and advice."""
     text = " ".join(
         re.split(
             r"^\s*(?:Traceback \(most recent call last\)|\[start of |The following exceptions)",
@@ -295,10 +291,10 @@ def summarise_error(error: BaseException) -> str:
 
 
 def raised_at(error: BaseException, *, anywhere: bool = True) -> str:
-    """Where an error was raised: file, line, function and the line's text, in the user's code if a
-    library raised it.
+    """Return where an error was raised: file, line, function and the line's text.
 
-    Where no line is the user's, a library's is told with `anywhere`, else nothing.
+    The user's line counts, even if a library raised the error below it. If no line is the user's, a
+    library's is returned with `anywhere`, else nothing.
     """
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith(("<", *_NOT_THE_USERS))]
@@ -321,9 +317,7 @@ def strip_heading(text: str) -> str:
 
 
 def traceback_of(error: BaseException) -> str:
-    """The traceback to show: that of the cause of a SamewiseError if there is one, so that its last
-    frames are those that failed.
-    """
+    """Return the traceback to show: a SamewiseError's cause has the frames that failed."""
     cause = error.__cause__ if isinstance(error, SamewiseError) else None
     return "".join(traceback.format_exception(cause or error))
 
@@ -414,9 +408,7 @@ def _describe(error: BaseException) -> tuple[int, str]:
 
 
 def _strip_file(message: str, *told: object) -> str:
-    """A library's message without the file, which is reported separately, and without the system
-    error's number.
-    """
+    """Remove the file, which is reported separately, and the error's number from a message."""
     for x in told:
         if isinstance(x, str) and os.sep in x:
             message = re.sub(rf"(:? |^)(['\"]){re.escape(x)}\2", "", message)

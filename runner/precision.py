@@ -125,9 +125,9 @@ class Precision:
         return nullcontext() if self._dtype is None else torch.autocast(self._device, self._dtype)
 
     def first_gradient(self, total: Tensor, nominal: float) -> Tensor:
-        """What to call `total.backward` with for the gradients of `total / nominal`, scaled.
+        """Return the argument of `total.backward` for the scaled gradients of `total / nominal`.
 
-        Dividing the loss itself is an operator more in each pass.
+        Dividing the loss itself would be one more operator in each pass.
         """
         if self._scaler.is_enabled():
             return self._scaler.scale(torch.ones_like(total)) / nominal
@@ -148,8 +148,9 @@ class Precision:
         return partial(self._scaler.step, optimizer) if self._scaler.is_enabled() else step
 
     def may_overflow(self) -> bool:
-        """Whether a non-finite gradient is due to the loss scale, so that the step is skipped: no
-        longer if the scale has become too small.
+        """Return whether a non-finite gradient may be due to the loss scale: the step is skipped.
+
+        False once the scale has become too small.
         """
         return self._scaler.is_enabled() and self._scaler.get_scale() >= _LEAST_SCALE
 
@@ -176,9 +177,7 @@ def _share(whole: float, dtype: torch.dtype, device: torch.device, shape: torch.
 
 
 def tf32_conflict(*, tf32: bool, variables: Mapping[str, str]) -> Problem | None:
-    """The problem if the environment makes NVIDIA's libraries use TensorFloat-32, or not, against
-    the config; None if they agree.
-    """
+    """Return the problem if the environment overrides the config's TensorFloat-32; None if not."""
     override = variables.get("NVIDIA_TF32_OVERRIDE")
     if override in (None, "", str(int(tf32))):
         return None
@@ -196,8 +195,9 @@ def tf32_conflict(*, tf32: bool, variables: Mapping[str, str]) -> Problem | None
 
 
 def _switch(*, tf32: bool) -> None:
-    """Set each operator's own switch, in CUDA's libraries and oneDNN: an unset one inherits a more
-    general one, which others may have set.
+    """Set each operator's own switch, in CUDA's libraries and oneDNN.
+
+    An unset one inherits a more general one, which others may have set.
     """
     backends: Any = torch.backends
     # The older switches first, so that code that reads them gets the same answer

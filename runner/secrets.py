@@ -1,6 +1,4 @@
-"""Removes from output what must not be written or shown: passwords and tokens, and characters that
-control a terminal or a spreadsheet.
-"""
+"""Removes secrets, and control characters of terminals and spreadsheets, from output."""
 
 from __future__ import annotations
 
@@ -87,8 +85,9 @@ _TURNING = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 
 
 def redact(text: str) -> str:
-    """Replace secrets in a text by stars: user and password of an address, and the values of names
-    such as `token` and `password`.
+    """Replace secrets in a text by stars.
+
+    Secrets are user and password of an address, and the values of names such as `token`.
     """
     if "://" in text:
         text = _QUERY.sub(_mask, _USER.sub(_mask, text))
@@ -100,8 +99,9 @@ def redact(text: str) -> str:
 
 
 def redact_file(name: str, text: str) -> str:
-    """A run's file without secrets, still valid in its format: in YAML a bare `***` would be an
-    alias, and in JSON a secret may end inside an escape.
+    """Replace secrets in a run's file, which stays valid in its format.
+
+    In YAML a bare `***` would be an alias, and in JSON a secret may end inside an escape.
     """
     if name.endswith(".yaml"):
         return re.sub(r"(?m)([:-] +)\*\*\*(?=\s*$)", rf"\1'{HIDDEN}'", redact(text))
@@ -119,7 +119,7 @@ def remove_private_keys(text: str) -> str:
 
 
 def looks_secret(path: PurePath) -> bool:
-    """Whether the name of a file, or of a folder above it, is one that usually holds secrets."""
+    """Return whether the name of a file, or of a folder above it, usually holds secrets."""
     return any(
         fnmatchcase(part.lower(), pattern) for part in path.parts for pattern in SECRET_FILES
     )
@@ -157,8 +157,9 @@ def printable(text: str) -> str:
 
 
 def plain_cell(value: Any) -> Any:
-    """A CSV cell that no spreadsheet takes for a formula: a text that starts like one gets an
-    apostrophe. Numbers stay.
+    """Return a CSV cell that no spreadsheet takes for a formula. Numbers stay.
+
+    Text that starts like a formula gets an apostrophe.
     """
     if not isinstance(value, str):
         return value
@@ -174,11 +175,10 @@ _STREAMS = {"<stdout>": "standard output", "<stderr>": "standard error"}
 
 
 class LastingStream:
-    """A stream that discards output once its reader is gone (`| head`, a closed terminal), so that
-    the work continues and ends normally.
+    """A stream that discards output once its reader is gone (`| head`, a closed terminal).
 
-    If the disk behind it is full, that is an error with the stream's name, and the rest is
-    discarded.
+    The work continues and ends normally. A full disk behind it is an error with the stream's name,
+    and the rest is discarded.
     """
 
     def __init__(self, raw: TextIO) -> None:

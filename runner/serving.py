@@ -1,5 +1,4 @@
-"""The model that `mlflow models serve` and `mlflow.pyfunc.load_model` load: files in, predictions
-out, with the bits of `samewise predict`.
+"""The model that `mlflow models serve` loads: files in, predictions out, as `samewise predict`.
 
 The model is data alone: a run's config, environment and checkpoint (`tracking/logged_model.py`).
 Nothing in it is code or a pickle of objects; the classes that its config names are samewise's,

@@ -1,7 +1,7 @@
-"""The parts of torch that samewise needs and that torch does not document: each is found when it is
-first asked for, and `show` imports none.
+"""Undocumented parts of torch that samewise needs.
 
-An operator's name may begin with `_` as well (`torch.ops.aten._ctc_loss`).
+Each is looked up at its first use, and `show` imports none. An operator's name may begin with `_`
+as well (`torch.ops.aten._ctc_loss`).
 """
 
 from __future__ import annotations

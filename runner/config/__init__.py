@@ -1,1 +1,1 @@
-"""Makes a config from overrides, with its errors and its fingerprint. Private: it may change at any time."""
+"""Config: overrides to a checked config, its errors and its fingerprint. Private: it may change."""

@@ -1,12 +1,10 @@
-"""Checks arguments against signatures: which there are, and whether a config's value fits an
-annotation. Describes types in words.
+"""Signatures as a config sees them: argument names, and whether a value fits an annotation.
 
-In doubt it can: only what is surely wrong is refused.
+Only what is surely wrong is refused.
 
-Not by typeguard's `check_type`, which asks what a Python value is. A config's has yet to become it:
-a list for a tuple, text for a Path or an enum, a mapping with a `_target_` for any object, a
-mapping for a class that nothing is known of; and `true` is not a whole number. Given all these
-rules, typeguard would only be left to take Union and Literal apart.
+typeguard's `check_type` does not serve here: it judges Python values, and a config's value has yet
+to become one: a list for a tuple, text for a Path or an enum, a mapping with a `_target_` for any
+object; and `true` is not a whole number.
 """
 
 from __future__ import annotations
@@ -56,7 +54,7 @@ def evaluate(annotation: Any, component: Callable[..., Any]) -> Any:
 
 
 def fits(value: Any, annotation: Any) -> bool:
-    """Whether `value` (a scalar, list or dict of a config) matches `annotation`."""
+    """Return whether `value` (a scalar, list or dict of a config) matches `annotation`."""
     if isinstance(value, Mapping) and "_target_" in value:
         # An object: only plain scalars certainly do not match
         return annotation not in (
@@ -202,7 +200,7 @@ def forwarded_arguments(component: Callable[..., Any]) -> list[str] | None:
 
 
 def is_typed(cfg: DictConfig, path: str) -> bool:
-    """Whether the schema defines the keys at a path, and no others are allowed."""
+    """Return whether the schema defines the keys at a path and allows no others."""
     kind = OmegaConf.get_type(OmegaConf.select(cfg, path))
     return kind is not None and hasattr(kind, "__dataclass_fields__")
 
@@ -237,7 +235,7 @@ def expected_type(cfg: DictConfig, path: str) -> str:
 
 
 def _annotation(path: str) -> Any:
-    """What the schema says of the value at a path."""
+    """Return the schema's annotation of the value at a path."""
     kind: Any = Experiment
     for name in path.split("."):
         hints = typing.get_type_hints(kind) if hasattr(kind, "__dataclass_fields__") else {}

@@ -1,6 +1,4 @@
-"""Writes a config as an experiment file: only the choices and values in which it differs from its
-base.
-"""
+"""Writes a config as an experiment file that holds only its differences from its base."""
 
 from __future__ import annotations
 
@@ -27,8 +25,16 @@ _REDUCED = ("debug", "debug/sizes")
 
 
 def render(composed: Composed, name: str, *, project: Project, head: list[str]) -> str:
-    """The text of an experiment file of that name that composes to `composed`, with `head` as
-    comments; ConfigError if a choice of `composed` no longer exists.
+    """Return the text of an experiment file of that name that composes to `composed`.
+
+    Args:
+        composed: The config to write.
+        name: The experiment's name.
+        project: The user's project.
+        head: Lines to put first, as comments.
+
+    Raises:
+        ConfigError: A choice of `composed` no longer exists.
     """
     builds_on = composed.choices.get("experiment")
     changed, base = _base(composed, builds_on, project)
@@ -148,8 +154,10 @@ def _groups(composed: Composed, base: Mapping[str, str]) -> list[str]:
 
 
 def _values(base: DictConfig, target: Mapping[str, Any]) -> dict[str, Any]:
-    """The values to set in addition to `base`: those without references first, then what still
-    differs, so that references that give the value stay.
+    """Return the values to set in addition to `base`.
+
+    Values without references are set first, then what still differs, so that references that give
+    the value stay.
     """
     cfg, values = copy.deepcopy(base), dict[str, Any]()
     OmegaConf.set_struct(cfg, False)
@@ -197,7 +205,7 @@ def _differences(
 
 
 def _refers(cfg: Any, key: str) -> bool:
-    """Whether a value is a reference, or a list that contains one."""
+    """Return whether a value is a reference, or a list that contains one."""
     if not isinstance(cfg, DictConfig) or OmegaConf.is_missing(cfg, key):
         return False
     if OmegaConf.is_interpolation(cfg, key):

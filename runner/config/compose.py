@@ -82,8 +82,9 @@ class Composed:
 
     @property
     def name(self) -> str:
-        """The experiment's name: `name`, else the choice of `experiment=`, else the recipe's, the
-        model's and the data set's.
+        """The experiment's name.
+
+        `name`, else the choice of `experiment=`, else the recipe's, the model's and the data set's.
         """
         chosen = self.cfg.get("name") or self.choices.get("experiment")
         parts = [
@@ -93,16 +94,12 @@ class Composed:
 
     @cached_property
     def whole(self) -> dict[str, Any]:
-        """The plain config, read-only and cached: resolving interpolations takes much of the time
-        to compose.
-        """
+        """The plain config, read-only; cached, since resolving takes much of the time."""
         return cast(dict[str, Any], plain(self.cfg))
 
     @cached_property
     def set_by(self) -> Mapping[str, str]:
-        """The file or override that sets each value (`origins.origins`), as the files were when
-        first read.
-        """
+        """The file or override that sets each value (`origins.origins`), as the files were read."""
         return origins(self.overrides, project=self.project)
 
     @cached_property
@@ -195,11 +192,15 @@ def compose(overrides: Sequence[str], *, project: Project, strict: bool = True) 
 def settle(
     cfg: DictConfig, overrides: Sequence[str], before: Any = None
 ) -> tuple[list[Problem], list[Problem]]:
-    """Replace shorthands by what they mean now: lists of monitored metrics, their modes, and the
-    runs or names that weights come from.
+    """Replace shorthands by their present meaning: monitors, their modes, and sources of weights.
 
-    `before` is the `evaluate.monitor` that the overrides replaced.
-    Returns what is wrong with the metrics, and with what is taken.
+    Args:
+        cfg: Changed in place.
+        overrides: The overrides of the command line.
+        before: The `evaluate.monitor` that the overrides replaced.
+
+    Returns:
+        Problems of the metrics and of the sources.
     """
     return monitors.settle(cfg, overrides, before), [
         *_settle_sources(cfg, "initialise.weights"),
@@ -208,7 +209,10 @@ def settle(
 
 
 def _has_choice_among_values(cfg: DictConfig) -> bool:
-    """Whether a file sets `dataset: digits` as a value; a choice belongs into the defaults list."""
+    """Return whether a file sets `dataset: digits` as a value.
+
+    A choice belongs into the defaults list.
+    """
     whole: Any = OmegaConf.to_container(cfg, resolve=False)
     return any(
         isinstance(whole[setting.name], str) and is_choice(whole[setting.name])
@@ -218,9 +222,7 @@ def _has_choice_among_values(cfg: DictConfig) -> bool:
 
 
 def _settle_sources(cfg: DictConfig, key: str) -> list[Problem]:
-    """Pin `run:RUN` and weights given as `hf:NAME` to what they mean now, so that the run can be
-    resumed or repeated with the same.
-    """
+    """Pin `run:RUN` and `hf:NAME` to their present meaning, which a resumed run reads again."""
     source: Any = OmegaConf.select(cfg, key, throw_on_resolution_failure=False)
     try:
         if isinstance(source, str) and source.startswith("run:"):
@@ -266,8 +268,9 @@ def parse(text: str, name: str = "config") -> Composed:
 
 @lru_cache(maxsize=16)
 def _parsed(text: str, name: str) -> bytes:
-    """The config, choices and label, pickled in this process and for it: commands read one several
-    times, and a copy takes a sixtieth of the time to parse.
+    """Return the config, choices and label, pickled in this process and for it.
+
+    Commands read a config several times, and unpickling takes a sixtieth of the time to parse.
     """
     require_modest(text, name, interpolations="none")
     try:
@@ -296,9 +299,7 @@ def _parsed(text: str, name: str) -> bytes:
 
 
 def dump(composed: Composed) -> str:
-    """Format the resolved config as YAML for `load`, with choices, label and references in its
-    first lines.
-    """
+    """Format the resolved config as YAML for `load`; its head has choices, label and references."""
     return dump_plain(
         OmegaConf.to_container(composed.cfg, resolve=True, enum_to_str=True), composed
     )

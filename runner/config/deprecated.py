@@ -1,6 +1,4 @@
-"""Settings that were renamed or removed: overrides and files of an older samewise get the new
-names, with a warning.
-"""
+"""Renames settings of an older samewise in overrides and files, with a warning."""
 
 from __future__ import annotations
 
@@ -25,14 +23,15 @@ def rename_overrides(overrides: Sequence[str]) -> list[str]:
 
 
 def rename_settings(config: DictConfig, place: str, under: str = "") -> DictConfig:
-    """What a file sets with the new names.
-
-    ConfigError with the message of a setting that was removed.
+    """Return the content of a file under the settings' new names.
 
     Args:
         config: The file's content.
         place: The file's name.
         under: The path under which Hydra puts the content.
+
+    Raises:
+        ConfigError: A setting was removed; with its message.
     """
     prefix = f"{under}." if under else ""
     renames = {old: new for old, new in DEPRECATED.items() if old.startswith(prefix)}
@@ -48,9 +47,7 @@ def rename_settings(config: DictConfig, place: str, under: str = "") -> DictConf
 
 
 def restore_names(config: dict[str, Any]) -> None:
-    """Give a plain config's settings the names that they had first, so that a new name changes no
-    fingerprint.
-    """
+    """Give settings of a plain config their first names: a rename changes no fingerprint."""
     for old, new in DEPRECATED.items():
         if " " not in new and (value := _take(config, new)) is not _ABSENT:
             _put(config, old, value)

@@ -1,5 +1,6 @@
-"""A run of an older samewise that is the same experiment but for settings that are new and have
-their defaults. Imports no component.
+"""Finds runs of another samewise that differ only in settings that are new and have defaults.
+
+Imports no component.
 """
 
 from __future__ import annotations
@@ -32,11 +33,10 @@ _ABSENT = "???"
 
 
 def as_trained(composed: Composed) -> Composed:
-    """The experiment as another version of samewise trained it, without the settings that are new
-    since; unchanged if it did not.
+    """Return the experiment as another version of samewise trained it, without newer settings.
 
-    A setting may be left out if it is an argument with its default: the same call is made without
-    it.
+    A setting may be left out if it is an argument with its default: the call stays the same.
+    Without such a run, the experiment is returned unchanged.
     """
     if not settings_are_sound(composed) or composed.folder.path.exists():
         return composed
@@ -94,8 +94,9 @@ def _runs_of_other_versions(root: Path) -> list[tuple[str, str, dict[str, Any]]]
 
 
 def _defaults_added(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """The settings that only the later of two configs has, if they are all that differs and change
-    nothing; otherwise none.
+    """Return the settings that only the later of two configs has.
+
+    Empty if anything else differs, or if one of them changes something.
     """
     added = dict[str, None]()
     for path, value, _ in differences(before, now):
@@ -111,9 +112,7 @@ def _defaults_added(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[s
 
 
 def _has_default(config: Mapping[str, Any], parts: list[str]) -> bool:
-    """Whether a value is an argument of one of samewise's components and its default, or only given
-    to other settings by reference.
-    """
+    """Return whether a value is a component's argument with its default, or only referred to."""
     above: Any = at(config, parts[:-1])
     target = above.get("_target_") if isinstance(above, Mapping) else _ABSENT
     if target is None:  # references are resolved, and compared where they lead

@@ -163,9 +163,7 @@ class FileFaults:
                 del whole[key]
 
     def _wrong_choice(self, entry: Any, group: str) -> Problem | None:
-        """The problem with an entry of the defaults list: its form, or a group or choice that does
-        not exist.
-        """
+        """Return the problem of an entry of the defaults list: its form, group or choice."""
         if isinstance(entry, str) and (
             written := re.fullmatch(r"(?:override\s+)?/?([\w/]+)[\s=]+([\w/.-]+)", entry.strip())
         ):
@@ -270,9 +268,7 @@ def place_in_config(package: str | None, name: str) -> str:
 
 
 def is_choice(value: Any) -> bool:
-    """Whether a value in a component's place is the name of a choice, or a list of names, rather
-    than a component.
-    """
+    """Return whether a value in a component's place is a choice's name, or a list of names."""
     names: Any = value if isinstance(value, list) and value else [value]
     return all(isinstance(name, str) and name != "???" and "${" not in name for name in names)
 

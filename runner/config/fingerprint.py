@@ -1,5 +1,4 @@
-"""An experiment's identity: the part of its config that can change a result and the user's code
-that it reaches, and the hash of both.
+"""An experiment's identity: what can change a result, in config and user code, and its hash.
 
 Imports neither torch nor mlflow, nor that code.
 """
@@ -66,7 +65,7 @@ COCO = "samewise.datasets.coco.COCO"
 
 
 def is_outside(path: str) -> bool:
-    """Whether a path's value cannot change a result, judging by the path alone."""
+    """Return whether a path's value cannot change a result, judging by the path alone."""
     parts = path.replace("@", ".").replace("/", ".").split(".")
     if parts[0] == "callbacks" and len(parts) > 1 and parts[1] in REPORTS:
         return True
@@ -76,8 +75,9 @@ def is_outside(path: str) -> bool:
 
 
 def finds_data(path: str) -> bool:
-    """Whether a path's value says where data are: it can change a result, though not the
-    fingerprint.
+    """Return whether a path's value locates data.
+
+    It can change a result, though not the fingerprint.
     """
     parts = path.split(".")
     return parts[0] == "dataset" and any(
@@ -106,9 +106,7 @@ def fingerprint_of(whole: dict[str, Any]) -> str:
 
 
 def combine(config: str, code: Mapping[str, Any]) -> str:
-    """An experiment's fingerprint: that of its config if it reaches no user code, otherwise of
-    both.
-    """
+    """Combine a config's fingerprint with that of the user code it reaches, if there is any."""
     text = json.dumps(
         {"config": config, "code": code}, sort_keys=True, separators=(",", ":"), ensure_ascii=True
     )
@@ -137,8 +135,9 @@ def reached_code(whole: Mapping[str, Any], packages: Sequence[str]) -> sources.C
 
 
 def identity(whole: dict[str, Any]) -> dict[str, Any]:
-    """A plain config without the settings that cannot change a result and without this machine's
-    paths. A missing value stays `???`.
+    """Return a plain config without settings that cannot change a result and without local paths.
+
+    A missing value stays `???`.
     """
     strategy: Any = whole.get("strategy")
     callbacks: Any = whole.get("callbacks")
@@ -165,8 +164,9 @@ def identity(whole: dict[str, Any]) -> dict[str, Any]:
 
 
 def _spell_out(config: dict[str, Any]) -> None:
-    """Write out defaults that have changed since an older version, so that what that version
-    trained with them stays a different experiment.
+    """Write out defaults that changed since an older version.
+
+    What that version trained with them stays a different experiment.
     """
     rules: Any = config.get("param_groups")
     for rule in (
@@ -185,8 +185,9 @@ def _spell_out(config: dict[str, Any]) -> None:
 
 
 def _remove_unchanged(config: dict[str, Any]) -> None:
-    """Remove settings that older versions did not have if they change nothing, so that what those
-    trained stays the same experiment.
+    """Remove settings that older versions lacked, where they change nothing.
+
+    What those versions trained stays the same experiment.
     """
     evaluate: Any = config.get("evaluate")
     if isinstance(evaluate, dict) and cast(dict[str, Any], evaluate).get("limit", 0) is None:
@@ -207,8 +208,9 @@ def _remove_unchanged(config: dict[str, Any]) -> None:
 
 
 def _remove_same_classes(dataset: Any) -> None:
-    """Remove where a COCO file's classes come from if it is the training's file: without it, the
-    files of an older version's run had the same ones.
+    """Remove the source of a COCO file's classes where it is the training's file.
+
+    Files of an older version's run, which lack the setting, had the same classes.
     """
     splits = (
         {
@@ -247,8 +249,9 @@ def _only_reports(callback: Any) -> bool:
 
 
 def _content(weights: Any) -> Any:
-    """Replace a file, a checkpoint's folder or an entry of Hugging Face's cache by a digest of its
-    content; other values (a published name, None) stay.
+    """Replace a file, a checkpoint's folder or a Hugging Face cache entry by its content's digest.
+
+    Other values (a published name, None) stay.
     """
     if not isinstance(weights, str):
         return weights

@@ -1,5 +1,4 @@
-"""The comments at the head of a run's config.yaml: the choice of each group, a short label of the
-overrides, and which values referred to others.
+"""The comments at the head of a run's config.yaml: choices, a label, and references.
 
 Imports neither torch nor mlflow.
 """
@@ -44,10 +43,12 @@ def read(text: str) -> tuple[dict[str, str], str]:
 
 
 def read_references(text: str) -> dict[str, str] | None:
-    """What each value that is a copy of others was written as (`{"dataset.train.root":
-    "${dataset.root}"}`); None if the config does not say.
+    """Return the text of each reference (`{"dataset.train.root": "${dataset.root}"}`).
 
-    ValueError if the line is not one that `write` writes.
+    None if the config does not record them.
+
+    Raises:
+        ValueError: The line is not one that `write` writes.
     """
     line = next((line for line in text.split("\n", 3)[:3] if line.startswith(_REFERENCES)), None)
     if line is None:

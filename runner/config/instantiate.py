@@ -1,8 +1,7 @@
-"""The only place where a `_target_` becomes an object, so that a config from someone else cannot
-run a command.
+"""Makes objects of `_target_`s; the only place that does, so that a config cannot run a command.
 
-What a `_target_` may name: what its place in the config takes (`slots`), *defined in* one of the
-packages for that place, and reached through nothing but modules of these packages. So
+A `_target_` may name a class or function of the kind that its place takes (`slots`), *defined in*
+one of the packages for that place, and reached through nothing but modules of these packages. So
 `torch.os.system`, `torch.load` and `torchvision.datasets.utils.download_url` are refused, as is a
 launcher among the callbacks.
 """
@@ -151,9 +150,7 @@ def _build(
 
 @contextmanager
 def _refuse_empty_weights(arguments: Mapping[str, Any]) -> Generator[None]:
-    """Make an error of torch's warning about weights without elements, if one of the arguments may
-    be the cause.
-    """
+    """Raise torch's warning about weights without elements if an argument may cause it."""
     if not any(map(is_below_one, arguments.values())):
         yield
         return
@@ -458,7 +455,7 @@ def _refusal(
 
 
 def _has_module(package: str, name: str) -> bool:
-    """Whether a declared package contains such a module. Only its parent packages are run."""
+    """Return whether a declared package contains a module. Only its parent packages are run."""
     try:
         spec = importlib.util.find_spec(package)
     except (ImportError, ValueError):
@@ -536,7 +533,7 @@ def _failure(
 
 
 def _is_unusual(value: Any, default: Any) -> bool:
-    """Whether a number that is no size differs from the argument's default.
+    """Return whether a number that is no size differs from the argument's default.
 
     A share, such as that of dropout, may be 0.
     """

@@ -38,11 +38,10 @@ Members = dict[Any, list[str]]
 
 
 def project_schemas(project: Project) -> tuple[dict[str, Schema], list[Problem]]:
-    """The schemas by name: `experiment` (the root and every `@package _global_` file), each group
-    that is a key of the root, and `definitions`.
+    """Return the JSON schemas of a project's files by name, and the problems of those files.
 
-    And what is wrong with the project's own files, or with components that they name: nothing is
-    known of their arguments.
+    The names are `experiment` (the root and every `@package _global_` file), each group that is a
+    key of the root, and `definitions`. Arguments of components with problems are unknown.
     """
     writer = Writer(project)
     definitions = {_id(name): definition for name, definition in writer.definitions().items()}
@@ -291,9 +290,7 @@ class Writer:
         return self._changes_schema(group) if group in slots.KINDS else None
 
     def _meaning(self, path: str) -> Schema:
-        """The description of an argument that gets the value at a path as it is, or else what a
-        file says of it.
-        """
+        """Return the description of the argument that gets the value at a path, or the file's."""
         takers = [
             self.found[name]["properties"].get(argument, {})
             for name, argument in self.taken_by.get(path, ())

@@ -1,6 +1,4 @@
-"""A component's arguments as JSON Schema: names, types and descriptions, by the rules of
-`annotations`.
-"""
+"""A component's arguments as JSON Schema: names, types and descriptions (see `annotations`)."""
 
 from __future__ import annotations
 
@@ -210,8 +208,9 @@ def description(component: Any) -> str:
 
 
 def arguments(component: Any) -> dict[str, str]:
-    """The descriptions of arguments: of a class and its bases, or of a function and the class that
-    it returns; the nearest counts.
+    """Return descriptions of arguments: of a class and its bases, or a function and its product.
+
+    The nearest counts.
     """
     returned = (
         component

@@ -1,6 +1,4 @@
-"""Limits what data sets of the libraries and of samewise may do while they are created: download
-known files only.
-"""
+"""Limits the data sets of libraries while they are created: they may download known files only."""
 
 from __future__ import annotations
 

@@ -63,12 +63,12 @@ _RESOLVERS = (
 
 @dataclass(frozen=True)
 class ConfigFile:
-    """What a config file says.
+    """The content of a config file.
 
     Args:
-        path: Where it is; None: the schema, which is not a file.
-        is_project: Whether it is in a config folder of the project's, not in samewise's.
-        package: Where its values belong (`# @package _global_`); None: under the name of its group.
+        path: The file's path; None: the schema, which is not a file.
+        is_project: True for a file of the project's config folders, not of samewise's.
+        package: The package of its values (`# @package _global_`); None: the name of its group.
         defaults: Its defaults list.
         config: Its other values, with their references.
     """
@@ -100,11 +100,11 @@ class Loader:
         self._selected = dict[tuple[str, ...], Any]()
 
     def is_config(self, name: str) -> bool:
-        """Whether there is such a config."""
+        """Return whether a config of this name exists."""
         return name in (SCHEMA, _SETTINGS) or any(self._find(name))
 
     def is_group(self, name: str) -> bool:
-        """Whether there is such a group: a folder."""
+        """Return whether a group (a folder) of this name exists."""
         return _is_inside(name) and any((folder / name).is_dir() for folder in self._folders)
 
     def choices_of(self, group: str) -> list[str]:
@@ -191,8 +191,11 @@ class Loader:
         )
 
     def select(self, overrides: Sequence[str]) -> Any:
-        """What overrides select, as Hydra describes it: the configs in their order of merging
-        (`defaults`), the overrides of values (`config_overrides`).
+        """Select configs for overrides, as Hydra does.
+
+        Returns:
+            The configs in their order of merging (`defaults`) and the overrides of values
+            (`config_overrides`).
         """
         key = tuple(overrides)
         if key not in self._selected:
@@ -215,8 +218,9 @@ class Loader:
         }
 
     def chooses_several(self, overrides: Sequence[str]) -> bool:
-        """Whether a list may have chosen several of a group that takes one choice: Hydra then lists
-        no choice for it.
+        """Return whether a list may have chosen several of a group that takes one choice.
+
+        Hydra then lists no choice for it.
         """
         return any(
             group not in self.select(overrides).overrides.known_choices for group in ONE_CHOICE
@@ -264,9 +268,7 @@ class Loader:
 
 
 def faults_in_files(loader: Loader) -> FileFaults:
-    """The faults in config files that this loader finds, given its groups and those in the root's
-    defaults list.
-    """
+    """Return a collector of faults in config files, for the loader's groups and root defaults."""
     chosen = read_yaml(loader.text_of(ROOT))["defaults"]
     return FileFaults(
         loader.groups(),
@@ -399,17 +401,16 @@ def _library() -> Path:
 
 @cache
 def _schema() -> bytes:
-    """The schema, pickled in this process and for it: a copy with copy.deepcopy takes three times
-    as long.
+    """Return the schema, pickled in this process and for it.
+
+    copy.deepcopy takes three times as long as unpickling.
     """
     return pickle.dumps(OmegaConf.structured(Experiment), pickle.HIGHEST_PROTOCOL)
 
 
 @lru_cache(maxsize=1000)
 def _parsed(file: str, text: str) -> bytes:
-    """The package, the defaults list and the values of a file with this text, pickled for the same
-    reason.
-    """
+    """Return the package, defaults list and values of a file's text, pickled as in `_schema`."""
     values: Any = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
     defaults = values.pop("defaults", []) if isinstance(values, dict) else []
     return pickle.dumps(

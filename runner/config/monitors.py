@@ -37,7 +37,7 @@ _COMMON = (
 
 
 def mode_of(metric: str) -> Mode | None:
-    """Which direction is better for a metric, if its name tells."""
+    """Return the better direction of a metric, if its name tells."""
     return (
         Mode.min
         if LESS_IS_BETTER.search(metric)
@@ -48,11 +48,13 @@ def mode_of(metric: str) -> Mode | None:
 
 
 def settle(cfg: DictConfig, overrides: Sequence[str] = (), before: Any = None) -> list[Problem]:
-    """Keep the first of several metrics in `evaluate.monitor`, move the others to `evaluate.also`,
-    and set the mode of each by its name.
+    """Keep the first metric in `evaluate.monitor`, move others to `evaluate.also`, set their modes.
 
-    `cfg` is changed in place. A monitor among the overrides is given its own mode: that in a file
-    belongs to the file's monitor, which is `before`.
+    Args:
+        cfg: Changed in place.
+        overrides: The overrides of the command line.
+        before: The file's own monitor, to which the file's mode belongs. A monitor among the
+            overrides gets the mode of its own name.
     """
     earlier = [
         str(name)

@@ -25,9 +25,7 @@ _SCHEMA, _OVERRIDE = "samewise's runner/config/schema.py", "override "
 
 @dataclass(frozen=True)
 class FileValue:
-    """A value set by a config file (`optimizer/sgd` in Hydra's notation), its path, and the file
-    and line as in `origins`.
-    """
+    """A value that a config file (`optimizer/sgd`, as Hydra writes it) sets, and its place."""
 
     config: str
     path: str
@@ -102,8 +100,9 @@ def values_of(loader: Loader, chosen: Sequence[ResultDefault]) -> Iterator[FileV
 
 
 def origin_of(path: str, set_by: Mapping[str, str]) -> str:
-    """The origin of a value, or of the reference that leads to it: `mean: ${dataset.mean}` stands
-    for all numbers of the mean.
+    """Return the origin of a value, or of the reference that leads to it.
+
+    `mean: ${dataset.mean}` stands for all numbers of the mean.
     """
     while path and path not in set_by:
         path = path.rpartition(".")[0]
@@ -129,7 +128,7 @@ def locate_problems(
 
 
 def set_at(path: str, set_by: Mapping[str, str]) -> str:
-    """Where a value is set; for a missing value or a part, where its container is set."""
+    """Return where a value is set; for a missing value or a part, where its container is set."""
     while path:
         inner = [key for key in set_by if key.startswith(f"{path}.")]
         for key in (path, f"{path}._target_", *inner[:1]):

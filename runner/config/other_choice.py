@@ -1,8 +1,8 @@
-"""What an experiment file sets for its choice of a group, if a different choice is made: on the
-command line, or by an experiment that builds on it.
+"""Settles an experiment file's settings for a group whose choice is replaced by another.
 
-What the other choice's file does not set is left out of the config; the rest stays, as Hydra has
-it. Both are reported. Only files decide, so that composing imports no component.
+The command line or an experiment that builds on the file may choose another. Settings that the
+other choice's file does not have are left out of the config; the rest stays, as Hydra has it. Both
+are reported. Only files decide, so that composing imports no component.
 """
 
 from __future__ import annotations
@@ -55,8 +55,9 @@ class Change:
 
 
 def changes(loader: Loader, overrides: Sequence[str], experiment: str | None) -> list[Change]:
-    """The groups for which the (valid) overrides choose another option and below which the file of
-    `experiment=` sets something.
+    """Return the groups whose choice is replaced and for which `experiment=` has settings.
+
+    The overrides must be valid.
     """
     chosen_by_user = {
         group: names
@@ -243,7 +244,7 @@ def _kept_caution(change: Change, retained: Sequence[FileValue]) -> Problem:
 
 
 def _is_news(value: FileValue, change: Change) -> bool:
-    """Whether a kept value can change a result and differs from what the choice sets anyway."""
+    """Return whether a kept value can change a result and differs from the choice's own."""
     other = change.alternatives.get(value.path)
     return not is_outside(value.path) and (
         other is None or (other.value != value.value and "/" in other.config)
@@ -316,8 +317,9 @@ class _Choices:
 
 
 def _may_matter(loader: Loader, file: str, chosen: Mapping[str, tuple[str, ...]]) -> bool:
-    """Whether an experiment's file sets something below a chosen group, or builds on another
-    experiment. Quick: most commands end here.
+    """Return whether an experiment's file has settings below a chosen group, or builds on another.
+
+    Quick, since most commands end here.
     """
     read = loader.read(file)
     if any(

@@ -170,8 +170,9 @@ def several_choices(group: str, names: Any) -> Problem | None:
 def remove_split_overrides(
     overrides: Sequence[str], parser: OverridesParser
 ) -> tuple[list[str], list[Problem]]:
-    """The overrides without those that a shell has split at the spaces of a list (`metrics=[f1,
-    auroc]`, `seed=1, 2`), and a problem for each.
+    """Remove overrides that a shell split at the spaces of a list, with a problem for each.
+
+    Examples are `metrics=[f1, auroc]` and `seed=1, 2`.
     """
     rest, whole, problems = list(overrides), list[str](), list[Problem]()
     while rest:
@@ -219,8 +220,9 @@ _MOST_PARTS = 20
 
 
 def _end_of_values(parts: Sequence[str]) -> int:
-    """How many arguments form one override whose values are separated by commas and spaces
-    (`seed=1, 2`); 1 if the first is complete.
+    """Return how many arguments form one override with comma-separated values (`seed=1, 2`).
+
+    1 if the first is complete.
     """
     end = 1
     while "=" in parts[0] and not re.search(r"[\[{(]", parts[0]) and end < len(parts):
@@ -231,7 +233,7 @@ def _end_of_values(parts: Sequence[str]) -> int:
 
 
 def _is_split(parts: Sequence[str], parser: OverridesParser) -> bool:
-    """Whether some arguments form one override: the first opens a bracket that the last closes."""
+    """Return whether the last of these arguments closes a bracket that the first opens."""
     joined = " ".join(parts)
     if "=" not in parts[0] or not any(
         parts[0].count(opened) > parts[0].count(closed) and parts[-1].endswith(closed)
@@ -245,8 +247,9 @@ def _is_split(parts: Sequence[str], parser: OverridesParser) -> bool:
 
 
 def has_several_values(text: str) -> bool:
-    """Whether an override has several values, which makes a sweep: `a=1,2`, `range(1,5)`,
-    `choice(...)`, `glob(...)`, `interval(...)`.
+    """Return whether an override makes a sweep.
+
+    Examples: `a=1,2`, `range(1,5)`, `choice(...)`, `glob(...)`, `interval(...)`.
     """
     if not re.search(r"[,(]", text):
         return False
@@ -331,8 +334,9 @@ def unreadable(text: str, error: Exception) -> Problem:
 
 @cache
 def _open_settings() -> tuple[str, ...]:
-    """Settings whose keys are the user's own (`tracking.tags`, `evaluate.also`), as patterns: a key
-    of theirs is added as it is set, without a +.
+    """Return patterns of settings whose keys are the user's own (`tracking.tags`, `evaluate.also`).
+
+    Such a key is added without a +.
     """
     sections = get_type_hints(schema.Experiment)
     own = [

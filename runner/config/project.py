@@ -1,5 +1,6 @@
-"""The user's project: which packages a config may name, where its configs are, and what is trained
-by default. Never read from a composed config.
+"""The user's project: packages a config may name, config folders, and the default experiment.
+
+Never read from a composed config.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ _KEYS = ("packages", "configs", "experiment")
 
 @dataclass(frozen=True)
 class Project:
-    """What the user, not a config, declares as trusted besides samewise.
+    """Declarations of the user, not of a config: what is trusted besides samewise.
 
     Args:
         root: The folder of the project's pyproject.toml, or else the current folder.
         packages: Importable packages that a `_target_` may name.
         configs: Config folders, searched before samewise's own.
-        outside_configs: Those of them that --config-dir names, which need not be the user's own.
+        outside_configs: Folders of `--config-dir` among them, which need not be the user's own.
         experiment: The choice of `experiment=` if the command line makes none; empty: none.
     """
 
@@ -40,8 +41,9 @@ class Project:
     experiment: str = ""
 
     def with_experiment(self, overrides: Sequence[str]) -> list[str]:
-        """The overrides by their current names, preceded by the project's default experiment if
-        they choose none.
+        """Return the overrides by their current names, after the project's default experiment.
+
+        The default is left out if the overrides choose an experiment.
         """
         chosen = not self.experiment or any(
             re.match(r"[+~]*experiment($|[=@])", text) for text in overrides
@@ -162,8 +164,9 @@ def _wrong_settings(file: Path, table: Mapping[str, Any]) -> list[Problem]:
 
 
 def _foreign_file(file: Path, here: Path) -> list[Problem]:
-    """The problem if the file belongs to another user and is above the current folder or where
-    anyone can write, such as /tmp: its packages would be run.
+    """Return the problem if another user owns the project file where anyone can write, as in /tmp.
+
+    Its packages would be run.
     """
     owner, is_anybodys = file.stat().st_uid, bool(file.parent.stat().st_mode & stat.S_IWOTH)
     if owner in (os.getuid(), 0) or (file.parent == here and not is_anybodys):

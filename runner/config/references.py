@@ -1,8 +1,8 @@
-"""References of a config, `${...}`: limits the size of what they come to, since a few lines, each
-repeating another value twice, can exceed any memory.
+"""References of a config (`${...}`), and the limit on the size of their values.
 
-A run's config.yaml is resolved; which values were copies of others is written in its head
-(`header`), so that an override changes the copies too.
+A few lines, each repeating another value twice, can exceed any memory. A run's config.yaml is
+resolved; its head records which values were copies (`header`), so that an override changes the
+copies too.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ config may come from somebody else."""
 
 
 def find_references(cfg: DictConfig) -> dict[str, str]:
-    """What each value that refers to others only was written as, by path."""
+    """Return the text of each value that only refers to others, by path."""
     references = dict[str, str]()
     _collect(OmegaConf.to_container(cfg, resolve=False), (), references)
     return references
@@ -68,10 +68,11 @@ def _refers_only(text: str) -> bool:
 
 
 def restore_references(cfg: DictConfig, references: Mapping[str, str]) -> None:
-    """Make values of a resolved config references again, as far as they still equal what they refer
-    to.
+    """Turn values of a resolved config back into references, where they still equal their source.
 
-    ValueError if they would change another value; ConfigError as in `require_modest_references`.
+    Raises:
+        ValueError: They would change another value.
+        ConfigError: See `require_modest_references`.
     """
     values = plain(cfg)
     restored = {
@@ -102,8 +103,11 @@ _ABSENT = object()
 
 
 def require_modest_references(cfg: DictConfig) -> None:
-    """Raise a ConfigError if the config, resolved, would have over `VALUES` values or be larger
-    than `LARGEST`, or if it chains over `LINKS` references.
+    """Check the size of the resolved config.
+
+    Raises:
+        ConfigError: It would have over `VALUES` values, be larger than `LARGEST`, or chain over
+            `LINKS` references.
     """
     whole = OmegaConf.to_container(cfg, resolve=False)
     sizes = dict[tuple[str, ...], tuple[int, int, int]]()
@@ -173,8 +177,9 @@ def _measure(
 def _follow(
     whole: Any, path: tuple[str, ...], text: str, sizes: dict[tuple[str, ...], tuple[int, int, int]]
 ) -> tuple[list[tuple[int, int, int]], str]:
-    """The size of each reference in a text, innermost first, since its value may be part of
-    another's path; and the remaining text.
+    """Return the size of each reference in a text, and the remaining text.
+
+    The innermost comes first, since its value may be part of another's path.
     """
     parts = list[tuple[int, int, int]]()
     while match := _INNERMOST.search(text):

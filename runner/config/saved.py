@@ -161,7 +161,7 @@ def _list_above(cfg: DictConfig, key: str) -> str:
 
 
 def _is_open(cfg: DictConfig, path: str) -> bool:
-    """Whether keys may be added there: to a component, not to samewise's own settings."""
+    """Return whether keys may be added at a path: to components, not to samewise's own settings."""
     return (
         bool(path)
         and isinstance(OmegaConf.select(cfg, path), DictConfig)
@@ -170,9 +170,7 @@ def _is_open(cfg: DictConfig, path: str) -> bool:
 
 
 def _cautions_of_copies(whole: Any, overrides: Sequence[str]) -> Iterator[Problem]:
-    """What an override of a config that does not say which values referred to others may leave as
-    it was.
-    """
+    """Warn of copies that an override leaves unchanged where the config records no references."""
     values, changed = (
         dict(flat(whole)),
         dict.fromkeys(override.partition("=")[0] for override in overrides),
@@ -208,8 +206,9 @@ def _merge_labels(before: str, after: str) -> str:
 
 
 def satisfies(folder: RunFolder, saved: Composed, cfg: DictConfig) -> bool:
-    """Whether a finished run with the same fingerprint, whose config is `saved`, is what `cfg`
-    requests: the same data paths, and no other device.
+    """Return whether a finished run of the same fingerprint satisfies a request.
+
+    Its config is `saved`; `cfg` must have the same data paths and no other device.
     """
     device = (read_json(folder.environment, shapes.ENVIRONMENT) or {}).get("device", {}).get("kind")
     same_data = (

@@ -27,7 +27,7 @@ class Device(StrEnum):
 
 
 class Mode(StrEnum):
-    """Which direction of a metric is better."""
+    """Better direction of a metric."""
 
     min = "min"
     max = "max"
@@ -41,7 +41,7 @@ class MemoryFormat(StrEnum):
 
 
 class CompileMode(StrEnum):
-    """What torch.compile does with the model."""
+    """Mode of torch.compile."""
 
     off = "off"
     default = "default"
@@ -50,10 +50,7 @@ class CompileMode(StrEnum):
 
 @dataclass
 class Compile:
-    """Whether and how torch.compile compiles the model for the training step.
-
-    Evaluations run the uncompiled model.
-    """
+    """Settings of torch.compile for the training step. Evaluations run the uncompiled model."""
 
     mode: CompileMode = CompileMode.off
     """off, default, or max: search for the fastest kernels. Compiling changes the bits, so it is
@@ -68,7 +65,7 @@ class Compile:
 
 @dataclass
 class Loader:
-    """How samples are loaded. Only `shuffle`, `drop_last` and `order` can change a result."""
+    """Settings of loading. Only `shuffle`, `drop_last` and `order` can change a result."""
 
     num_workers: int = 0
     """Processes that load samples; 0: load them in the main process. Any number gives the same
@@ -146,7 +143,7 @@ class Trace:
 
 @dataclass
 class Tracking:
-    """Where metrics, configs and pictures are sent. Does not change the result."""
+    """Settings of tracking: where metrics, configs and pictures go. They change no result."""
 
     enabled: bool = True
     """Log to a tracking store; false: the run's folder is the only record."""

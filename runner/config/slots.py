@@ -1,11 +1,9 @@
-"""What each place of a config accepts: one kind of component, from certain packages.
+"""Places of a config and the kind of component that each accepts, from certain packages.
 
-Nothing else is ever called.
-
-A place is known by its path. A component may have further components among its arguments; they are
-of the kinds that its place names as `parts`. A target is a public class of that kind, or a function
-that says that it returns one (`def net(width: int) -> nn.Module`); never a method.
-tests/security/reachable.txt lists all of them.
+Nothing else is ever called. A place is known by its path. A component may have further components
+among its arguments; they are of the kinds that its place names as `parts`. A target is a public
+class of that kind, or a function annotated to return one (`def net(width: int) -> nn.Module`);
+never a method. tests/security/reachable.txt lists all of them.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ class Kind:
     functions: bool = False
 
     def includes(self, cls: type) -> bool:
-        """Whether a class is of this kind."""
+        """Return whether a class is of this kind."""
         if not self.base:
             own = [base for base in cls.__mro__ if not _is_torch_dataset(base)]
             return all(any(name in vars(base) for base in own) for name in self.methods)
@@ -156,9 +154,7 @@ def kinds_at(path: str) -> tuple[Kind, ...]:
 
 
 def place_at(path: str) -> str | None:
-    """The place, as written in `KINDS`, whose component is built for this path itself, not as an
-    argument of another.
-    """
+    """Return the place, as written in `KINDS`, whose own component is at this path."""
     return next((slot for slot in KINDS if re.fullmatch(_expression(slot), path)), None)
 
 
@@ -168,7 +164,7 @@ def packages_at(path: str) -> tuple[str, ...]:
 
 
 def place_of(target: str) -> tuple[Kind, str] | None:
-    """Where one of samewise's own targets belongs: (its kind, the place)."""
+    """Return the kind and the place of one of samewise's own targets."""
     return next(
         (
             (kind, place)
@@ -182,7 +178,7 @@ def place_of(target: str) -> tuple[Kind, str] | None:
 
 
 def takes(path: str, located: Any, own: Sequence[str]) -> bool:
-    """Whether the mapping at a path accepts a class or function as its `_target_`."""
+    """Return whether the mapping at a path accepts a class or function as its `_target_`."""
     if (
         isinstance(located, type)
         and within(located.__module__, own)
@@ -194,7 +190,7 @@ def takes(path: str, located: Any, own: Sequence[str]) -> bool:
 
 
 def _is(kind: Kind, located: Any, own: Sequence[str] = ()) -> bool:
-    """Whether a class or function is of a kind and from an allowed package."""
+    """Return whether a class or function is of a kind and from an allowed package."""
     if not isinstance(located, type | types.FunctionType) or located.__name__.startswith("_"):
         return False
     home = str(located.__module__)
@@ -237,7 +233,7 @@ def return_class(function: Callable[..., Any]) -> type | None:
 
 
 def within(name: str, packages: Sequence[str]) -> bool:
-    """Whether a dotted name is in one of the packages."""
+    """Return whether a dotted name is in one of the packages."""
     return any(name == package or name.startswith(package + ".") for package in packages)
 
 
@@ -247,8 +243,9 @@ def describe_kinds(path: str) -> str:
 
 
 def known_slots() -> dict[tuple[Kind, Any], list[str]]:
-    """Everything that a config can call, except from the user's packages, by kind: all names of
-    each, the shortest first.
+    """Return everything that a config can call, by kind, except from the user's packages.
+
+    Each has all its names, the shortest first.
     """
     slots = dict[tuple[Kind, Any], list[str]]()
     for kind in dict.fromkeys(

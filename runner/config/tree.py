@@ -86,12 +86,10 @@ def without(node: dict[str, Any], outside: frozenset[str], under: str = "") -> A
 def differences(
     a: DictConfig | Mapping[str, Any], b: DictConfig | Mapping[str, Any]
 ) -> list[tuple[str, Any, Any]]:
-    """Where two configs differ: (path, value in `a`, value in `b`), sorted by path.
+    """Return the differences of two configs: (path, value in `a`, value in `b`), sorted by path.
 
-    `???` where one lacks the key.
-
-    What only one has in a mapping or list is told by its own path, and not that the other's is
-    empty.
+    A missing key's value is `???`. A mapping or list that only one has is compared by its paths,
+    not with the other's emptiness.
     """
     before, right = (
         dict(flat(plain(side) if isinstance(side, DictConfig) else side)) for side in (a, b)
@@ -183,5 +181,5 @@ def _resolved(cfg: Any, path: tuple[Any, ...], content: Any) -> Any:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two values are of one type and equal; NaN is equal to itself."""
+    """Return whether two values are of one type and equal; NaN equals itself."""
     return type(a) is type(b) and (a == b or (a != a and b != b))

@@ -34,8 +34,9 @@ def read_yaml(text: str) -> Any:
 
 
 def write_yaml(value: Any, **style: Any) -> str:
-    """The YAML text of plain values, in their order, with quotes around text that some reader takes
-    for a number or a boolean.
+    """Return the YAML text of plain values, in their order.
+
+    Text that some reader takes for a number or a boolean is quoted.
 
     Args:
         value: Mappings, lists and scalars.
@@ -69,10 +70,10 @@ def _is_number(text: str) -> bool:
 
 
 def require_modest(text: str, name: str, *, interpolations: Interpolations = "all") -> None:
-    """Raise a ConfigError if the text has too many values, is nested too deeply, or has a `${...}`
-    that is not allowed.
+    """Check the size, nesting and interpolations of a YAML text. Text that is no YAML passes.
 
-    What is no YAML at all is left to who reads it.
+    Raises:
+        ConfigError: Too many values, nested too deeply, or a `${...}` that is not allowed.
     """
     try:
         _count(_events(text), name, interpolations)
@@ -150,9 +151,7 @@ def _require_plain(value: str, name: str, interpolations: Interpolations) -> Non
 
 
 def _is_refused(value: str) -> bool:
-    """Whether an interpolation is left once those that refer to values of the config are removed,
-    innermost first.
-    """
+    """Return whether an interpolation is left once those that refer to the config are removed."""
     reduced = ""
     while reduced != value:
         reduced, value = value, _OWN.sub("x", value)

@@ -1,4 +1,4 @@
-"""What users subclass: a recipe, its scores, a callback, a batch transform.
+"""Classes that users subclass: a recipe, its scores, a callback, a batch transform.
 
 Recipes and data sets import this package and `errors` only.
 """

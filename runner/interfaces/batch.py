@@ -1,4 +1,4 @@
-"""What a recipe and a transform get: a batch, and the names of its labels."""
+"""The batch that a recipe and a transform get, and the names of its labels."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ def batch_size(batch: Batch) -> int:
 
 
 def class_names(dataset: Any) -> list[str]:
-    """`classes` of a data set, or of the one that it wraps (`torch.utils.data.Subset` and the
-    like); empty if there are none.
+    """Return `classes` of a data set, or of the one that it wraps; empty if there are none.
+
+    `torch.utils.data.Subset` is one that wraps another.
     """
     return [str(name) for name in of_labels(dataset, "classes")]
 

@@ -15,19 +15,19 @@ from samewise.runner.errors import Problem
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an optimizer step came to.
+    """The outcome of an optimizer step.
 
     Args:
-        step: Counts from 1.
-        losses: By name, the loss and its parts (an accuracy among them), each the mean over what
-            the recipe counts.
-        count: How much that was.
+        step: The step's number, from 1.
+        losses: The loss and its parts (an accuracy among them) by name, each the mean over the
+            items that the recipe counts.
+        count: Number of items the means are taken over.
         gradient_norms: The 2-norm of each phase's gradient before clipping, by name, in the order
             of the phases: `gradient_norm`, `generator/gradient_norm`.
-        batch: A digest of the batch as it was loaded; 0 if the step is not traced.
-        inputs: A digest of it as the model got it.
-        samples: Of the batch, over all replicas: with `loader.drop_last=false` the last of an epoch
-            has fewer.
+        batch: Digest of the batch as it was loaded; 0 if the step is not traced.
+        inputs: Digest of the batch as the model got it.
+        samples: Number of samples of the batch over all replicas; with `loader.drop_last=false`
+            the last batch of an epoch has fewer.
     """
 
     step: int
@@ -45,9 +45,9 @@ class Outcome:
 
 
 class RunView(Protocol):
-    """What a callback sees of a run.
+    """A callback's view of the run.
 
-    What it is given is its own: nothing that it does with it reaches what trains.
+    Everything it returns is a copy: changes do not reach training.
     """
 
     @property
@@ -78,12 +78,12 @@ class RunView(Protocol):
 
     @property
     def samples(self) -> int:
-        """Of the training split."""
+        """Number of samples of the training split."""
         ...
 
     @property
     def parameters(self) -> int:
-        """How many numbers the model has to learn."""
+        """Number of trainable weights of the model."""
         ...
 
     @property
@@ -98,19 +98,17 @@ class RunView(Protocol):
 
     @property
     def left_out(self) -> str:
-        """What an evaluation takes of the validation split, in words, if `evaluate.limit` leaves
-        something out; otherwise empty.
-        """
+        """The part of the validation split that `evaluate.limit` takes; empty: all of it."""
         ...
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        """Of the last evaluation; names carry their split."""
+        """Metrics of the last evaluation; names carry their split."""
         ...
 
     @property
     def best(self) -> Mapping[str, float]:
-        """Of the best evaluation by `evaluate.monitor`, with its `step`; empty before the first."""
+        """Metrics of the best evaluation by `evaluate.monitor`, with its `step`; empty at first."""
         ...
 
     @property
@@ -125,22 +123,22 @@ class RunView(Protocol):
 
     @property
     def is_main(self) -> bool:
-        """Whether this process is the one that logs, draws and writes."""
+        """True in the process that logs, draws and writes."""
         ...
 
     @property
     def is_saved(self) -> bool:
-        """Whether there is a checkpoint of the current step."""
+        """True if a checkpoint of the current step exists."""
         ...
 
     @property
     def is_over(self) -> bool:
-        """Whether no step is left, or a callback ends training."""
+        """True if no step is left, or a callback ends training."""
         ...
 
     @property
     def is_stopping(self) -> bool:
-        """Whether this process was asked to stop, by a signal or by `interrupt`."""
+        """True if a signal or `interrupt` asked this process to stop."""
         ...
 
     @property
@@ -149,7 +147,7 @@ class RunView(Protocol):
         ...
 
     def learning_rates(self) -> Mapping[str, Sequence[float]]:
-        """Of each phase's parameter groups, without repeats, in order."""
+        """Learning rates of each phase's parameter groups, without repeats, in order."""
         ...
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -160,9 +158,7 @@ class RunView(Protocol):
         ...
 
     def copy_model(self) -> nn.Module:
-        """A copy of the model with the same layout, sharded if the model is: for an average of its
-        weights.
-        """
+        """Copy the model with its layout (sharded if the model is), to average its weights."""
         ...
 
     def log(self, metrics: Mapping[str, float]) -> None:
@@ -184,8 +180,9 @@ class RunView(Protocol):
         ...
 
     def interrupt(self, reason: str) -> None:
-        """Have the run save and stop after this step, in all its processes, to be resumed by the
-        same command. `stop_reason` ends it for good.
+        """Save and stop after this step, in all processes; the same command resumes the run.
+
+        `stop_reason` ends the run for good.
         """
         ...
 
@@ -216,36 +213,34 @@ class Callback(abc.ABC):
         return None
 
     def watched_metrics(self) -> Mapping[str, str]:
-        """By argument: the metrics of evaluations by which it decides during training (`{"monitor":
-        "valid/loss"}`).
+        """Metrics of evaluations that decide something during training, by argument.
 
-        If one is not computed, `check` and the start of a training report it.
+        For example `{"monitor": "valid/loss"}`. `check` and the start of a training report a metric
+        that is not computed.
         """
         return {}
 
     def models(self) -> Mapping[str, nn.Module]:
-        """Further models to evaluate in addition to the trained one, by prefix (`{"ema": averaged}`
-        gives `ema/valid/accuracy`).
+        """Models to evaluate besides the trained one, by prefix.
 
-        `on_build` makes them: `samewise eval` and others call this, and `load_state_dict`, without
-        `on_start`.
+        `{"ema": averaged}` gives `ema/valid/accuracy`. `on_build` makes them: `samewise eval` and
+        others call this, and `load_state_dict`, without `on_start`.
         """
         return {}
 
     def weights(self, state: Mapping[str, Any]) -> Mapping[str, Mapping[str, Tensor]]:
-        """The weights of `models`, by the same names, out of what `state_dict` gave: for `samewise
-        predict`, which makes no run.
+        """Return the weights of `models`, by the same names, out of a `state_dict`.
+
+        `samewise predict` calls it, which makes no run.
         """
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs: tensors and plain values only."""
+        """Return the state that a resumed run needs: tensors and plain values only."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back what `state_dict` gave."""
 
     def forget_evaluations(self) -> None:
-        """Forget what evaluations gave: the run continues one that measured something else
-        (`resume_from`).
-        """
+        """Forget past evaluations: the run continues (`resume_from`) one with other metrics."""

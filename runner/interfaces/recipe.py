@@ -1,4 +1,4 @@
-"""What a task is: its loss, its evaluation, its predictions."""
+"""A task: its loss, its evaluation, its predictions."""
 
 from __future__ import annotations
 
@@ -19,17 +19,16 @@ from samewise.runner.interfaces.results import MeanLosses, Prediction, Scores
 
 @dataclass(frozen=True)
 class Loss:
-    """What a micro-batch contributes to a step.
+    """The contribution of a micro-batch to a step.
 
     Args:
-        total: float32[], the *sum* of the loss over what is counted (samples, target characters,
+        total: float32[], the *sum* of the loss over the counted items (samples, target characters,
             ...), differentiable.
-        count: How many were counted. The step's loss is the sum of totals over the sum of counts,
+        count: Number of counted items. The step's loss is the sum of totals over the sum of counts,
             over all micro-batches.
         parts: Named components to log, each a sum over the same count, detached.
-        explain: Raises a SamewiseError that says why the total is not finite, where the recipe
-            knows. Called only where it is not, so that nobody waits for a device to hear that all
-            is well.
+        explain: Raises a SamewiseError with the reason why the total is not finite, where the
+            recipe knows it. Called only for such a total, so that no step waits for the device.
     """
 
     total: Tensor
@@ -123,11 +122,12 @@ class Recipe(abc.ABC):
         return torch.utils.data.default_collate(list(samples))
 
     def require(self, batch: Batch) -> None:
-        """Look at a batch on the CPU that the data set has made itself (`batch(indices)`), as
-        `collate` looks at samples. Default: nothing.
+        """Check a batch on the CPU that the data set has made itself (`batch(indices)`).
+
+        `collate` checks samples; this checks such batches. Default: nothing.
 
         Raises:
-            DataError: it has something that no sample may have.
+            DataError: The batch has something that no sample may have.
         """
 
     @abc.abstractmethod
@@ -135,7 +135,7 @@ class Recipe(abc.ABC):
         """The training loss of one micro-batch, the model in training mode."""
 
     def measure(self, model: nn.Module, batch: Batch) -> Any:
-        """What one evaluation batch gives, small and on the CPU, for `Scores.add`.
+        """Return the results of one evaluation batch, small and on the CPU, for `Scores.add`.
 
         The model is in eval mode, without gradients. Default: its losses.
         """
@@ -160,8 +160,9 @@ class Recipe(abc.ABC):
         }
 
     def scores(self, dataset: Any) -> Scores:
-        """A fresh accumulator for one pass over `dataset` (the split being evaluated; its `classes`
-        name the labels, if it has them). Default: mean losses.
+        """Return a fresh accumulator for one pass over `dataset`, the split being evaluated.
+
+        Its `classes` name the labels, if it has them. Default: mean losses.
         """
         if type(self).measure is not Recipe.measure and type(self).scores is Recipe.scores:
             message = (
@@ -199,8 +200,9 @@ class Recipe(abc.ABC):
         raise ConfigError(Problem("recipe", message, expected="a recipe with `read` and `predict`"))
 
     def forms(self, model: nn.Module, batch: Batch) -> Mapping[str, Form]:
-        """What is exported, where it is not the model as `predict` calls it: by name, empty for one
-        that stands for the model itself. Default: nothing else.
+        """Return the modules to export besides the model as `predict` calls it, by name.
+
+        An empty name stands for the model itself. Default: nothing else.
 
         Args:
             model: In eval mode, on the CPU.
@@ -210,7 +212,11 @@ class Recipe(abc.ABC):
 
 
 def is_loss(recipe: Recipe, loss: object) -> Loss:
-    """What a recipe's `loss` returns; ConfigError unless it is a `Loss`."""
+    """Return the result of a recipe's `loss`.
+
+    Raises:
+        ConfigError: It is no `Loss`.
+    """
     if isinstance(loss, Loss):
         return loss
     message, expected = (

@@ -1,4 +1,4 @@
-"""What an evaluation and a prediction give: metrics of a split, and what a model makes of a file."""
+"""Results of an evaluation (metrics of a split) and of a prediction (of a file)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from samewise.runner.errors import ConfigError, Problem
 
 
 class Scores(abc.ABC):
-    """Accumulates the results of `Recipe.measure` batch by batch, in order, and computes the
-    metrics.
-    """
+    """Accumulates results of `Recipe.measure`, batch by batch in order, and computes metrics."""
 
     @abc.abstractmethod
     def add(self, measured: Any) -> None:
@@ -29,9 +27,9 @@ class Scores(abc.ABC):
     them out."""
 
     def doubts(self) -> list[Problem]:
-        """What a person should know of the metrics last computed.
+        """Return warnings about the metrics last computed. Default: none.
 
-        Each is told once in a training. Default: nothing.
+        A training prints each once.
         """
         return []
 
@@ -71,20 +69,22 @@ class MeanLosses(Scores):
 
 
 class Prediction(abc.ABC):
-    """What a model makes of one file."""
+    """A model's prediction for one file."""
 
     @abc.abstractmethod
     def values(self) -> dict[str, Any]:
-        """The outcome in plain values (numbers, strings, lists and dicts of them), for the terminal
-        and for programs.
+        """Return the prediction in plain values (numbers, strings, lists and dicts of them).
+
+        The terminal and programs read them.
         """
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.values()})"
 
     def save(self, folder: Path, name: str) -> list[Path]:
-        """Write what a person would look at or listen to into `folder`, each file's name beginning
-        with `name`. Default: nothing.
+        """Write pictures or sounds of the prediction into `folder`. Default: nothing.
+
+        Each file's name begins with `name`.
         """
         return []
 
@@ -102,7 +102,7 @@ class Prediction(abc.ABC):
         ]
 
     def at_least(self, score: float) -> Prediction:
-        """What of it has at least this score, and is drawn. Default: it has no scores."""
+        """Return the part with at least this score, to be drawn. Default: it has no scores."""
         raise ConfigError(
             Problem(
                 "--threshold",
@@ -112,8 +112,9 @@ class Prediction(abc.ABC):
         )
 
     def coco(self, image: int | str) -> list[dict[str, Any]]:
-        """COCO's results for an image of this number or name: `image_id`, `category_id`, `bbox`,
-        `score` of each box. Default: it has no boxes.
+        """Return COCO's results for an image of this number or name. Default: it has no boxes.
+
+        Each box has `image_id`, `category_id`, `bbox` and `score`.
         """
         raise ConfigError(
             Problem(

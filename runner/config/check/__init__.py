@@ -75,9 +75,7 @@ def problems(composed: Composed, project: Project) -> list[Problem]:
 
 
 def _merge_left_over(listed: Sequence[Problem], composed: Composed) -> list[Problem]:
-    """Merge the problems of arguments that a choice set for a different component into one problem
-    per choice.
-    """
+    """Merge problems of arguments that a choice set for another component into one per choice."""
     merged = list(listed)
     for group, choice, keys, alternatives in (
         []
@@ -143,8 +141,9 @@ def _replaced_groups(
 
 
 def at_source(problem: Problem, cfg: DictConfig) -> Problem:
-    """A wrong value's problem, at the key that its own key refers to: `dataset.decode`, for
-    `dataset.train.decode: ${dataset.decode}`.
+    """Move a wrong value's problem to the key that its own key refers to.
+
+    For `dataset.train.decode: ${dataset.decode}`, that is `dataset.decode`.
     """
     node = (
         at(OmegaConf.to_container(cfg, resolve=False), problem.path)
@@ -156,7 +155,8 @@ def at_source(problem: Problem, cfg: DictConfig) -> Problem:
 
 
 def settings_are_sound(composed: Composed) -> bool:
-    """Whether the runner's own settings are valid: enough to look for a finished run, and to set
-    variables before torch is imported.
+    """Return whether the runner's own settings are valid.
+
+    That is enough to look for a finished run, and to set variables before torch is imported.
     """
     return not composed.problems and not settings_problems(composed.whole)

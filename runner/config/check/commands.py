@@ -1,5 +1,6 @@
-"""Rules for settings reserved for the user: what a launcher runs (shell lines, images, volumes) and
-where tracking sends. Others' files may not set them.
+"""Rules for settings reserved for the user: what a launcher runs, and where tracking sends.
+
+Shell lines, images and volumes run with the user's rights, so others' files may not set them.
 """
 
 from __future__ import annotations

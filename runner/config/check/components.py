@@ -1,5 +1,6 @@
-"""Rules for components: each `_target_` exists and is allowed, and its arguments match its
-signature. Nothing is called.
+"""Rules for components: each `_target_` is allowed, and its arguments match its signature.
+
+Nothing is called.
 """
 
 from __future__ import annotations
@@ -204,5 +205,5 @@ def _mistyped_arguments(
 
 
 def _is_unresolved(value: Any) -> bool:
-    """Whether a value is missing or an unresolvable interpolation, which is reported elsewhere."""
+    """Return whether a value is missing or an unresolvable interpolation, which others report."""
     return isinstance(value, str) and (value == "???" or "${" in value)

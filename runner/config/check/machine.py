@@ -38,9 +38,7 @@ def runs_can_be_written(cfg: DictConfig) -> Iterator[Problem]:
 
 
 def require_few_in_all(cfg: DictConfig, nproc: int) -> None:
-    """Raise a ConfigError if ranks, with the threads and loader workers of each, add up to
-    thousands of processes.
-    """
+    """Raise a ConfigError if ranks, threads and loader workers add up to thousands of processes."""
     require_few("strategy.nproc", nproc)
     cores, each = os.cpu_count() or 1, cfg.reproducibility.threads + cfg.loader.num_workers
     most = max(_MOST_THREADS, 8 * cores)
@@ -77,8 +75,9 @@ def threads_fit(cfg: DictConfig) -> Iterator[Problem]:
 
 
 def workers_fit(cfg: DictConfig) -> Iterator[Problem]:
-    """Ranks are not counted here but where they start, so that a setup for other machines can be
-    checked.
+    """Compare the loader workers of one rank with this machine's cores.
+
+    Ranks are counted where they start, so that a setup for other machines can be checked.
     """
     try:
         require_few("loader.num_workers", cfg.loader.num_workers)

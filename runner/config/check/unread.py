@@ -25,8 +25,9 @@ _READ = {
 
 
 def problems(composed: Composed) -> list[Problem]:
-    """The user's unread keys that are spelled like an existing one, unless a file of samewise's has
-    them, and so no one misspelt them.
+    """Return the user's unread keys that are spelled like an existing one.
+
+    A key that a file of samewise's own sets is not misspelt.
     """
     return _unread_keys(composed, alike=True)
 
