@@ -1,1 +1,4 @@
-"""Config: overrides to a checked config, its errors and its fingerprint. Private: it may change."""
+"""Composes a config from overrides and checks it.
+
+Private: it may change at any time.
+"""
