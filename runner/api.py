@@ -357,7 +357,7 @@ def export(
         ConfigError: the folder is not empty, a package is missing, or a format is further off.
         CheckpointError: the run has no such checkpoint.
     """
-    from samewise.runner.exports.kinds import require_sound
+    from samewise.runner.exports.names import require_sound
 
     formats = require_sound(several(to), tolerance)
     folder, composed = _open(run, [*overrides, "device=cpu"], run_root, packages, trust=trust)

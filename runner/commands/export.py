@@ -10,7 +10,7 @@ from typing import Any
 
 from samewise.runner.commands import add_checkpoint, add_packages, add_trust, note_weights
 from samewise.runner.config import project
-from samewise.runner.exports.kinds import KINDS, require_sound
+from samewise.runner.exports.names import KINDS, require_sound
 from samewise.runner.processes.variables import prepare
 from samewise.runner.records.files import require_writable
 from samewise.runner.records.found import RUN

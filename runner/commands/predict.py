@@ -18,7 +18,7 @@ from samewise.runner.records.found import RUN
 from samewise.runner.records.json_text import to_json
 
 if TYPE_CHECKING:
-    from samewise.runner.records.predictions import Form, PredictionFile
+    from samewise.runner.training.prediction_files import Form, PredictionFile
 
 _LINES = 10
 """Items of a list that are shown on the terminal."""
@@ -151,7 +151,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _outputs(given: Sequence[Path], form: Form | None) -> tuple[Path | None, list[PredictionFile]]:
     """The folder for pictures, and the file for all predictions."""
-    from samewise.runner.records.predictions import SUFFIXES, PredictionFile
+    from samewise.runner.training.prediction_files import SUFFIXES, PredictionFile
 
     files = [path for path in given if path.suffix.lower() in SUFFIXES and not path.is_dir()]
     folders = [path for path in given if path not in files]

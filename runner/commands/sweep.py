@@ -184,10 +184,9 @@ def _no_sweep_error() -> ConfigError:
 
 
 def _list(ready: PreparedSweep, *, as_json: bool) -> int:
-    from samewise.runner.sweeps import shared_runs
+    from samewise.runner.sweeps import soundness
     from samewise.runner.sweeps.points import compose_points
     from samewise.runner.sweeps.report.tables import point_values
-    from samewise.runner.sweeps.soundness import cautions, require_sound
 
     if not ready.sweeper.listed:
         words = "chooses points by earlier results, so they cannot be listed in advance"
@@ -197,13 +196,13 @@ def _list(ready: PreparedSweep, *, as_json: bool) -> int:
     made = compose_points(
         list(ready.sweeper.settings()), ready.space, ready.folder, ready.composer, first=0
     )
-    require_sound(made, ready.project, elsewhere=ready.launcher.detached)
-    found = shared_runs.require_separate(
+    soundness.require_sound(made, ready.project, elsewhere=ready.launcher.detached)
+    found = soundness.require_separate(
         [one.point for one in made], lambda point: made[point.number].composed
     )
-    for note in shared_runs.notes(found, set()):
+    for note in soundness.notes(found, set()):
         print(f"note: {note}", file=sys.stderr)
-    for caution in cautions(made, set()):
+    for caution in soundness.cautions(made, set()):
         print(f"warning: {caution}", file=sys.stderr)
     if as_json:
         print(

@@ -94,7 +94,7 @@ def _parts(text: str) -> int:
 
 def run(args: argparse.Namespace) -> int:
     from samewise.runner.bundles.received import open_received
-    from samewise.runner.exports.unfinished import UNFINISHED, is_unfinished
+    from samewise.runner.exports.names import UNFINISHED, is_unfinished
 
     request = request_of(args)
     if Path(args.run, "export.json").is_file():

@@ -18,8 +18,8 @@ from samewise.runner.errors import ConfigError, Problem, first_few, first_line
 from samewise.runner.exports import formats
 from samewise.runner.exports.call import Call
 from samewise.runner.exports.card import card
+from samewise.runner.exports.names import DESCRIPTION, UNFINISHED, WEIGHTS, is_unfinished
 from samewise.runner.exports.runtimes import Truth, try_runtime
-from samewise.runner.exports.unfinished import DESCRIPTION, UNFINISHED, WEIGHTS, is_unfinished
 from samewise.runner.processes.memory import free_memory
 from samewise.runner.records import trust
 from samewise.runner.records.digest import tensor_bytes

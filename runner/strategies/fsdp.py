@@ -26,10 +26,9 @@ from samewise.runner.records.digest import begin, combine
 from samewise.runner.strategies.base import Forward, Tally, add_tallies
 from samewise.runner.strategies.fsdp_units import SecondPasses, Used, require_all_called
 from samewise.runner.strategies.layout import Layout
-from samewise.runner.strategies.modules import large_children, match_modules
 from samewise.runner.strategies.peers import Processes
 from samewise.runner.strategies.ranks import OneReplicaEach
-from samewise.runner.strategies.recompute import recompute
+from samewise.runner.strategies.recompute import large_children, match_modules, recompute
 from samewise.runner.strategies.sharding import (
     fill,
     parts,

@@ -25,7 +25,7 @@ from samewise.runner.records.files import read_mapping
 from samewise.runner.records.sweep_folder import Point, SweepFolder, label
 from samewise.runner.sweepers.base import Result, Setting, Sweeper
 from samewise.runner.sweepers.space import Space
-from samewise.runner.sweeps import shared_runs
+from samewise.runner.sweeps import soundness
 from samewise.runner.sweeps.points import (
     Composer,
     compose_points,
@@ -36,7 +36,6 @@ from samewise.runner.sweeps.points import (
 from samewise.runner.sweeps.progress import Watcher
 from samewise.runner.sweeps.results import ENDED, PointResult, State, point_result, repeat_failure
 from samewise.runner.sweeps.settings import distinct_runs
-from samewise.runner.sweeps.soundness import cautions, require_sound
 
 # A job that was killed for memory, or whose machine died, may do better the next time
 MAX_TRIES = 3
@@ -328,16 +327,16 @@ class Sweep:
         composed_points = compose_points(
             settings, self.space, self.folder, self.composer, first=len(existing) - seeds_done
         )[seeds_done:]
-        require_sound(composed_points, self.project, elsewhere=self.launcher.detached)
+        soundness.require_sound(composed_points, self.project, elsewhere=self.launcher.detached)
         composed = {x.point.number: x.composed for x in composed_points}
         all_points = [*existing, *(x.point for x in composed_points)]
-        shared = shared_runs.require_separate(
+        shared = soundness.require_separate(
             all_points,
             lambda point: composed.get(point.number) or self.composer.compose(point.overrides),
         )
-        for note in shared_runs.notes(shared, self._shared, start=len(existing)):
+        for note in soundness.notes(shared, self._shared, start=len(existing)):
             self.watcher.say(f"note: {note}")
-        for caution in cautions(composed_points, self._cautions):
+        for caution in soundness.cautions(composed_points, self._cautions):
             self.watcher.say(f"warning: {caution}")
         write_configs(composed_points, self.folder)
         points = [x.point for x in composed_points]

@@ -25,7 +25,7 @@ from samewise.runner.sweepers.space import Space, read_space
 from samewise.runner.sweeps.engine import Sweep, refuse_unlisted
 from samewise.runner.sweeps.points import Composer, identity
 from samewise.runner.sweeps.progress import Watcher
-from samewise.runner.sweeps.shared_runs import require_same_data
+from samewise.runner.sweeps.soundness import require_same_data
 
 
 @dataclass(frozen=True)

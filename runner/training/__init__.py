@@ -1,1 +1,1 @@
-"""Trains one run. Private: may change in any release."""
+"""Trains one run. Private: it may change at any time."""

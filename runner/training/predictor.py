@@ -35,7 +35,7 @@ from samewise.runner.records.digest import tensors_in
 from samewise.runner.strategies.base import choose_device
 from samewise.runner.training.components import Make, make_batch_transforms, make_model, make_part
 from samewise.runner.training.evaluation import require_weights
-from samewise.runner.training.input_files import expand, names
+from samewise.runner.training.prediction_files import expand, names
 from samewise.runner.training.same_bits import determinism
 from samewise.runner.training.state import load_weights
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from samewise.runner.data import streams
 from samewise.runner.errors import CheckpointError, ConfigError
 from samewise.runner.records import checkpoint
 from samewise.runner.records.checkpoint_writer import copy_to_cpu
@@ -20,8 +21,11 @@ from samewise.runner.records.digest import value_digest
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.tracking.journal import logged_values
 from samewise.runner.tracking.tracker import Tracker
+from samewise.runner.training.batches import TrainingBatches
+from samewise.runner.training.evaluation import evaluate
+from samewise.runner.training.loop import train_step
 from samewise.runner.training.resuming import continue_from
-from samewise.runner.training.run import Run, at_end
+from samewise.runner.training.run import Run, at_end, evaluation_due
 from samewise.runner.training.state import restore, state_of, summarise
 from samewise.runner.verify.divergence import Divergence
 from samewise.runner.verify.record_comparison import (
@@ -29,7 +33,6 @@ from samewise.runner.verify.record_comparison import (
     logged_divergences,
     summary_divergences,
 )
-from samewise.runner.verify.replay import parameter_names, replay
 from samewise.runner.verify.rerun_comparison import Comparison
 
 
@@ -259,3 +262,35 @@ def _differing_tensors(there: Any, here: Any, path: str) -> Iterator[tuple[str, 
         )
     elif repr(there) != repr(here):
         yield path, f"{there!r} there, {here!r} here"
+
+
+def replay(run: Run, state: Mapping[str, Any], until: int) -> None:
+    """Restore `state`, and train up to step `until`, with the evaluation due there.
+
+    The run is in one process; its trace is written to its folder, which must exist, and its
+    callbacks are called.
+    """
+    restore(run, state)
+    run.recorder.trace.open(run.step, state.get("trace", 0))
+    try:
+        with streams.preserve_generators():
+            batches = TrainingBatches(run)
+            while True:
+                if evaluation_due(run):
+                    evaluate(run)
+                if run.step >= until:
+                    break
+                run.recorder.record(train_step(run, next(batches)))
+    finally:
+        run.recorder.trace.close()
+
+
+def parameter_names(run: Run) -> dict[str, Sequence[str]]:
+    """The names of each phase's optimizer parameters, in the order of the numbers in its state."""
+    names = {id(parameter): name for name, parameter in run.model.named_parameters()}
+    return {
+        phase.spec.name: [
+            names[id(one)] for group in phase.optimizer.param_groups for one in group["params"]
+        ]
+        for phase in run.phases
+    }

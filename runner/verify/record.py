@@ -1,16 +1,19 @@
-"""A run's record as it is verified, and what it lacks."""
+"""A run's record as it is verified, what it lacks, and why it cannot be verified."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from samewise.runner.config.compose import Composed
+from samewise.runner.config.project import Project
+from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.records import kept_sources, shapes, sources
 from samewise.runner.records.files import read_json
 from samewise.runner.records.folder import RunFolder
+from samewise.runner.training.components import make_part
 from samewise.runner.verify import record_comparison
 from samewise.runner.verify.request import Request
 from samewise.runner.verify.rerun_comparison import Comparison
@@ -75,3 +78,99 @@ def unknown(
             f"{', '.join(hidden)} is hidden"
         )
     return lacking
+
+
+def require_one_process(composed: Composed, project: Project) -> None:
+    """Raise a ConfigError if a run's strategy divides a model or a batch among processes in a way
+    that one process cannot repeat to the bit.
+    """
+    cfg = composed.cfg
+    strategy = make_part(cfg, project, "strategy")
+    if strategy.level != "R2" and strategy.processes(str(cfg.device), cfg.replicas) > 1:
+        name = type(strategy).__name__.lower()
+        hint = (
+            "train it again with `samewise train --fresh`, and compare the two runs with "
+            "`samewise diff`"
+        )
+        raise ConfigError(
+            Problem(
+                "strategy",
+                f"`verify` trains again in one process, and strategy={name} needs several",
+                name,
+                "single or elastic",
+                hint,
+            )
+        )
+
+
+def require_length(steps: int, last: int, unlike: Sequence[str]) -> None:
+    """Raise a ConfigError if all that the overrides do is end training before the last step to
+    compare: only a different summary would be found.
+    """
+    if unlike and steps < last and {"max_steps", "max_epochs"}.issuperset(unlike):
+        hint = f"without {' and '.join(unlike)}, `--steps {steps}` compares the first {steps}"
+        raise ConfigError(
+            Problem(
+                unlike[0],
+                f"training would end after step {steps}, and steps up to {last} are to be compared",
+                hint=hint,
+            )
+        )
+
+
+def nothing_to_compare(
+    request: Request, folder: RunFolder, traced: Collection[int], every: int
+) -> Problem | None:
+    """Why there is nothing to compare though none of the wanted steps is among those `traced`.
+
+    None if a finished run's results can be.
+    """
+    if not folder.trace.exists():
+        return _no_trace(request, folder, traced=bool(every))
+    without = f"no step has a line in the trace: trace.every_steps={every}"
+    if request.steps is None:
+        return (
+            None
+            if folder.summary.exists()
+            else Problem(
+                str(folder.path),
+                f"{without}, and the run has not ended",
+                hint="train it to the end",
+            )
+        )
+    if not traced:
+        return Problem(
+            "--steps",
+            without,
+            request.steps,
+            hint="without --steps, the weights and the results are compared",
+        )
+    return Problem(
+        "--steps",
+        f"no step up to there has a line in the trace: trace.every_steps={every}",
+        request.steps,
+        f"at least {min(traced)}",
+    )
+
+
+def _no_trace(request: Request, folder: RunFolder, *, traced: bool) -> Problem:
+    if not request.is_local(folder):
+        hint = (
+            "a run's folder has it; tracking.log_checkpoint=true sends it to MLflow at the "
+            "end of training"
+            if traced
+            else "train with trace.every_steps=1"
+        )
+        return Problem(request.run, "there is no trace to compare with", hint=hint)
+    was = (
+        "is missing, though the run was trained with one"
+        if traced
+        else "is missing: the run was trained without one"
+    )
+    command = (
+        f"samewise train --config {shlex.quote(str(folder.config))} "
+        f"--fresh{'' if traced else ' trace.every_steps=1'}"
+    )
+    return Problem(
+        str(folder.trace), was, hint=f"`{command}` trains it again, beside this run, with a trace"
+    )

@@ -17,7 +17,7 @@ from samewise.runner.records.folder import RunFolder
 from samewise.runner.tracking.journal import logged_values, read_entries
 from samewise.runner.training.loop import fit
 from samewise.runner.training.run import Run
-from samewise.runner.verify.audit import state_differences
+from samewise.runner.verify.audit import parameter_names, state_differences
 from samewise.runner.verify.divergence import Divergence
 from samewise.runner.verify.record_comparison import (
     MEASURED,
@@ -25,7 +25,6 @@ from samewise.runner.verify.record_comparison import (
     logged_divergences,
     summary_divergences,
 )
-from samewise.runner.verify.replay import parameter_names
 from samewise.runner.verify.rerun_comparison import Comparison, Diverged
 
 

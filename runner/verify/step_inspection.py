@@ -28,8 +28,8 @@ from samewise.runner.training.loop import train_step
 from samewise.runner.training.phase import TrainingPhase
 from samewise.runner.training.run import Run
 from samewise.runner.training.state import restore, state_of
+from samewise.runner.verify.audit import replay
 from samewise.runner.verify.divergence import first_divergence
-from samewise.runner.verify.replay import replay
 
 KINDS = {
     "batch": "the batch as it was loaded, {}",

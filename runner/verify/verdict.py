@@ -26,12 +26,14 @@ from samewise.runner.training.run import Run
 from samewise.runner.verify import record_comparison, rerun_comparison
 from samewise.runner.verify.audit_report import audit
 from samewise.runner.verify.divergence import Divergence
-from samewise.runner.verify.preconditions import (
+from samewise.runner.verify.record import (
+    Record,
+    changed_code,
     nothing_to_compare,
     require_length,
     require_one_process,
+    unknown,
 )
-from samewise.runner.verify.record import Record, changed_code, unknown
 from samewise.runner.verify.request import QUIET, Request
 from samewise.runner.verify.second_training import train_again
 from samewise.runner.verify.step_inspection import explain_difference

@@ -12,7 +12,7 @@ from torch import nn
 from samewise.runner.errors import ConfigError
 from samewise.runner.records import shards
 from samewise.runner.records.digest import combine, digests, tensor_digests
-from samewise.runner.strategies.modules import match_modules
+from samewise.runner.strategies.recompute import match_modules
 from samewise.runner.strategies.sharding import require_no_parameter_hooks
 
 

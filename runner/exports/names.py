@@ -1,8 +1,10 @@
-"""The formats to which models are exported, by name. Does not import torch."""
+"""Names of an export's formats and files. Does not import torch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
 
 from samewise.runner.errors import ConfigError, Problem, nearest
 
@@ -37,3 +39,13 @@ def require_sound(names: Iterable[str], tolerance: float) -> list[str]:
                 )
             )
     return [name for name in dict.fromkeys(asked) if name != "safetensors"]
+
+
+DESCRIPTION: Final = "export.json"
+WEIGHTS: Final = "weights.safetensors"
+UNFINISHED: Final = f"an export that did not end, without {DESCRIPTION}"
+
+
+def is_unfinished(folder: Path) -> bool:
+    """Whether a folder has an export's first file, and not its last."""
+    return (folder / WEIGHTS).is_file() and not (folder / DESCRIPTION).exists()
