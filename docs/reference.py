@@ -62,7 +62,7 @@ OTHER_VARIABLES = {
     "OMP_WAIT_POLICY": "How idle threads wait: `PASSIVE` unless set; it changes no bits.",
     "PYTHONHASHSEED": "0 in every process of samewise; set it yourself for scripts and notebooks.",
     "RAY_API_SERVER_ADDRESS, RAY_ADDRESS": "Ray's dashboard, for `launcher=ray`.",
-    "RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH, RAY_JOB_HEADERS": "What is sent to it.",
+    "RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH": "The token that is sent to it.",
     "TORCH_HOME": "Where torch's cache of published weights is.",
     "TORCHINDUCTOR_CACHE_DIR": "Where compiled code is kept.",
     "WANDB_MODE": "`offline`: W&B's files are kept for `wandb sync`.",
