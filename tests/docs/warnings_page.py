@@ -41,7 +41,7 @@ WARNINGS: dict[str, tuple[str, str]] = {
         "it stays close to its first weights",
         f"{EMA}decay=0.99998 callbacks.ema.rescale=false",
     ),
-    "A moving average that is never updated": ("steps is averaged", f"{EMA}every_steps=1000"),
+    "A moving average that is never updated": ("no step is averaged", f"{EMA}every_steps=1000"),
     "A schedule that follows a metric, and a single evaluation": ("the learning rate is never lowered", "scheduler=plateau evaluate.every_epochs=null"),
     "Early stopping with a single evaluation": ("that one is at the end", "callbacks=[default,early_stopping] evaluate.every_epochs=null"),
     "TF32 on the CPU": ("only CUDA devices support it", "precision=tf32"),
