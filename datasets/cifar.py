@@ -1,5 +1,7 @@
-"""CIFAR-10 and CIFAR-100 (Krizhevsky 2009): 60,000 colour images of 32x32 pixels, loaded and
-verified by torchvision.
+"""CIFAR-10 and CIFAR-100: 60,000 colour images of 32x32 pixels.
+
+torchvision loads and verifies them. Source: Krizhevsky 2009, Learning Multiple Layers of Features
+from Tiny Images, https://www.cs.toronto.edu/~kriz/cifar.html.
 """
 
 from __future__ import annotations
@@ -16,6 +18,22 @@ Split = Literal["train", "valid", "test"]
 
 
 class _CIFAR(InMemoryImages):
+    """Base of both data sets.
+
+    Args:
+        root: The folder that holds the data set's folder.
+        split: "train" or "valid", which share the 50,000 training images, or "test", the 10,000
+            test images.
+        held_out: Number of training images, the last ones, that are "valid"; 5,000 as in He et al.
+            2015 (arXiv 1512.03385). 0 leaves all images to "train".
+        download: Download missing files.
+        transform: Applied to each image.
+
+    Raises:
+        DataError: The files are missing or altered.
+        ConfigError: The split would be empty.
+    """
+
     kind: type[torchvision.datasets.CIFAR10]
 
     def __init__(
@@ -47,16 +65,11 @@ class CIFAR10(_CIFAR):
 
     Args:
         root: The folder that holds `cifar-10-batches-py`.
-        split: "train" or "valid", cut from the 50,000 training images, or "test", the 10,000
-            others.
-        held_out: How many of the training images, the last ones, are "valid": 5,000 as in He et al.
-            2015. 0: "train" has them all.
-        download: Fetch the files where they are missing.
-        transform: Applied to each image.
+        split, held_out, download, transform: As in `_CIFAR`.
 
     Raises:
-        DataError: the files are missing or altered.
-        ConfigError: the split would be empty.
+        DataError: The files are missing or altered.
+        ConfigError: The split would be empty.
     """
 
     kind = torchvision.datasets.CIFAR10
@@ -68,7 +81,11 @@ class CIFAR100(_CIFAR):
 
     Args:
         root: The folder that holds `cifar-100-python`.
-        split, held_out, download, transform: As in `CIFAR10`.
+        split, held_out, download, transform: As in `_CIFAR`.
+
+    Raises:
+        DataError: The files are missing or altered.
+        ConfigError: The split would be empty.
     """
 
     kind = torchvision.datasets.CIFAR100

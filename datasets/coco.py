@@ -1,5 +1,6 @@
-"""COCO's instances (Lin et al. 2014, arXiv 1405.0312), and other data sets in the same format: one
-JSON file and a folder of images.
+"""COCO instances, and other data sets in the same format: one JSON file and a folder of images.
+
+Source: Lin et al. 2014, Microsoft COCO: Common Objects in Context, arXiv 1405.0312.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from samewise.datasets.parts.limits import read_bytes
 from samewise.datasets.parts.names import first_repeated, require_distinct
 from samewise.runner.errors import DataError, Problem, first_few, nearest
 
+# Annotation tools round: up to this distance a box is cut off, beyond it the annotation is wrong
 _ROUNDING = 1.0
-"""Pixels by which a box may reach out of its image: what annotation tools leave by rounding is cut
-off, anything further is a mistake."""
+"""Pixels by which a box may reach beyond its image."""
 _MOST = 1e9
-"""Pixels: more than an image's side has."""
+"""Pixels, more than an image's side has."""
 _WHOLE = "a whole number below 2**63"
 
 
@@ -32,38 +33,40 @@ _WHOLE = "a whole number below 2**63"
 class COCO(AnnotatedImages):
     """Images with the boxes of a COCO annotation file.
 
-    All annotations are checked here, so that errors show before training.
+    All annotations are checked at the start, so that errors show before training.
 
-    As torchvision's references/detection have it, boxes are cut at the image's border, those that
-    then have no area are left out, and in training so are crowds and images that have no box left.
+    As in torchvision's references/detection, boxes are cut at the image's border, and boxes that
+    then have no area are left out; in training so are crowds, and images without a box.
 
-    `category_ids` are the file's numbers of the labels, the background's 0 first, and -1 for a
-    class that the file lacks; empty if labels are these numbers.
+    `category_ids` holds the file's number of each label: 0 for the background, -1 for a class that
+    the file lacks. It is empty if the labels are these numbers.
 
     Args:
-        root: The folder that the other two are relative to.
+        root: The folder that `images` and `annotations` are relative to.
         images: The folder of images.
         annotations: The JSON file.
-        category_ids: "keep": labels are COCO's category numbers, 1 to 90, with gaps (torchvision's;
-            91 with the background). "dense": the categories are numbered from 1 in the order of
-            their numbers.
-        classes_from: The file whose categories number the labels (the training split's), of which
-            `annotations` may have some; None: `annotations`.
-        classes: The categories' names in the order of their labels from 1, or from 0 with
-            `background` first: categories then have the labels of their names, whatever their
-            numbers, and some may be missing. None: by `category_ids` and `classes_from`.
-        num_classes: How many labels there should be, with the background.
-        training: Without crowds and without images that have no box.
-        split: "train", "valid" or "test", where one file has the annotations of all; None: all
+        category_ids: "keep": labels are COCO's category numbers, 1 to 90 with gaps, as in
+            torchvision (91 with the background). "dense": labels number the categories from 1 in
+            the order of their numbers.
+        classes_from: The file whose categories number the labels, usually the training split's;
+            `annotations` may lack some of them. None: `annotations`.
+        classes: Category names in the order of their labels from 1, or from 0 with `background`
+            first. Categories then take the labels of their names, whatever their numbers, and some
+            may be missing. None: by `category_ids` and `classes_from`.
+        num_classes: The expected number of labels, with the background; None allows any number.
+        training: Leave out crowds, and images without a box.
+        split: "train", "valid" or "test", if one file has the annotations of all splits; None: all
             images.
-        shares: Of `valid` and `test`: each image's split is decided by a hash of its file's name
-            (`parts.keyed_split`).
-        key: Of the hash: another key splits otherwise.
-        size: [height, width] that images are resized to as they are read.
+        shares: Shares of `valid` and `test`, parts of 1: a hash of its file's name decides each
+            image's split (`parts.keyed_split`).
+        key: The hash's key: another key splits differently.
+        size: [height, width] in pixels, to which images are resized as they are read; None keeps
+            their size.
         cache: "memory" keeps all images, decoded.
 
-    Raises: DataError: a file is missing or damaged, or an annotation is impossible; it names the
-        file and the annotation.
+    Raises:
+        DataError: A file is missing or damaged, or an annotation is impossible; it names the file
+            and the annotation.
     """
 
     def __init__(
@@ -86,62 +89,67 @@ class COCO(AnnotatedImages):
         base = Path(root).expanduser()
         path = base / annotations
         content = _read(path)
-        given = None if classes is None else ["background", *object_names(classes)]
+        class_list = None if classes is None else ["background", *object_names(classes)]
         names = _categories(
-            content["categories"], path, keep=category_ids == "keep" and given is None
+            content["categories"], path, keep=category_ids == "keep" and class_list is None
         )
-        if classes_from is not None and given is None:
+        if classes_from is not None and class_list is None:
             names = _numbering(names, path, base / classes_from, keep=category_ids == "keep")
         labels = {
             number: number if category_ids == "keep" else place
             for place, number in enumerate(sorted(names), start=1)
         }
-        if given is not None:
-            labels = _labels_by_name(names, labels, given, path)
-        count = max(labels.values(), default=0) + 1 if given is None else len(given)
+        if class_list is not None:
+            labels = _labels_by_name(names, labels, class_list, path)
+        count = max(labels.values(), default=0) + 1 if class_list is None else len(class_list)
         if category_ids == "dense" or (num_classes is not None and count > num_classes):
             uses = Counter(
-                _id(one["category_id"])
-                for one in content["annotations"]
-                if isinstance(one, dict) and _id(one.get("category_id")) is not None
+                _id(x["category_id"])
+                for x in content["annotations"]
+                if isinstance(x, dict) and _id(x.get("category_id")) is not None
             )
             files = {name: [f"category {number}"] * uses[number] for number, name in names.items()}
-            own = [names[number] for number in sorted(names)] if given is None else given[1:]
-            require_count(str(path), own, num_classes, labels=count, files=files)
-        known = given or [
+            own_names = (
+                [names[number] for number in sorted(names)]
+                if class_list is None
+                else class_list[1:]
+            )
+            require_count(str(path), own_names, num_classes, labels=count, files=files)
+        label_names = class_list or [
             "background",
             *(f"(unused {label})" for label in range(1, max(count, num_classes or 0))),
         ]
         for number, label in labels.items():
-            known[label] = names[number]
-        found = _images(content["images"], path)
-        _add_all(content["annotations"], found, labels, path)
-        chosen = [found[number] for number in sorted(found)]
+            label_names[label] = names[number]
+        images_by_id = _images(content["images"], path)
+        _add_all(content["annotations"], images_by_id, labels, path)
+        chosen = [images_by_id[number] for number in sorted(images_by_id)]
         if split is not None:
-            wanted = set(
-                select_split([one.name for one in chosen], split, shares, key=key, where=str(path))
+            selected = set(
+                select_split([x.name for x in chosen], split, shares, key=key, where=str(path))
             )
-            chosen = [one for one in chosen if one.name in wanted]
+            chosen = [x for x in chosen if x.name in selected]
         numbers = {label: number for number, label in reversed(labels.items())}
         last = max(count, num_classes or 0)
         self.category_ids = (
             [0, *(numbers.get(label, -1) for label in range(1, last))]
-            if category_ids == "dense" or given is not None
+            if category_ids == "dense" or class_list is not None
             else []
         )
         super().__init__(
-            base / images, chosen, classes=known, training=training, size=size, cache=cache
+            base / images, chosen, classes=label_names, training=training, size=size, cache=cache
         )
 
 
 def _add_all(
-    found: list[Any], images: dict[int, Annotated], labels: dict[int, int], path: Path
+    entries: list[Any], images: dict[int, Annotated], labels: dict[int, int], path: Path
 ) -> None:
-    for place, one in enumerate(found):
+    """Add all annotations to their images; a DataError names the annotation."""
+    for place, annotation in enumerate(entries):
         try:
-            _add(one, images, labels)
+            _add(annotation, images, labels)
         except DataError as error:
-            number = one.get("id") if isinstance(one, dict) else None
+            number = annotation.get("id") if isinstance(annotation, dict) else None
             where = (
                 f"{path}, annotation {number}"
                 if isinstance(number, int | str)
@@ -150,27 +158,29 @@ def _add_all(
             raise DataError(*(replace(problem, path=where) for problem in error.problems)) from None
 
 
-def _add(one: Any, images: dict[int, Annotated], labels: dict[int, int]) -> None:
-    """Add an annotation to its image; a DataError says what is wrong, and not yet where."""
-    if not isinstance(one, dict):
+def _add(annotation: Any, images: dict[int, Annotated], labels: dict[int, int]) -> None:
+    """Add an annotation to its image; a DataError has no place yet."""
+    if not isinstance(annotation, dict):
         raise DataError(
             Problem(
                 "",
                 "is not an annotation",
-                one,
+                annotation,
                 "an object with image_id, category_id and bbox [x, y, width, height]",
             )
         )
     entries = ("image_id", "category_id", "bbox")
-    if missing := [entry for entry in entries if one.get(entry) is None]:
+    if missing := [entry for entry in entries if annotation.get(entry) is None]:
         reason = f"is incomplete: it has no {', '.join(missing)}"
         expected = "image_id, category_id and bbox [x, y, width, height]"
         raise DataError(Problem("", reason, expected=expected))
-    image, category = _id(one["image_id"]), _id(one["category_id"])
-    box, area, crowd = one["bbox"], one.get("area"), one.get("iscrowd")
+    image, category = _id(annotation["image_id"]), _id(annotation["category_id"])
+    box, area, crowd = annotation["bbox"], annotation.get("area"), annotation.get("iscrowd")
     for entry, number in (("image_id", image), ("category_id", category)):
         if number is None:
-            raise DataError(Problem("", f"{entry} is not a whole number", one[entry], _WHOLE))
+            raise DataError(
+                Problem("", f"{entry} is not a whole number", annotation[entry], _WHOLE)
+            )
     if area is not None and not (isinstance(area, int | float) and abs(area) < _MOST**2):
         raise DataError(
             Problem("", "area is not a number", area, "the object's area in square pixels")
@@ -190,22 +200,21 @@ def _add(one: Any, images: dict[int, Annotated], labels: dict[int, int]) -> None
                 f"one of the file's {len(labels)} categories",
             )
         )
-    held = images[image]
+    owner = images[image]
     x, y, width, height = _numbers(box)
     if x < -_ROUNDING or y < -_ROUNDING:
         expected = (
-            f"[x, y, width, height] in pixels, x from 0 to {held.width} and y from 0 to "
-            f"{held.height}"
+            f"[x, y, width, height] in pixels, x from 0 to {owner.width} and y from 0 to "
+            f"{owner.height}"
         )
         raise DataError(
             Problem("", "has a box with a negative corner", box, expected, "correct the annotation")
         )
-    if (
-        x + width > held.width + _ROUNDING + 1e-3 or y + height > held.height + _ROUNDING + 1e-3
-    ):  # 1e-3: what decimals lose in the sum
+    # 1e-3 allows for the rounding of the sum
+    if x + width > owner.width + _ROUNDING + 1e-3 or y + height > owner.height + _ROUNDING + 1e-3:
         expected = (
-            f"[x, y, width, height] in pixels, x + width at most {held.width} and y + height "
-            f"at most {held.height}"
+            f"[x, y, width, height] in pixels, x + width at most {owner.width} and y + height "
+            f"at most {owner.height}"
         )
         hint = (
             "COCO's boxes are [x, y, width, height], not [x1, y1, x2, y2]; correct the annotation"
@@ -213,7 +222,7 @@ def _add(one: Any, images: dict[int, Annotated], labels: dict[int, int]) -> None
         raise DataError(
             Problem(
                 "",
-                f"has a box that ends beyond the image of {held.width} x {held.height} pixels",
+                f"has a box that ends beyond the image of {owner.width} x {owner.height} pixels",
                 box,
                 expected,
                 hint,
@@ -222,11 +231,11 @@ def _add(one: Any, images: dict[int, Annotated], labels: dict[int, int]) -> None
     x1, y1, x2, y2 = (
         max(x, 0.0),
         max(y, 0.0),
-        min(x + width, float(held.width)),
-        min(y + height, float(held.height)),
+        min(x + width, float(owner.width)),
+        min(y + height, float(owner.height)),
     )
     if x1 < x2 and y1 < y2:
-        held.add(
+        owner.add(
             [x1, y1, x2, y2],
             labels[category],
             crowd=bool(crowd),
@@ -235,7 +244,7 @@ def _add(one: Any, images: dict[int, Annotated], labels: dict[int, int]) -> None
 
 
 def _id(value: Any) -> int | None:
-    """Return an id, as programs write it: 7, 7.0 or "7"; None if it is not one."""
+    """Return an id, as programs write it: 7, 7.0 or "7"; None if it is no id."""
     try:
         number = int(value)
     except (TypeError, ValueError, OverflowError):
@@ -245,6 +254,11 @@ def _id(value: Any) -> int | None:
 
 
 def _numbers(box: Any) -> list[float]:
+    """Return a box's four numbers.
+
+    Raises:
+        DataError: The box is impossible.
+    """
     try:
         numbers = [float(value) for value in box] if isinstance(box, list) else []
     except (TypeError, ValueError, OverflowError):
@@ -295,9 +309,9 @@ def _read(path: Path) -> dict[str, list[dict[str, Any]]]:
     return content
 
 
+# COCO's own training file has 450 MB, and each other split needs its categories
 _known: dict[tuple[str, int, int], dict[int, str]] = {}
-"""The categories of files that were read, by name, time and size: the training file of COCO itself
-has 450 MB, and each other split asks for them."""
+"""Categories of files that were read, by name, time and size."""
 
 
 def _stamp(path: Path) -> tuple[str, int, int]:
@@ -306,39 +320,42 @@ def _stamp(path: Path) -> tuple[str, int, int]:
 
 
 def _numbering(names: dict[int, str], path: Path, training: Path, *, keep: bool) -> dict[int, str]:
-    """The categories that number a file's labels as the training file's are.
+    """Return the categories that number a file's labels like the training file's.
 
-    A DataError if the file has some that the training file does not have.
+    Raises:
+        DataError: The file has categories that the training file lacks.
     """
-    known = (_known.get(_stamp(training)) if training.is_file() else None) or _categories(
+    training_names = (_known.get(_stamp(training)) if training.is_file() else None) or _categories(
         _read(training)["categories"], training, keep=keep
     )
     if not keep and [names[number] for number in sorted(names)] == [
-        known[number] for number in sorted(known)
+        training_names[number] for number in sorted(training_names)
     ]:
-        return names  # perhaps of other ids, but the same labels
+        # The ids may differ; the labels are the same
+        return names
     unknown = [
-        f"{number}: {name}" for number, name in sorted(names.items()) if known.get(number) != name
+        f"{number}: {name}"
+        for number, name in sorted(names.items())
+        if training_names.get(number) != name
     ]
     if unknown:
-        expected = (
-            f"some of those in {training.name}, with the same ids: "
-            f"{first_few([f'{number}: {known[number]}' for number in sorted(known)], 20)}"
-        )
+        listed = [f"{number}: {name}" for number, name in sorted(training_names.items())]
+        expected = f"some of those in {training.name}, with the same ids: {first_few(listed, 20)}"
         raise DataError(
             Problem(
                 str(path), "has categories that the training split does not have", unknown, expected
             )
         )
-    return names if keep else known
+    return names if keep else training_names
 
 
 def _labels_by_name(
     names: Mapping[int, str], labels: Mapping[int, int], classes: Sequence[str], path: Path
 ) -> dict[int, int]:
-    """The label of each category by its name: its own label if that has this name.
+    """Return each category's label by its name: its own label if that has this name.
 
-    A DataError if there are categories of other names.
+    Raises:
+        DataError: A category's name is not among the classes.
     """
     if unknown := [
         f"{number}: {name}" for number, name in sorted(names.items()) if name not in classes[1:]
@@ -359,21 +376,21 @@ def _labels_by_name(
     }
 
 
-def _categories(found: list[Any], path: Path, *, keep: bool) -> dict[int, str]:
+def _categories(entries: list[Any], path: Path, *, keep: bool) -> dict[int, str]:
     listed = [
         (
-            _required_id(one, "id", path, of="a category"),
-            str(_required(one, "name", path, "a category")),
+            _required_id(x, "id", path, kind="a category"),
+            str(_required(x, "name", path, "a category")),
         )
-        for one in found
+        for x in entries
     ]
     if not listed:
         raise DataError(Problem(str(path), "has no categories"))
-    _require_unique([number for number, _ in listed], path, of="categories")
+    _require_unique([number for number, _ in listed], path, kind="categories")
     names = dict(listed)
-    if (twice := first_repeated(names.values())) is not None:
-        numbers = [number for number, name in names.items() if name == twice]
-        reason = f"has two categories of the name {twice!r}"
+    if (repeated := first_repeated(names.values())) is not None:
+        numbers = [number for number, name in names.items() if name == repeated]
+        reason = f"has two categories of the name {repeated!r}"
         raise DataError(Problem(str(path), reason, numbers, "a name for each category"))
     require_distinct(str(path), names.values(), what="category")
     if keep and min(names) < 1:
@@ -384,43 +401,43 @@ def _categories(found: list[Any], path: Path, *, keep: bool) -> dict[int, str]:
     return names
 
 
-def _images(found: list[Any], path: Path) -> dict[int, Annotated]:
+def _images(entries: list[Any], path: Path) -> dict[int, Annotated]:
     listed = [
         Annotated(
-            str(_required(one, "file_name", path, "an image")),
-            *(_required_id(one, key, path, of="an image") for key in ("width", "height", "id")),
+            str(_required(x, "file_name", path, "an image")),
+            *(_required_id(x, key, path, kind="an image") for key in ("width", "height", "id")),
         )
-        for one in found
+        for x in entries
     ]
-    _require_unique([image.number for image in listed], path, of="images")
+    _require_unique([image.number for image in listed], path, kind="images")
     for image in listed:
         if image.width < 1 or image.height < 1:
             size = f"{image.width} x {image.height}"
             raise DataError(Problem(str(path), f"image {image.number} has no pixels", size))
-    if (twice := first_repeated(os.path.normpath(image.name) for image in listed)) is not None:
+    if (repeated := first_repeated(os.path.normpath(image.name) for image in listed)) is not None:
         reason, hint = "lists an image twice", "join its entries, and the annotations of both"
-        raise DataError(Problem(str(path), reason, twice, hint=hint))
+        raise DataError(Problem(str(path), reason, repeated, hint=hint))
     return {image.number: image for image in listed}
 
 
-def _required(entry: Any, key: str, path: Path, of: str) -> Any:
+def _required(entry: Any, key: str, path: Path, kind: str) -> Any:
     if not isinstance(entry, dict) or entry.get(key) is None:
-        raise DataError(Problem(str(path), f"{of} is incomplete: it has no {key}", entry))
+        raise DataError(Problem(str(path), f"{kind} is incomplete: it has no {key}", entry))
     return entry[key]
 
 
-def _required_id(entry: Any, key: str, path: Path, *, of: str) -> int:
-    if (number := _id(value := _required(entry, key, path, of))) is None:
+def _required_id(entry: Any, key: str, path: Path, *, kind: str) -> int:
+    if (number := _id(value := _required(entry, key, path, kind))) is None:
         raise DataError(
-            Problem(str(path), f"{of} has a {key} that is not a whole number", value, _WHOLE)
+            Problem(str(path), f"{kind} has a {key} that is not a whole number", value, _WHOLE)
         )
     return number
 
 
-def _require_unique(numbers: list[int], path: Path, *, of: str) -> None:
+def _require_unique(numbers: list[int], path: Path, *, kind: str) -> None:
     for number, uses in Counter(numbers).items():
         if uses > 1:
             hint = f"give each an id of its own, and correct the annotations of {number}"
             raise DataError(
-                Problem(str(path), f"has {uses} {of} with the same id", number, hint=hint)
+                Problem(str(path), f"has {uses} {kind} with the same id", number, hint=hint)
             )

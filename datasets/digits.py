@@ -1,4 +1,4 @@
-"""The handwritten digits in scikit-learn: 1,797 grey images of 8x8 pixels, nothing to download."""
+"""The handwritten digits in scikit-learn: 1,797 grey images of 8x8 pixels, without a download."""
 
 from __future__ import annotations
 
@@ -22,17 +22,14 @@ class Digits(InMemoryImages):
 
     The file's grey values 0 to 16 are scaled to 0 to 255.
 
-    They are the test part of the UCI set "Optical Recognition of Handwritten Digits": 13 people's
-    hands, in blocks, without saying whose is which. So there are two ways to hold out a fifth, both
-    fixed, with no chance in them:
+    The images are the test part of the UCI set "Optical Recognition of Handwritten Digits"
+    (Alpaydin and Kaynak 1998, https://doi.org/10.24432/C50P49): digits by 13 people, in blocks,
+    without the writers' names. Two fixed ways hold out a fifth:
 
-    - "spread": every fifth image of each class (355 of 1,797). The same hands write in both splits,
-      in equal shares of classes: this is what a random stratified split of these digits measures,
-      as it is usually done with them, and what published figures compare with.
-    - "writers": the last fifth of the file (360 of 1,797), so mostly hands that were not seen in
-      training: the harder question.
-
-    The file is read without importing scikit-learn, which would take over a second.
+    - "spread": every fifth image of each class (355 of 1,797). The same writers are in both splits,
+    with equal shares of classes, as in the random stratified splits that published figures use.
+    - "writers": the last fifth of the file (360 of 1,797), so mostly writers that are not in
+    training: the harder task.
 
     Args:
         split: "train" or "valid".
@@ -40,7 +37,7 @@ class Digits(InMemoryImages):
         transform: Applied to each image.
 
     Raises:
-        DataError: scikit-learn, or the file in it, is not there or not the one expected.
+        DataError: scikit-learn is not installed.
     """
 
     def __init__(
@@ -53,12 +50,12 @@ class Digits(InMemoryImages):
         table = _table(_file())
         images = (table[:, :64].astype(np.uint16) * 255 // 16).astype(np.uint8).reshape(-1, 1, 8, 8)
         labels = table[:, 64].astype(np.int64)
-        held = (
+        held_out = (
             _every_fifth_of_each_class(labels)
             if hold_out == "spread"
             else np.arange(len(labels)) >= _FIRST_OF_LAST_FIFTH
         )
-        chosen = held if split == "valid" else ~held
+        chosen = held_out if split == "valid" else ~held_out
         super().__init__(
             torch.from_numpy(images[chosen]),
             torch.from_numpy(labels[chosen]),
@@ -68,16 +65,17 @@ class Digits(InMemoryImages):
 
 
 def _every_fifth_of_each_class(labels: np.ndarray) -> np.ndarray:
-    """bool[N]: true for the fifth, tenth, ... of each class, in the file's order."""
-    held = np.zeros(len(labels), dtype=bool)
+    """Return bool[N]: true for the fifth, tenth, ... image of each class, in the file's order."""
+    held_out = np.zeros(len(labels), dtype=bool)
     for digit in range(10):
-        held[np.flatnonzero(labels == digit)[4::5]] = True
-    return held
+        held_out[np.flatnonzero(labels == digit)[4::5]] = True
+    return held_out
 
 
 def _file() -> Path:
-    found = importlib.util.find_spec("sklearn")
-    if found is None or found.origin is None:
+    # Importing scikit-learn would take over a second: its file is read without
+    spec = importlib.util.find_spec("sklearn")
+    if spec is None or spec.origin is None:
         raise DataError(
             Problem(
                 "",
@@ -85,10 +83,10 @@ def _file() -> Path:
                 hint="pip install scikit-learn",
             )
         )
-    return Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    return Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz"
 
 
 def _table(path: Path) -> np.ndarray:
-    """uint8[1797, 65]: 64 grey values from 0 to 16, row by row, and the digit."""
+    """Return uint8[1797, 65]: 64 grey values from 0 to 16, row by row, and the digit."""
     with gzip.open(path, "rt") as lines:
         return np.array([line.split(",") for line in lines], dtype=np.float32).astype(np.uint8)

@@ -1,4 +1,4 @@
-"""Scikit-learn's handwritten digits drawn on noise: boxes to detect, nothing to download."""
+"""scikit-learn's handwritten digits drawn on noise: boxes to detect, without a download."""
 
 from __future__ import annotations
 
@@ -14,29 +14,35 @@ from samewise.datasets.parts.generated import Generated, generator_of
 from samewise.runner.errors import ConfigError, Problem
 
 _TRIES = 20
-_INK = 96  # grey values from here on belong to the digit: its box is drawn around them
+# The box is drawn around pixels of at least this grey value
+_INK = 96
 
 
 @final
 class DigitsOnCanvas(Generated):
-    """Samples in the form of `AnnotatedImages`: `image` uint8[3, H, W], `boxes` float32[N, 4],
-    `labels` int64[N] (digit + 1), `image_id`.
+    """Samples of `AnnotatedImages`: digits of several sizes and tints on uniform noise.
 
-    A canvas is made anew whenever it is asked for, by its index alone: 1 to `digits` digits of
-    different sizes and tints, whose frames do not overlap, on uniform noise. The splits draw from
-    different handwritings. Integers throughout: the same pixels on every machine.
+    A sample has `image` uint8[3, H, W], `boxes` float32[N, 4] (x1, y1, x2, y2) in pixels, `labels`
+    int64[N] (digit + 1) and `image_id`.
+
+    A canvas is a function of its index: it has 1 to `digits` digits, whose frames do not overlap.
+    The splits draw from different handwritings. All arithmetic is in integers, so the pixels are
+    the same on every machine.
 
     Args:
         split: "train" or "valid", of the digits and of the canvases.
-        length: How many canvases.
-        height: In pixels.
-        width: In pixels.
-        digits: The largest number of digits on a canvas.
-        smallest: The least height and width of a digit's frame, in pixels.
-        largest: The size of the largest digit, in pixels.
-        turned: Whether every other canvas, on average, has height and width exchanged: images of
-            two aspect ratios.
-        seed: The data's own, not the experiment's.
+        length: Number of canvases.
+        height: Height in pixels.
+        width: Width in pixels.
+        digits: Largest number of digits on a canvas.
+        smallest: Least height and width of a digit's frame, in pixels.
+        largest: Greatest height and width of a digit's frame, in pixels.
+        turned: Exchange height and width of half of the canvases, at random: images then have two
+            aspect ratios.
+        seed: The data's own seed, independent of the experiment's.
+
+    Raises:
+        ConfigError: A size or number is too small, or the largest digit does not fit on the canvas.
     """
 
     def __init__(
@@ -95,13 +101,13 @@ class DigitsOnCanvas(Generated):
         )
 
     def aspect_ratios(self) -> Tensor:
-        """float64[N]: width / height of each canvas, without drawing it."""
+        """Return float64[N]: width / height of each canvas, without drawing it."""
         shapes = [self._shape(generator_of(f"{self._key} {index}")) for index in range(len(self))]
         return torch.tensor([width / height for height, width in shapes], dtype=torch.float64)
 
     def fingerprint(self) -> str:
-        """32 hex digits of everything that determines the canvases."""
-        what = (
+        """Return 32 hex digits that cover everything that determines the canvases."""
+        settings = (
             self._digits.fingerprint(),
             self._key,
             self._length,
@@ -112,58 +118,59 @@ class DigitsOnCanvas(Generated):
             self._largest,
             self._turned,
         )
-        return blake2b(repr(what).encode(), digest_size=16).hexdigest()
+        return blake2b(repr(settings).encode(), digest_size=16).hexdigest()
 
-    def _shape(self, drawn: torch.Generator) -> tuple[int, int]:
-        """(height, width): drawn first, so that it is known without drawing the canvas."""
-        turned = _upto(2, drawn) == 1 and self._turned
+    def _shape(self, draw: torch.Generator) -> tuple[int, int]:
+        """Draw (height, width)."""
+        # The shape is drawn before the digits, so that it is known without drawing the canvas
+        turned = _upto(2, draw) == 1 and self._turned
         return (self._width, self._height) if turned else (self._height, self._width)
 
 
-def _upto(end: int, drawn: torch.Generator) -> int:
-    """0 to end - 1."""
-    return int(torch.randint(end, (), generator=drawn))
+def _upto(end: int, draw: torch.Generator) -> int:
+    """Draw an integer from 0 to end - 1."""
+    return int(torch.randint(end, (), generator=draw))
 
 
 def _free_frame(
-    taken: list[tuple[int, int, int, int]],
+    occupied: list[tuple[int, int, int, int]],
     height: int,
     width: int,
     smallest: int,
     largest: int,
-    drawn: torch.Generator,
+    draw: torch.Generator,
 ) -> tuple[int, int, int, int] | None:
-    """(top, left, height, width) without overlap with those taken; None if none was found."""
+    """Draw (top, left, height, width) that overlaps no occupied frame; None after many tries."""
     for _ in range(_TRIES):
-        tall, wide = (smallest + _upto(largest - smallest + 1, drawn) for _ in range(2))
+        tall, wide = (smallest + _upto(largest - smallest + 1, draw) for _ in range(2))
         wide = min(wide, 2 * tall) if wide > tall else max(wide, tall // 2, smallest)
-        top, left = _upto(height - tall + 1, drawn), _upto(width - wide + 1, drawn)
+        first_row, first_column = _upto(height - tall + 1, draw), _upto(width - wide + 1, draw)
         if all(
-            top >= t + h or t >= top + tall or left >= x + w or x >= left + wide
-            for t, x, h, w in taken
+            first_row >= t + h
+            or t >= first_row + tall
+            or first_column >= x + w
+            or x >= first_column + wide
+            for t, x, h, w in occupied
         ):
-            return top, left, tall, wide
+            return first_row, first_column, tall, wide
     return None
 
 
 def _draw(
-    canvas: Tensor, digit: Tensor, frame: tuple[int, int, int, int], drawn: torch.Generator
+    canvas: Tensor, digit: Tensor, frame: tuple[int, int, int, int], draw: torch.Generator
 ) -> list[int]:
-    """Draw uint8[8, 8], enlarged to the frame, into uint8[3, H, W].
-
-    Return the box [x1, y1, x2, y2] around its ink.
-    """
-    top, left, tall, wide = frame
+    """Draw uint8[8, 8], enlarged to the frame, into uint8[3, H, W]; return its ink's box."""
+    first_row, first_column, tall, wide = frame
     pixels = digit[torch.arange(tall) * 8 // tall][:, torch.arange(wide) * 8 // wide].to(
         torch.int64
     )
-    tint = torch.randint(192, 256, (3, 1, 1), generator=drawn)
-    place = canvas[:, top : top + tall, left : left + wide]
+    tint = torch.randint(192, 256, (3, 1, 1), generator=draw)
+    place = canvas[:, first_row : first_row + tall, first_column : first_column + wide]
     place.copy_(torch.maximum(place, (pixels * tint // 255).to(torch.uint8)))
     rows, columns = (pixels >= _INK).any(1).nonzero()[:, 0], (pixels >= _INK).any(0).nonzero()[:, 0]
     return [
-        left + int(columns[0]),
-        top + int(rows[0]),
-        left + int(columns[-1]) + 1,
-        top + int(rows[-1]) + 1,
+        first_column + int(columns[0]),
+        first_row + int(rows[0]),
+        first_column + int(columns[-1]) + 1,
+        first_row + int(rows[-1]) + 1,
     ]

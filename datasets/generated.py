@@ -1,6 +1,4 @@
-"""Generated images, to try a recipe without its data: each class has a pattern, and each image adds
-its own noise.
-"""
+"""Generated images, to try a recipe without its data: a pattern for each class, and noise."""
 
 from __future__ import annotations
 
@@ -18,23 +16,26 @@ _CELLS = 4
 
 @final
 class GeneratedClassification(InMemoryImages):
-    """Samples `{"image": uint8[channels, size, size], "label": int}`.
+    """Samples `{"image": uint8[channels, size, size], "label": int}` of generated patterns.
 
     Classes alternate, so every split is balanced.
 
-    A class's pattern is a 4x4 grid of random greys, each image its class's pattern in half contrast
-    under uniform noise: a small network learns them in some tens of steps. Integers throughout, so
-    the pixels are the same on every machine.
+    A class's pattern is a 4x4 grid of random greys; an image is its class's pattern in half
+    contrast under uniform noise. A small network learns the classes in some tens of steps. All
+    arithmetic is in integers, so the pixels are the same on every machine.
 
     Args:
         size: Height and width in pixels.
         channels: 3 for colour, 1 for grey.
-        num_classes: How many classes.
-        length: How many images.
-        frames: T: clips uint8[T, channels, size, size] in place of images; None: images.
-        split: Splits share the patterns, and have noise of their own.
-        seed: Of patterns and noise; it is the data's own, not the experiment's.
+        num_classes: Number of classes.
+        length: Number of images.
+        frames: T, for clips uint8[T, channels, size, size] in place of images; None: images.
+        split: The split's name; splits share the patterns and differ in noise.
+        seed: The seed of patterns and noise, independent of the experiment's.
         transform: Applied to each image.
+
+    Raises:
+        ConfigError: A size or number is less than 1.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class GeneratedClassification(InMemoryImages):
 
 
 def _patterns(seed: int, *, num_classes: int, channels: int, size: int) -> Tensor:
-    """uint8[num_classes, channels, size, size], from 0 to 127: the cells of a 4x4 grid, enlarged."""
+    """Return uint8[num_classes, channels, size, size] from 0 to 127: a 4x4 grid, enlarged."""
     cells = torch.randint(
         0,
         128,

@@ -10,23 +10,26 @@ from samewise.datasets.parts.generated import Generated, triangle_wave
 from samewise.runner.errors import require_at_least
 
 _TICKS = 1 << 24
-"""Fractions of a period that are distinguished."""
+"""Number of phases in a period."""
 
 
 @final
 class GeneratedClips(Generated):
-    """Samples `{"waveform": float32[samples + 2 * context], "name": str, "index": int}`, as `Clips`
-    gives: a gliding triangle wave under a little noise.
+    """Samples `{"waveform": float32[samples + 2 * context], "name": str, "index": int}`.
 
-    Integers throughout, so the samples are the same on every machine.
+    They have the form of `Clips`: a gliding triangle wave under a little noise. All arithmetic is
+    in integers, so the samples are the same on every machine.
 
     Args:
-        length: How many clips.
-        samples: The length of a clip.
+        length: Number of clips.
+        samples: A clip's length in samples.
         context: Further samples on each side of a clip.
-        sample_rate: In Hz.
-        split: Splits differ in their glides.
-        seed: The data's own, not the experiment's.
+        sample_rate: Sample rate in Hz.
+        split: The split's name; splits differ in their glides.
+        seed: The data's own seed, independent of the experiment's.
+
+    Raises:
+        ConfigError: A length is too small.
     """
 
     def __init__(
@@ -45,8 +48,13 @@ class GeneratedClips(Generated):
         self._frames = samples + 2 * context
 
     def make(self, index: int, draw: torch.Generator) -> dict[str, Any]:
-        first, last = torch.randint(100, self.sample_rate // 8, (2,), generator=draw).tolist()
-        frequency = first + (last - first) * torch.arange(self._frames) // self._frames
+        start_frequency, end_frequency = torch.randint(
+            100, self.sample_rate // 8, (2,), generator=draw
+        ).tolist()
+        frequency = (
+            start_frequency
+            + (end_frequency - start_frequency) * torch.arange(self._frames) // self._frames
+        )
         phase = (frequency * _TICKS // self.sample_rate).cumsum(0)
         wave = triangle_wave(phase, ticks=_TICKS, amplitude=12000) + torch.randint(
             -300, 301, (self._frames,), generator=draw

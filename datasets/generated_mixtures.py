@@ -1,6 +1,4 @@
-"""Generated mixtures, to try a recipe without its data: each voice is a sequence of tones in its
-own frequency band.
-"""
+"""Generated mixtures, to try a recipe without its data: each voice has its own frequency band."""
 
 from __future__ import annotations
 
@@ -13,24 +11,29 @@ from samewise.datasets.parts.generated import Generated, triangle_wave
 from samewise.runner.errors import ConfigError, Problem
 
 _TICKS = 1 << 20
-"""Fractions of a period that are distinguished."""
+"""Number of phases in a period."""
 
 
 @final
 class GeneratedMixtures(Generated):
     """Samples `{"mixture": float32[T], "sources": float32[S, T], "length": T, "name": str}`.
 
-    A voice is triangle waves of 50 to 100 ms, each at a frequency of its own within the voice's
-    octave; the bands of neighbouring voices are two octaves apart, so a small network tells them
-    apart in some tens of steps. Integers throughout, so the samples are the same on every machine.
+    A voice is a sequence of triangle waves of 50 to 100 ms, each at a random frequency within the
+    voice's octave. The bands of neighbouring voices are two octaves apart, so a small network
+    separates them after some tens of steps. All arithmetic is in integers, so the samples are the
+    same on every machine.
 
     Args:
-        length: How many mixtures.
-        seconds: The longest mixture; the shortest has three quarters of it, so batches are padded.
-        num_speakers: S, how many speakers a mixture has, from 2 to 4.
-        sample_rate: In Hz.
-        split: Splits share the bands; their tones differ.
-        seed: The data's own, not the experiment's.
+        length: Number of mixtures.
+        seconds: Length of the longest mixture; the shortest has three quarters of it, so batches
+            are padded.
+        num_speakers: S, the number of speakers in a mixture, from 2 to 4.
+        sample_rate: Sample rate in Hz.
+        split: The split's name; splits share the bands and differ in tones.
+        seed: The data's own seed, independent of the experiment's.
+
+    Raises:
+        ConfigError: `num_speakers` is not between 2 and 4, or `length` is less than 1.
     """
 
     def __init__(
@@ -65,12 +68,12 @@ class GeneratedMixtures(Generated):
 
     def _voice(self, voice: int, frames: int, draw: Generator) -> Tensor:
         lowest = 100 * 4**voice if self._count < 4 else 60 * 3**voice
-        parts, made = list[Tensor](), 0
-        while made < frames:
+        parts, total = list[Tensor](), 0
+        while total < frames:
             length = self.sample_rate * int(torch.randint(50, 101, (), generator=draw)) // 1000
             frequency = lowest + int(torch.randint(lowest, (), generator=draw))
             phase = torch.arange(length) * frequency * _TICKS // self.sample_rate
-            loud = int(torch.randint(2000, 4001, (), generator=draw))
-            parts.append(triangle_wave(phase, ticks=_TICKS, amplitude=loud))
-            made += length
+            amplitude = int(torch.randint(2000, 4001, (), generator=draw))
+            parts.append(triangle_wave(phase, ticks=_TICKS, amplitude=amplitude))
+            total += length
         return torch.cat(parts)[:frames].to(torch.float32) / 32768

@@ -13,15 +13,19 @@ from samewise.runner.errors import ConfigError, Problem
 
 @final
 class GeneratedSounds(Dataset[dict[str, Any]]):
-    """Samples `{"waveform": float32[T], "length": int, "label": int, "name": str}`: one of
-    `GeneratedSpeech`'s tones, followed by silence.
+    """Samples `{"waveform": float32[T], "length": int, "label": int, "name": str}` of tones.
+
+    A sample is one of `GeneratedSpeech`'s tones, followed by silence.
 
     Args:
-        length: How many.
-        num_classes: How many tones, at most 26.
-        seconds: The length of a sample.
-        sample_rate: In Hz.
-        split: Splits share the tones.
+        length: Number of samples.
+        num_classes: Number of tones, at most 26.
+        seconds: Length of a sample in seconds.
+        sample_rate: Sample rate in Hz.
+        split: The split's name; splits share the tones.
+
+    Raises:
+        ConfigError: `num_classes` is not between 1 and 26.
     """
 
     def __init__(
@@ -55,14 +59,14 @@ class GeneratedSounds(Dataset[dict[str, Any]]):
         return len(self._tones)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        spoken = self._tones[index]
+        utterance = self._tones[index]
         waveform, label = (
-            crop_or_pad(spoken["waveform"], self._frames),
-            ord(spoken["transcript"]) - ord("a"),
+            crop_or_pad(utterance["waveform"], self._frames),
+            ord(utterance["transcript"]) - ord("a"),
         )
         return {
             "waveform": waveform,
-            "length": min(spoken["length"], self._frames),
+            "length": min(utterance["length"], self._frames),
             "label": label,
-            "name": spoken["name"],
+            "name": utterance["name"],
         }

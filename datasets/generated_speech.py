@@ -13,26 +13,29 @@ from samewise.datasets.parts.utterances import LETTERS, sample
 from samewise.runner.errors import ConfigError, Problem, require_at_least
 
 _TICKS = 1 << 20
-"""Fractions of a period that are distinguished."""
+"""Number of phases in a period."""
 
 
 @final
 class GeneratedSpeech(Generated):
-    """Samples `{"waveform": float32[T], "length": T, "transcript": str, "name": str}`: words of
-    random letters, spelled as tones.
+    """Samples `{"waveform": float32[T], "length": T, "transcript": str, "name": str}` of tones.
 
-    A letter is a triangle wave of 40 to 80 ms between 300 Hz and 3 kHz, a space a pause, all under
-    a little noise; a small network learns them in some hundreds of steps. Integers throughout, so
-    the samples are the same on every machine.
+    The transcript consists of random letters. A letter is a triangle wave of 40 to 80 ms between
+    300 Hz and 3 kHz, a space is a pause, and all is under a little noise. A small network learns
+    the letters in some hundreds of steps. All arithmetic is in integers, so the samples are the
+    same on every machine.
 
     Args:
-        length: How many utterances.
-        sample_rate: In Hz.
-        letters: The first is silent (a space), the others are tones.
-        tones: How many of the letters are used.
-        characters: The fewest and the most letters of an utterance.
-        split: Splits share the tones; their texts differ.
-        seed: The data's own, not the experiment's.
+        length: Number of utterances.
+        sample_rate: Sample rate in Hz.
+        letters: The letters; the first is silent (a space), the rest are tones.
+        tones: Number of letters that are used.
+        characters: Fewest and most letters of an utterance.
+        split: The split's name; splits share the tones and differ in texts.
+        seed: The data's own seed, independent of the experiment's.
+
+    Raises:
+        ConfigError: A number is too small, or `characters` is not a valid interval.
     """
 
     def __init__(
@@ -80,10 +83,9 @@ class GeneratedSpeech(Generated):
         )
 
     def _tone(self, letter: int, draw: torch.Generator) -> Tensor:
-        """int64[T] of 16 bits: a triangle wave and a gap of 10 ms, which tells doubled letters
-        apart.
-        """
+        """Return int64[T] of 16 bits: a triangle wave, and a gap of 10 ms."""
         frames = self.sample_rate * int(torch.randint(40, 81, (), generator=draw)) // 1000
+        # The gap separates doubled letters
         gap = torch.zeros(self.sample_rate // 100, dtype=torch.int64)
         if letter == 0:
             return torch.cat([torch.zeros(frames, dtype=torch.int64), gap])

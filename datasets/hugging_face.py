@@ -1,4 +1,4 @@
-"""Data sets of Hugging Face: images or recordings in one column, and their classes in another."""
+"""Data sets of Hugging Face: images or recordings in one column, their classes in another."""
 
 from __future__ import annotations
 
@@ -27,32 +27,34 @@ from samewise.datasets.parts.upright import turn_upright
 from samewise.runner.errors import DataError, Problem, nearest
 
 _HASHED = dict[Any, list[str]]()
-"""The digests of one data set's rows, by the state of its files and the column."""
+"""Digests of one data set's rows, by the state of its files and the column."""
 
 
 class _Rows(Dataset[dict[str, Any]], abc.ABC):
-    """The rows of a split, each with encoded bytes and a label.
+    """Rows of a split, each with encoded bytes and a label.
 
-    A split of which the data set has its own rows has those. Where it has none for `valid` or
-    `test`, they are taken from its rows for training by a hash of the column `id`, or else of the
-    bytes: adding rows moves none of the others to another split.
+    If the data set has the split's own rows, the split is these. Otherwise a hash of the column
+    `id`, or else of the bytes, takes rows for `valid` and `test` from the rows for training: adding
+    rows moves no other row to another split.
 
     Args:
         root: A folder by `save_to_disk`, `.arrow` or `.parquet` files, or a name in the library's
             cache (`parts.arrow_rows`).
         split: "train", "valid" or "test".
-        content: The column of the images or recordings.
-        label: The column of their classes: numbers of a ClassLabel, other whole numbers, or texts.
-        id: The column by whose hash rows are split, as a patient or speaker whose rows stay
+        content: The setting and the name of the column of images or recordings.
+        label: The column of the classes: numbers of a ClassLabel, other whole numbers, or texts.
+        id: The column whose hash splits the rows, such as a patient or speaker whose rows stay
             together; None: the bytes.
-        shares: Of `valid` and `test`, by hash.
-        key: Of the hash: another key splits otherwise.
-        classes: The classes in the order of their numbers; None: as the ClassLabel has them, else
-            all that occur, sorted.
-        num_classes: How many there should be; None: as many as there are.
+        shares: Shares of `valid` and `test`, parts of 1, by hash.
+        key: The hash's key: another key splits differently.
+        classes: Class names in the order of their numbers; None: the ClassLabel's, else all that
+            occur, sorted.
+        num_classes: The expected number of classes; None allows any number.
 
-    Raises: DataError: it is not there, is damaged, lacks a column, or a row has no bytes or several
-        labels; there are other classes. ConfigError: pyarrow is not installed.
+    Raises:
+        DataError: The data set does not exist, is damaged, lacks a column, has a row without bytes
+            or with several labels, or has other classes.
+        ConfigError: pyarrow is not installed.
     """
 
     def __init__(
@@ -69,56 +71,59 @@ class _Rows(Dataset[dict[str, Any]], abc.ABC):
         num_classes: int | None = None,
     ) -> None:
         columns = {content[0]: content[1], "label": label, **({"id": id} if id else {})}
-        found, features = tables(root, columns)
-        if "train" not in found and split not in found:
-            raise DataError(Problem(root, "has no split for training", sorted(found), "train"))
-        labels = {name: table.column(label).to_pylist() for name, table in found.items()}
+        table_by_split, features = tables(root, columns)
+        if "train" not in table_by_split and split not in table_by_split:
+            raise DataError(
+                Problem(root, "has no split for training", sorted(table_by_split), "train")
+            )
+        labels = {name: table.column(label).to_pylist() for name, table in table_by_split.items()}
         _require_single(labels, label, root)
-        if "test" in found and {*labels["test"]} in (
-            {-1},
-            {None},
-        ):  # published without labels: there is nothing to measure
-            found["test"], labels["test"] = found["test"].slice(0, 0), []
+        # A test split that is published without labels cannot be measured: it is left empty
+        if "test" in table_by_split and {*labels["test"]} in ({-1}, {None}):
+            table_by_split["test"], labels["test"] = table_by_split["test"].slice(0, 0), []
         self.root, (self._setting, self._column) = root, content
-        self._table = found[split if split in found else "train"]
+        self._table = table_by_split[split if split in table_by_split else "train"]
         places = list(range(self._table.num_rows))
-        own = {one: share for one, share in shares.items() if one not in found}
-        if split not in found or (split == "train" and any(own.values())):
-            given = self._table.column(id).to_pylist() if id else []
-            if None in given:
+        own_shares = {x: share for x, share in shares.items() if x not in table_by_split}
+        if split not in table_by_split or (split == "train" and any(own_shares.values())):
+            ids = self._table.column(id).to_pylist() if id else []
+            if None in ids:
                 raise DataError(
                     Problem(
-                        f"{root}, row {given.index(None)}",
+                        f"{root}, row {ids.index(None)}",
                         f"has no {id}",
                         expected="an id, since rows of one id are kept in one split",
                     )
                 )
-            texts = [str(one) for one in given] if id else self._digests()
-            chosen = set(select_split(list(dict.fromkeys(texts)), split, own, key=key, where=root))
-            places = [at for at in places if texts[at] in chosen]
+            texts = [str(x) for x in ids] if id else self._digests()
+            chosen = set(
+                select_split(list(dict.fromkeys(texts)), split, own_shares, key=key, where=root)
+            )
+            places = [place for place in places if texts[place] in chosen]
         self._places = places
         self.classes, numbers = _number_classes(
             labels,
-            {name: class_names(one.get(label)) for name, one in features.items()},
+            {name: class_names(x.get(label)) for name, x in features.items()},
             classes,
             root,
         )
         require_count(root, self.classes, num_classes)
-        of_split = numbers[split if split in found else "train"]
-        self._labels = torch.tensor([of_split[at] for at in places], dtype=torch.int64)
+        split_numbers = numbers[split if split in table_by_split else "train"]
+        self._labels = torch.tensor([split_numbers[place] for place in places], dtype=torch.int64)
 
     def __len__(self) -> int:
         return len(self._places)
 
     def name_of(self, index: int) -> str:
-        """How messages refer to a sample."""
+        """Return a sample's name for messages."""
         return f"{self.root}, row {self._places[index]}"
 
     def _bytes(self, index: int) -> bytes:
         return self._read_encoded(self._places[index])
 
     def _digests(self) -> list[str]:
-        """The digest of each row's bytes; cached for the next split, which uses the same files."""
+        """Return the digest of each row's bytes."""
+        # Cached for the next split, which reads the same files
         key = (state_of_files(self.root), self._column)
         if key not in _HASHED:
             _HASHED.clear()
@@ -134,19 +139,19 @@ class _Rows(Dataset[dict[str, Any]], abc.ABC):
         if isinstance(raw, bytes):
             return raw
         if isinstance(value.get("path") if isinstance(value, dict) else value, str):
-            of, hint = (
+            actual, hint = (
                 "a path, not the content",
                 "save_to_disk also writes the content; for files named in a table, use "
                 "dataset=table",
             )
         elif value in (None, {"bytes": None, "path": None}):
-            of, hint = (
+            actual, hint = (
                 "nothing",
                 f"leave such rows out, with filter(lambda row: row['{self._column}'] is "
                 "not None) of `datasets`",
             )
         else:
-            of, hint = (
+            actual, hint = (
                 type(value).__name__,
                 f"dataset.{self._setting}=COLUMN names another column; those of type "
                 "Image() or Audio() have a file in each row",
@@ -154,16 +159,16 @@ class _Rows(Dataset[dict[str, Any]], abc.ABC):
         raise DataError(
             Problem(
                 f"{self.root}, row {place}",
-                f"column {self._column} holds {of}",
+                f"column {self._column} holds {actual}",
                 expected="an encoded image or recording",
                 hint=hint,
             )
         )
 
     def fingerprint(self) -> str:
-        """32 hex digits of the samples: classes, labels, positions, and the bytes of 64.
+        """Return 32 hex digits that cover classes, labels, positions, and the bytes of 64 samples.
 
-        Independent of where the data are.
+        They do not depend on where the data are.
         """
         digest = blake2b(
             repr((self.classes, self._labels.tolist(), self._places)).encode(), digest_size=16
@@ -175,14 +180,18 @@ class _Rows(Dataset[dict[str, Any]], abc.ABC):
 
 @final
 class HuggingFaceImages(_Rows):
-    """Samples `{"image": uint8[C, H, W], "label": int}`.
+    """Samples `{"image": uint8[C, H, W], "label": int}` of a Hugging Face data set.
 
     Args:
         image: The column of the images.
         mode: "rgb" (C is 3) or "gray" (C is 1).
-        upright: Turn them by their EXIF orientation, as the library does.
+        upright: Turn images by their EXIF orientation, as the library does.
         transform: Applied to each image, in the worker.
         root, split, label, id, shares, key, classes, num_classes: As in `_Rows`.
+
+    Raises:
+        DataError: As in `_Rows`; or an image is damaged.
+        ConfigError: pyarrow is not installed.
     """
 
     def __init__(
@@ -204,7 +213,7 @@ class HuggingFaceImages(_Rows):
         self._mode: Mode = mode
         self._upright = upright
         self._transform = transform
-        given: Any = {
+        options: Any = {
             "label": label,
             "id": id,
             "shares": shares,
@@ -212,7 +221,7 @@ class HuggingFaceImages(_Rows):
             "classes": classes,
             "num_classes": num_classes,
         }
-        super().__init__(root=root, split=split, content=("image", image), **given)
+        super().__init__(root=root, split=split, content=("image", image), **options)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         try:
@@ -232,21 +241,26 @@ class HuggingFaceImages(_Rows):
 
     @property
     def preparation(self) -> dict[str, Any]:
-        """How a file becomes an image, for those who do it elsewhere."""
+        """How a file becomes an image, for programs that prepare images elsewhere."""
         return image_preparation(self._mode, upright=self._upright)
 
 
 @final
 class HuggingFaceRecordings(_Rows):
-    """Samples `{"waveform": float32[T], "length": int, "label": int, "name": str}`, all of length
-    T; `length` excludes the silence at the end.
+    """Samples `{"waveform": float32[T], "length": int, "label": int, "name": str}`.
+
+    All samples have length T; `length` excludes the silence at the end.
 
     Args:
         audio: The column of the recordings.
-        seconds: The length of a sample. Of a longer recording a stretch that is drawn by the
-            sample's own stream in training, else the middle.
-        sample_rate: In Hz; recordings at another rate are resampled.
+        seconds: Length of a sample in seconds. A longer recording is cut: in training to a section
+            that the sample's own stream draws, else to the middle.
+        sample_rate: The waveforms' rate in Hz; recordings at another rate are resampled.
         root, split, label, id, shares, key, classes, num_classes: As in `_Rows`.
+
+    Raises:
+        DataError: As in `_Rows`; or a recording is damaged.
+        ConfigError: pyarrow is not installed.
     """
 
     def __init__(
@@ -269,7 +283,7 @@ class HuggingFaceRecordings(_Rows):
             max(1, round(seconds * sample_rate)),
             split == "train",
         )
-        given: Any = {
+        options: Any = {
             "label": label,
             "id": id,
             "shares": shares,
@@ -277,47 +291,56 @@ class HuggingFaceRecordings(_Rows):
             "classes": classes,
             "num_classes": num_classes,
         }
-        super().__init__(root=root, split=split, content=("audio", audio), **given)
+        super().__init__(root=root, split=split, content=("audio", audio), **options)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        with tempfile.NamedTemporaryFile(prefix="samewise-") as file:  # the decoders look at files
+        # The decoders read files, not bytes
+        with tempfile.NamedTemporaryFile(prefix="samewise-") as file:
             file.write(self._bytes(index))
             file.flush()
             try:
                 waveform, _ = read_audio(file.name, sample_rate=self.sample_rate)
             except DataError as error:
                 raise DataError(
-                    *(replace(one, path=self.name_of(index)) for one in error.problems)
+                    *(replace(x, path=self.name_of(index)) for x in error.problems)
                 ) from None
         spare = len(waveform) - self._frames
         start = (
             0 if spare <= 0 else int(torch.randint(spare + 1, ())) if self._training else spare // 2
         )
-        heard = waveform[start : start + self._frames]
+        section = waveform[start : start + self._frames]
         return {
-            "waveform": crop_or_pad(heard, self._frames),
-            "length": len(heard),
+            "waveform": crop_or_pad(section, self._frames),
+            "length": len(section),
             "label": int(self._labels[index]),
             "name": f"row {self._places[index]}",
         }
 
     @property
     def preparation(self) -> dict[str, Any]:
-        """How a recording becomes a waveform, for those who do it elsewhere."""
+        """How a recording becomes a waveform, for programs that prepare recordings elsewhere."""
         return audio_preparation(self.sample_rate, frames=self._frames)
 
 
 def _require_single(labels: Mapping[str, list[Any]], column: str, root: str) -> None:
-    for split, some in labels.items():
+    """Raise a DataError unless each label is a number or a text."""
+    for split, values in labels.items():
         if (
-            at := next(
-                (at for at, one in enumerate(some) if isinstance(one, list | dict | bytes)), None
+            place := next(
+                (place for place, x in enumerate(values) if isinstance(x, list | dict | bytes)),
+                None,
             )
         ) is not None:
-            words = f"column {column} holds {type(some[at]).__name__}"
+            reason = f"column {column} holds {type(values[place]).__name__}"
             hint = "dataset.label=COLUMN names another column, with a single label in each row"
             raise DataError(
-                Problem(f"{root}, {split}, row {at}", words, some[at], "a number or a text", hint)
+                Problem(
+                    f"{root}, {split}, row {place}",
+                    reason,
+                    values[place],
+                    "a number or a text",
+                    hint,
+                )
             )
 
 
@@ -327,32 +350,29 @@ def _number_classes(
     classes: Sequence[str] | None,
     root: str,
 ) -> tuple[list[str], dict[str, list[int]]]:
-    """The classes, and each row's class number, by split.
-
-    A split's numbers mean the names of its own ClassLabel, which may differ from training's.
-    """
-    if any(
-        one is None or one != one for some in labels.values() for one in some
-    ):  # NaN, which programs write for what is missing, differs from itself
+    """Return the classes, and by split each row's class number."""
+    # NaN, which programs write for missing values, differs from itself
+    if any(x is None or x != x for values in labels.values() for x in values):
         raise DataError(
             Problem(root, "has a row without a label", hint="dataset.label=COLUMN names the column")
         )
-    for given in filter(None, names.values()):
-        if twice := first_repeated(map(str, given)):
+    for class_list in filter(None, names.values()):
+        if repeated := first_repeated(map(str, class_list)):
             raise DataError(
-                Problem(root, "has two classes of the same name", twice, "a name for each class")
+                Problem(root, "has two classes of the same name", repeated, "a name for each class")
             )
     numbering = names.get("train") or next(filter(None, names.values()), [])
+    # A split's numbers refer to its own ClassLabel, which may differ from training's
     texts = {
-        split: [_class_name(one, names.get(split) or numbering) for one in some]
-        for split, some in labels.items()
+        split: [_class_name(x, names.get(split) or numbering) for x in values]
+        for split, values in labels.items()
     }
-    known = list(map(str, classes or numbering)) or sort_classes(
-        one for some in texts.values() for one in some
+    all_classes = list(map(str, classes or numbering)) or sort_classes(
+        x for values in texts.values() for x in values
     )
-    number = {name: place for place, name in enumerate(known)}
+    number = {name: place for place, name in enumerate(all_classes)}
     unknown = next(
-        ((split, one) for split, some in texts.items() for one in some if one not in number), None
+        ((split, x) for split, values in texts.items() for x in values if x not in number), None
     )
     if unknown is not None:
         split, name = unknown
@@ -361,11 +381,11 @@ def _number_classes(
                 f"{root}, {split}",
                 "has a row of an unknown class",
                 name,
-                ", ".join(known[:20]),
-                nearest(name, known),
+                ", ".join(all_classes[:20]),
+                nearest(name, all_classes),
             )
         )
-    return known, {split: [number[one] for one in some] for split, some in texts.items()}
+    return all_classes, {split: [number[x] for x in values] for split, values in texts.items()}
 
 
 def _class_name(label: Any, names: Sequence[Any]) -> str:

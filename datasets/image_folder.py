@@ -1,6 +1,6 @@
 """Images in folders by class: `ROOT/SPLIT/CLASS/*.jpg`, as for torchvision's ImageFolder.
 
-Or `ROOT/CLASS/*.jpg`, split by a hash of their names.
+Also `ROOT/CLASS/*.jpg`, split by a hash of the files' names.
 """
 
 from __future__ import annotations
@@ -18,28 +18,31 @@ from samewise.runner.errors import DataError, Problem
 
 @final
 class ImageFolder(ImageFiles):
-    """Samples `{"image": uint8[C, H, W], "label": int}`.
+    """Samples `{"image": uint8[C, H, W], "label": int}` from folders by class.
 
     Labels number the class folders in sorted order.
 
     Args:
-        root: The folder with the splits' folders in it.
+        root: The folder of the splits' folders.
         folder: This split's folder in it; "" for the root itself.
-        classes_from: The split's folder that names the classes (the training split's), so that one
-            without some class does not number the others anew; None: this one.
-        classes: The folders' names in the order of the labels, some of which may be missing; None:
-            by `classes_from`.
-        num_classes: How many classes there should be; None: as many as there are.
-        split, shares, key: With shares, this one's part of all images of `folder`, by a hash of
-            each one's CLASS/NAME (`parts.keyed_split`); None: all of them.
+        classes_from: The folder that names the classes, usually the training split's: a split that
+            lacks a class then keeps the same labels. None: this split's folder.
+        classes: The class folders' names in the order of the labels; some may be missing. None: by
+            `classes_from`.
+        num_classes: The expected number of classes; None allows any number.
+        split: "train", "valid" or "test": the part of `folder` that `shares` selects.
+        shares: Shares of `valid` and `test`, parts of 1: a hash of CLASS/NAME decides each image's
+            split (`parts.keyed_split`). None: this split has all images of `folder`.
+        key: The hash's key: another key splits differently.
         mode, channels: As in `ImageFiles`.
-        cache: "memory": decode all images once and keep them; they must be of one size. "none":
-            decode each when it is asked for.
+        cache: "memory" decodes all images once and keeps them; they must have the same size. "none"
+            decodes each when it is requested.
         decode: As in `ImageFiles`.
         transform: Applied to each image.
 
     Raises:
-        DataError: a folder is missing or empty, or its classes are not those expected.
+        DataError: A folder is missing or empty, or its classes are not the expected ones.
+        ConfigError: As in `ImageFiles`.
     """
 
     def __init__(
@@ -60,8 +63,8 @@ class ImageFolder(ImageFiles):
         transform: Transform | None = None,
     ) -> None:
         base = Path(root).expanduser().absolute()
-        here = base / folder
-        known = find_classes(
+        split_folder = base / folder
+        class_list = find_classes(
             base,
             folder,
             classes_from=classes_from,
@@ -69,25 +72,28 @@ class ImageFolder(ImageFiles):
             num_classes=num_classes,
         )
         endings = (*IMAGES, ".npy") if mode == "channels" else IMAGES
-        found, left_out = list_by_class(here, known, endings=endings)
-        if not found:
+        label_of_file, left_out = list_by_class(split_folder, class_list, endings=endings)
+        if not label_of_file:
             expected = "folders by class with JPEG, PNG, BMP, GIF, PPM, TIFF or WebP files"
             raise DataError(
                 Problem(
-                    str(here), "has no images", expected=expected, hint="set dataset.root=FOLDER"
+                    str(split_folder),
+                    "has no images",
+                    expected=expected,
+                    hint="set dataset.root=FOLDER",
                 )
             )
         names = (
-            list(found)
+            list(label_of_file)
             if shares is None
-            else select_split(list(found), split, shares, key=key, where=str(here))
+            else select_split(list(label_of_file), split, shares, key=key, where=str(split_folder))
         )
-        labels = [found[name] for name in names]
+        labels = [label_of_file[name] for name in names]
         super().__init__(
-            here,
+            split_folder,
             names,
             labels,
-            classes=known,
+            classes=class_list,
             mode=mode,
             channels=channels,
             cache=cache,

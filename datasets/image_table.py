@@ -28,26 +28,28 @@ _KNOWN = ("train", "valid", "test", "unused")
 
 @final
 class ImageTable(ImageFiles):
-    """Samples `{"image": uint8[C, H, W], "label": int}`.
+    """Samples `{"image": uint8[C, H, W], "label": int}` of the images in a table.
 
-    Labels number the classes, sorted: by number where all are numbers.
+    Labels number the classes in sorted order: by number if all are numbers.
 
     Args:
-        table_path: The table; .parquet is read by pyarrow, which MLflow brings.
+        table_path: The table; pyarrow, a dependency of MLflow, reads .parquet.
         split: "train", "valid" or "test".
-        root: What the images' names are relative to; None: the table's folder.
+        root: The folder that the images' names are relative to; None: the table's folder.
         image: The column of the images' files.
         label: The column of their classes.
         split_column: The column that says "train", "valid" or "test" (or "val", "validation", ...),
             or "unused"; None: a hash of each image's name decides.
-        shares: Of `valid` and `test`, by hash (`parts.keyed_split`).
-        key: Of the hash: another key splits otherwise.
-        classes: The labels in the order of their numbers; None: all that occur in any split.
-        num_classes: How many there should be; None: as many as there are.
+        shares: Shares of `valid` and `test`, parts of 1, by hash (`parts.keyed_split`).
+        key: The hash's key: another key splits differently.
+        classes: Class names in the order of their numbers; None: all that occur in any split.
+        num_classes: The expected number of classes; None allows any number.
         mode, channels, cache, decode, transform: As in `ImageFiles`.
 
-    Raises: DataError: the table cannot be read, or lacks a column; an image is missing; there are
-        other classes. ConfigError: it is a Parquet file, and pyarrow is not installed.
+    Raises:
+        DataError: The table cannot be read or lacks a column, an image is missing, or a class is
+            unknown.
+        ConfigError: The table is a Parquet file, and pyarrow is not installed.
     """
 
     def __init__(
@@ -72,53 +74,57 @@ class ImageTable(ImageFiles):
         path = Path(table_path).expanduser()
         folder = Path(root).expanduser() if root is not None else path.parent
         columns = [image, label, *([split_column] if split_column else [])]
-        rows = read_rows(path, columns, each="image", setting="dataset.table_path")
+        rows = read_rows(path, columns, item="image", setting="dataset.table_path")
         relative = relative_to(folder)
         names = [relative(row.text(image, setting="image")) for row in rows]
-        if twice := first_repeated(map(os.path.normpath, names)):
+        if repeated := first_repeated(map(os.path.normpath, names)):
             raise DataError(
-                Problem(str(path), "lists an image twice", twice, "a row for each image")
+                Problem(str(path), "lists an image twice", repeated, "a row for each image")
             )
         labels = {
             name: row.text(label, setting="label") for name, row in zip(names, rows, strict=True)
         }
-        known = list(map(str, classes)) if classes is not None else sort_classes(labels.values())
-        require_known(str(path), labels.items(), known)
+        class_list = (
+            list(map(str, classes)) if classes is not None else sort_classes(labels.values())
+        )
+        require_known(str(path), labels.items(), class_list)
         files = dict[str, list[str]]()
-        for name, kind in labels.items():
-            files.setdefault(kind, []).append(name)
-        require_count(str(path), known, num_classes, files=files if classes is None else {})
+        for name, class_name in labels.items():
+            files.setdefault(class_name, []).append(name)
+        require_count(str(path), class_list, num_classes, files=files if classes is None else {})
         if split_column:
             splits = [row.text(split_column, setting="split_column") for row in rows]
-            named = dict(zip(names, map(_split_named, splits), strict=True))
-            if others := Counter(split for split in splits if _split_named(split) not in _KNOWN):
-                ((other, count),) = others.most_common(1)
+            split_of_name = dict(zip(names, map(_split_named, splits), strict=True))
+            if unknown_splits := Counter(
+                split for split in splits if _split_named(split) not in _KNOWN
+            ):
+                ((other, count),) = unknown_splits.most_common(1)
                 hint = nearest(other, _KNOWN) or 'write "unused" for rows that no split should have'
-                where, words = (
+                where, reason = (
                     f"{path}, column {split_column}",
                     f"names a split that does not exist, in {number_of(count, 'row')}",
                 )
-                raise DataError(Problem(where, words, other, ", ".join(_KNOWN), hint))
-            chosen = [name for name in names if named[name] == split]
+                raise DataError(Problem(where, reason, other, ", ".join(_KNOWN), hint))
+            chosen = [name for name in names if split_of_name[name] == split]
             if not chosen and split != "test":
                 raise DataError(
                     Problem(
                         str(path),
                         f"has no image for the split {split}",
-                        sorted(set(named.values())),
+                        sorted(set(split_of_name.values())),
                         "train, valid and test",
                     )
                 )
         else:
             chosen = select_split(names, split, shares, key=key, where=str(path))
         require_listed(folder, chosen, listed_in=path.name)
-        number = {name: place for place, name in enumerate(known)}
+        number = {name: place for place, name in enumerate(class_list)}
         chosen_labels = [number[labels[name]] for name in chosen]
         super().__init__(
             folder,
             chosen,
             chosen_labels,
-            classes=known,
+            classes=class_list,
             mode=mode,
             channels=channels,
             cache=cache,

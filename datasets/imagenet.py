@@ -1,5 +1,7 @@
-"""ImageNet-1k (ILSVRC 2012): 1,281,167 training and 50,000 validation images of 1,000 classes, as
-unpacked from its archives.
+"""ImageNet-1k (ILSVRC 2012), as unpacked from its archives.
+
+1,281,167 training and 50,000 validation images of 1,000 classes. Source: Russakovsky et al. 2015,
+ImageNet Large Scale Visual Recognition Challenge, arXiv 1409.0575.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ _WNID = re.compile(r"n\d{8}")
 
 @final
 class ImageNet(ImageFiles):
-    """Samples `{"image": uint8[3, H, W], "label": int}`.
+    """Samples `{"image": uint8[3, H, W], "label": int}` of ImageNet-1k.
 
     Labels number the WordNet ids in sorted order, as torchvision's weights do.
 
@@ -36,13 +38,13 @@ class ImageNet(ImageFiles):
     Args:
         root: The folder that holds `train` and `val`.
         split: "train" or "valid".
-        num_classes: How many classes `train` should have: 1,000, unless it is a subset.
-        cache: "none"; "memory" only where all images are of one size.
+        num_classes: The number of classes in `train`: 1,000 unless it is a subset.
+        cache: "none"; "memory" only if all images have the same size.
         decode: As in `ImageFiles`.
         transform: Applied to each image.
 
     Raises:
-        DataError: a folder or a file is missing, or does not hold what it should.
+        DataError: A folder or file is missing, or has an unexpected content.
     """
 
     def __init__(
@@ -72,10 +74,10 @@ class ImageNet(ImageFiles):
                     hint=hint,
                 )
             )
-        here = base / ("train" if split == "train" else "val")
-        names, labels = _images(here, wnids, base)
+        split_folder = base / ("train" if split == "train" else "val")
+        names, labels = _images(split_folder, wnids, base)
         super().__init__(
-            here,
+            split_folder,
             names,
             labels,
             classes=_class_names(wnids),
@@ -85,23 +87,23 @@ class ImageNet(ImageFiles):
         )
 
 
-def _images(here: Path, wnids: list[str], base: Path) -> tuple[list[str], list[int]]:
-    """The files of a split, relative to it, with their labels."""
-    found = list_by_class(here, wnids).labels
-    names, labels = list(found), list(found.values())
-    if not names and here.name == "val":
-        names = list_files(here, IMAGES).names
+def _images(split_folder: Path, wnids: list[str], base: Path) -> tuple[list[str], list[int]]:
+    """Return a split's files, relative to its folder, and their labels."""
+    label_of_file = list_by_class(split_folder, wnids).labels
+    names, labels = list(label_of_file), list(label_of_file.values())
+    if not names and split_folder.name == "val":
+        names = list_files(split_folder, IMAGES).names
         labels = _true_labels(names, wnids, base)
     if not names:
-        raise DataError(Problem(str(here), "has no images", expected=_LAYOUT, hint=_GET))
+        raise DataError(Problem(str(split_folder), "has no images", expected=_LAYOUT, hint=_GET))
     return names, labels
 
 
 def _true_labels(names: list[str], wnids: list[str], base: Path) -> list[int]:
-    """The labels of a flat validation folder.
+    """Return the labels of a flat validation folder.
 
     Raises:
-        DataError: neither source of them is there, or it does not fit the images.
+        DataError: Neither source of the labels exists, or it does not match the images.
     """
     kit, solution = base / "ILSVRC2012_devkit_t12" / "data", base / "LOC_val_solution.csv"
     label_of = {wnid: label for label, wnid in enumerate(wnids)}
@@ -111,14 +113,14 @@ def _true_labels(names: list[str], wnids: list[str], base: Path) -> list[int]:
                 "PredictionString", setting="root"
             ).split()[0]
             for row in read_rows(
-                solution, ("ImageId", "PredictionString"), each="image", setting="dataset.root"
+                solution, ("ImageId", "PredictionString"), item="image", setting="dataset.root"
             )
         }
-        found = [truth.get(Path(name).stem) for name in names]
+        truth_wnids = [truth.get(Path(name).stem) for name in names]
         source = solution
     elif kit.is_dir():
         source = kit / "ILSVRC2012_validation_ground_truth.txt"
-        found = _read_development_kit(kit, len(names))
+        truth_wnids = _read_development_kit(kit, len(names))
     else:
         raise DataError(
             Problem(
@@ -128,7 +130,7 @@ def _true_labels(names: list[str], wnids: list[str], base: Path) -> list[int]:
                 hint=_GET,
             )
         )
-    unknown = [name for name, wnid in zip(names, found, strict=True) if wnid not in label_of]
+    unknown = [name for name, wnid in zip(names, truth_wnids, strict=True) if wnid not in label_of]
     if unknown:
         raise DataError(
             Problem(
@@ -137,12 +139,13 @@ def _true_labels(names: list[str], wnids: list[str], base: Path) -> list[int]:
                 f"first of them {unknown[0]}",
             )
         )
-    return [label_of[wnid] for wnid in found if wnid is not None]
+    return [label_of[wnid] for wnid in truth_wnids if wnid is not None]
 
 
 def _read_development_kit(kit: Path, count: int) -> list[str]:
-    """The WordNet id of each validation image, in the order of their names."""
-    from scipy.io import loadmat  # takes a while, and only this layout needs it
+    """Return each validation image's WordNet id, in the order of their names."""
+    # Importing scipy takes a while, and only this layout needs it
+    from scipy.io import loadmat
 
     try:
         numbers = [
@@ -150,26 +153,26 @@ def _read_development_kit(kit: Path, count: int) -> list[str]:
         ]
         synsets = loadmat(kit / "meta.mat", squeeze_me=True)["synsets"]
         wnid_of = {int(synset["ILSVRC2012_ID"]): str(synset["WNID"]) for synset in synsets}
-        found = [wnid_of[number] for number in numbers]
+        wnids = [wnid_of[number] for number in numbers]
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         expected = "ILSVRC2012_validation_ground_truth.txt and meta.mat"
         raise DataError(
             Problem(str(kit), f"the development kit cannot be read: {error}", expected=expected)
         ) from None
-    if len(found) != count:
+    if len(wnids) != count:
         raise DataError(
             Problem(
                 str(kit),
-                f"lists {len(found)} validation images",
+                f"lists {len(wnids)} validation images",
                 expected=f"{count}, as val has",
                 hint="unpack ILSVRC2012_img_val.tar again",
             )
         )
-    return found
+    return wnids
 
 
 def _class_names(wnids: list[str]) -> list[str]:
-    """The usual names if the classes are the thousand of ImageNet; otherwise the ids."""
+    """Return the usual names if the classes are ImageNet's thousand; otherwise the ids."""
     if len(wnids) != 1000:
         return wnids
     from torchvision.models import ResNet18_Weights

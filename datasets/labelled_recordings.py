@@ -1,4 +1,4 @@
-"""A folder of recordings whose names contain their labels: `dog/1.wav`, `7_jackson_32.wav`."""
+"""Recordings whose file names contain their labels: `dog/1.wav`, `7_jackson_32.wav`."""
 
 from __future__ import annotations
 
@@ -20,31 +20,32 @@ from samewise.runner.errors import DataError, Problem
 
 @final
 class LabelledRecordings(Dataset[dict[str, Any]]):
-    """Samples `{"waveform": float32[T], "length": int, "label": int, "name": str}`, all of length
-    T; `length` excludes the silence at the end.
+    """Samples `{"waveform": float32[T], "length": int, "label": int, "name": str}`.
 
-    Files are all audio below ROOT whose names match a pattern with named groups: `label` is the
-    class; a file in which `valid` or `test` takes part belongs to that split. In a pattern that has
-    neither, a hash of the file's name decides (`parts.keyed_split`), or of `group` where the
-    pattern has it, as a speaker, whose recordings then stay together.
+    All samples have length T; `length` excludes the silence at the end.
+
+    The files are all audio files below ROOT whose names match a pattern with named groups. The
+    group `label` is the class. A file in which the group `valid` or `test` matches belongs to that
+    split. If the pattern has neither, a hash decides (`parts.keyed_split`): of the group `group`,
+    such as a speaker, whose recordings then stay together, else of the file's name.
 
     Args:
         root: The folder.
         split: "train", "valid" or "test".
-        pattern: A regular expression that a file's name, relative to the folder, must match in
-            full.
-        shares: Of `valid` and `test`, by hash.
-        key: Of the hash: another key splits otherwise.
-        classes: The labels in the order of their numbers; None: all that occur, sorted.
-        num_classes: How many there should be; None: as many as there are.
-        seconds: The length of a sample. Of a longer recording a stretch that is drawn by the
-            sample's own stream in training, else the middle.
-        sample_rate: In Hz; files at another rate are resampled.
-        cache: "memory" keeps all recordings decoded.
+        pattern: A regular expression that a file's name, relative to the folder, must match
+            completely.
+        shares: Shares of `valid` and `test`, parts of 1, by hash.
+        key: The hash's key: another key splits differently.
+        classes: Class names in the order of their numbers; None: all that occur, sorted.
+        num_classes: The expected number of classes; None allows any number.
+        seconds: Length of a sample in seconds. A longer recording is cut: in training to a section
+            that the sample's own stream draws, else to the middle.
+        sample_rate: The waveforms' rate in Hz; files at another rate are resampled.
+        cache: "memory" keeps all recordings, decoded.
 
     Raises:
-        DataError: the folder does not exist, no file matches, or there are other classes.
-        ConfigError: the pattern is not a valid regular expression, or has no `label`.
+        DataError: The folder does not exist, no file matches, or a class is unknown.
+        ConfigError: The pattern is not a valid regular expression, or has no group `label`.
     """
 
     def __init__(
@@ -65,15 +66,15 @@ class LabelledRecordings(Dataset[dict[str, Any]]):
         matched = match_audio(
             folder,
             pattern,
-            marks={"label": "class"},
+            groups={"label": "class"},
             expected="a folder for each class, or a dataset.pattern of your own",
         )
         self.classes = (
             list(map(str, classes))
             if classes is not None
-            else sorted({found["label"] for found in matched.values()})
+            else sorted({match["label"] for match in matched.values()})
         )
-        labels = ((name, found["label"]) for name, found in matched.items())
+        labels = ((name, match["label"]) for name, match in matched.items())
         require_known(str(folder), labels, self.classes)
         require_count(str(folder), self.classes, num_classes)
         chosen = _select_split(matched, split, shares, key, str(folder))
@@ -99,34 +100,34 @@ class LabelledRecordings(Dataset[dict[str, Any]]):
         start = (
             0 if spare <= 0 else int(torch.randint(spare + 1, ())) if self._training else spare // 2
         )
-        heard = self._recordings.stretch(index, start, min(self._frames, self._frames + spare))
+        section = self._recordings.stretch(index, start, min(self._frames, self._frames + spare))
         return {
-            "waveform": crop_or_pad(heard, self._frames),
-            "length": len(heard),
+            "waveform": crop_or_pad(section, self._frames),
+            "length": len(section),
             "label": int(self._labels[index]),
             "name": self._recordings.names[index],
         }
 
     def path(self, index: int) -> Path:
-        """The file of a sample."""
+        """Return the file of a sample."""
         assert self._recordings is not None
         return self._recordings.path(index)
 
     @property
     def preparation(self) -> dict[str, Any]:
-        """How a recording becomes a waveform, for those who do it elsewhere."""
+        """How a recording becomes a waveform, for programs that prepare recordings elsewhere."""
         return audio_preparation(self.sample_rate, frames=self._frames)
 
     def fingerprint(self) -> str:
-        """32 hex digits of the recordings, their labels, and how they are cropped."""
-        what = (
+        """Return 32 hex digits that cover the recordings, their labels, and how they are cut."""
+        parts = (
             self._recordings.fingerprint() if self._recordings else "",
             self.classes,
             self._labels.tolist(),
             self._frames,
             self._training,
         )
-        return blake2b(repr(what).encode(), digest_size=16).hexdigest()
+        return blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
 
 def _select_split(
@@ -140,10 +141,14 @@ def _select_split(
     if "valid" in groups or "test" in groups:
         splits = {
             name: next(
-                (one for one in ("valid", "test") if found.groupdict().get(one) is not None),
+                (
+                    name_of_split
+                    for name_of_split in ("valid", "test")
+                    if match.groupdict().get(name_of_split) is not None
+                ),
                 "train",
             )
-            for name, found in matched.items()
+            for name, match in matched.items()
         }
         chosen = [name for name in matched if splits[name] == split]
         if not chosen and split != "test":
@@ -155,8 +160,8 @@ def _select_split(
                 )
             )
         return chosen
-    hashed = {name: found.groupdict().get("group") or name for name, found in matched.items()}
-    wanted = set(
-        select_split(list(dict.fromkeys(hashed.values())), split, shares, key=key, where=where)
+    key_of_name = {name: match.groupdict().get("group") or name for name, match in matched.items()}
+    selected = set(
+        select_split(list(dict.fromkeys(key_of_name.values())), split, shares, key=key, where=where)
     )
-    return [name for name in matched if hashed[name] in wanted]
+    return [name for name in matched if key_of_name[name] in selected]

@@ -1,5 +1,7 @@
-"""LibriMix: mixtures of LibriSpeech's readers (Cosentino et al., arXiv 2005.11262), as its scripts
-generate them (github.com/JorisCos/LibriMix).
+"""LibriMix: mixtures of LibriSpeech's readers, as its scripts generate them.
+
+Source: Cosentino et al. 2020, LibriMix: An Open-Source Dataset for Generalizable Speech Separation,
+arXiv 2005.11262; scripts at https://github.com/JorisCos/LibriMix.
 """
 
 from __future__ import annotations
@@ -15,19 +17,23 @@ SUBSETS = ("train-360", "train-100", "dev", "test")
 
 @final
 class LibriMix(MixtureFiles):
-    """Samples as `MixtureFiles`.
+    """Samples of `MixtureFiles` from LibriMix.
 
-    Files are ROOT/LibriSMix/wavRk/MODE/SUBSET/{mix_clean,mix_both,s1,s2,...}/*.wav, ROOT's first
-    folder being optional.
+    A sample is `{"mixture": float32[T], "sources": float32[S, T], "length": T, "name": str}`. The
+    files are ROOT/LibriSMix/wavRk/MODE/SUBSET/{mix_clean,mix_both,s1,s2,...}/*.wav.
 
     Args:
-        root: Holds the folder Libri2Mix (or Libri3Mix), or is it.
+        root: The folder Libri2Mix (or Libri3Mix), or the folder that holds it.
         subset: One of `SUBSETS`.
-        speakers: S, how many speakers a mixture has, 2 or 3.
-        sample_rate: 8000 or 16000 Hz.
-        mode: "min": mixtures end with their shortest part; "max": with the longest.
-        noise: Separate mixtures with noise in them (the task sep_noisy); else sep_clean.
+        speakers: S, the number of speakers in a mixture, 2 or 3.
+        sample_rate: Sample rate of the files in Hz, 8000 or 16000.
+        mode: "min": a mixture ends with its shortest part; "max": with its longest.
+        noise: Separate mixtures with noise (the task sep_noisy); otherwise without (sep_clean).
         seconds: As in `MixtureFiles`.
+
+    Raises:
+        ConfigError: The subset is unknown.
+        DataError: As in `MixtureFiles`.
     """
 
     def __init__(
@@ -51,8 +57,8 @@ class LibriMix(MixtureFiles):
                     nearest(subset, SUBSETS),
                 )
             )
-        given = Path(root).expanduser()
-        folder = given if given.name == f"Libri{speakers}Mix" else given / f"Libri{speakers}Mix"
+        base = Path(root).expanduser()
+        folder = base if base.name == f"Libri{speakers}Mix" else base / f"Libri{speakers}Mix"
         super().__init__(
             folder / f"wav{sample_rate // 1000}k" / mode / subset,
             mixture="mix_both" if noise else "mix_clean",

@@ -1,5 +1,7 @@
-"""LibriSpeech: a thousand hours of read English (Panayotov et al., ICASSP 2015), as unpacked from
-its archives.
+"""LibriSpeech: a thousand hours of read English, as unpacked from its archives.
+
+Source: Panayotov et al. 2015, LibriSpeech: an ASR corpus based on public domain audio books,
+ICASSP, https://www.openslr.org/12.
 """
 
 from __future__ import annotations
@@ -31,22 +33,23 @@ _ARCHIVE = "LibriSpeech"
 
 @final
 class LibriSpeech(Utterances):
-    """Samples as `Utterances`.
+    """Samples of `Utterances` from LibriSpeech.
 
-    Files are ROOT/LibriSpeech/SUBSET/SPEAKER/CHAPTER/*.flac, each chapter with its transcripts.
+    A sample is `{"waveform": float32[T], "length": T, "transcript": str, "name": str}`. The files
+    are ROOT/LibriSpeech/SUBSET/SPEAKER/CHAPTER/*.flac, with a file of transcripts for each chapter.
 
     Args:
-        root: Holds the folder LibriSpeech, or is it.
-        subsets: One or several of `SUBSETS`, in the order given.
-        download: Fetch what is missing, by torchaudio; dev-clean has 337 MB, all training sets 60
-            GB.
-        sample_rate: In Hz; the files have 16,000.
+        root: The folder LibriSpeech, or the folder that holds it.
+        subsets: One or several of `SUBSETS`, in this order.
+        download: Download missing subsets, by torchaudio: dev-clean has 337 MB, all training sets
+            have 60 GB.
+        sample_rate: The waveforms' rate in Hz; the files have 16,000.
         letters, lowercase, ignore: As in `Spelling`.
         cache: As in `Utterances`.
 
     Raises:
-        DataError: a subset or one of its files is missing.
-        ConfigError: the subset is unknown.
+        DataError: A subset or one of its files is missing, or a transcript has an unknown letter.
+        ConfigError: The subset is unknown.
     """
 
     def __init__(
@@ -85,7 +88,7 @@ class LibriSpeech(Utterances):
 
 
 def _folder(root: Path, subsets: Sequence[str], *, download: bool) -> Path:
-    """The folder that contains all of the subsets."""
+    """Return the folder that contains all subsets."""
     if not (root / _ARCHIVE).is_dir() and any((root / subset).is_dir() for subset in subsets):
         return root
     folder = root / _ARCHIVE
@@ -114,13 +117,9 @@ def _folder(root: Path, subsets: Sequence[str], *, download: bool) -> Path:
 
 
 def _list_utterances(folder: Path, subset: str) -> list[tuple[str, str]]:
-    """(file, transcript) of all utterances in a subset, speaker by speaker, chapter by chapter, in
-    numerical order.
-
-    Each chapter's file of transcripts is read once; torchaudio's `get_metadata` reads it anew for
-    each of its utterances.
-    """
-    found = list[tuple[str, str]]()
+    """List (file, transcript) of a subset, by speaker and chapter in numerical order."""
+    # torchaudio's `get_metadata` reads a chapter's transcripts anew for each of its utterances
+    utterances = list[tuple[str, str]]()
     for listing in sorted(
         (folder / subset).glob("*/*/*.trans.txt"),
         key=lambda path: [(len(part), part) for part in path.parts[-3:-1]],
@@ -130,8 +129,8 @@ def _list_utterances(folder: Path, subset: str) -> list[tuple[str, str]]:
         require_listed(
             listing.parent, [f"{name}.flac" for name, _, _ in lines], listed_in=listing.name
         )
-        found += [(f"{chapter}/{name}.flac", transcript) for name, _, transcript in lines]
-    if not found:
+        utterances += [(f"{chapter}/{name}.flac", transcript) for name, _, transcript in lines]
+    if not utterances:
         raise DataError(
             Problem(
                 str(folder / subset),
@@ -139,4 +138,4 @@ def _list_utterances(folder: Path, subset: str) -> list[tuple[str, str]]:
                 expected="SPEAKER/CHAPTER/SPEAKER-CHAPTER.trans.txt",
             )
         )
-    return found
+    return utterances

@@ -1,5 +1,7 @@
-"""LibriTTS: 585 hours of LibriSpeech's readers at 24 kHz (Zen et al., arXiv 1904.02882), as
-unpacked from its archives.
+"""LibriTTS: 585 hours of LibriSpeech's readers at 24 kHz, as unpacked from its archives.
+
+Source: Zen et al. 2019, LibriTTS: A Corpus Derived from LibriSpeech for Text-to-Speech, arXiv
+1904.02882.
 """
 
 from __future__ import annotations
@@ -28,20 +30,21 @@ _ARCHIVE = "LibriTTS"
 
 @final
 class LibriTTS(Clips):
-    """Samples as `Clips`.
+    """Samples of `Clips` from LibriTTS.
 
-    Files are ROOT/LibriTTS/SUBSET/READER/CHAPTER/*.wav. ROOT may be the folder LibriTTS itself.
+    A sample is `{"waveform": float32[samples + 2 * context], "name": str, "index": int}`. The files
+    are ROOT/LibriTTS/SUBSET/READER/CHAPTER/*.wav.
 
     Args:
-        root: Holds the folder LibriTTS.
+        root: The folder LibriTTS, or the folder that holds it.
         subsets: One or several of `SUBSETS`.
         samples, context: As in `Clips`.
-        sample_rate: In Hz; the files have 24,000 and are resampled.
-        cache: "memory" keeps all recordings decoded.
+        sample_rate: The waveforms' rate in Hz; the files have 24,000 and are resampled.
+        cache: "memory" keeps all recordings, decoded.
 
     Raises:
-        DataError: a subset is missing.
-        ConfigError: the subset is unknown.
+        DataError: A subset is missing.
+        ConfigError: The subset is unknown.
     """
 
     def __init__(
@@ -54,8 +57,8 @@ class LibriTTS(Clips):
         sample_rate: int = 22050,
         cache: Cache = "none",
     ) -> None:
-        given = Path(root).expanduser()
-        folder = given / _ARCHIVE if (given / _ARCHIVE).is_dir() else given
+        base = Path(root).expanduser()
+        folder = base / _ARCHIVE if (base / _ARCHIVE).is_dir() else base
         names = list[str]()
         for subset in subsets:
             if subset not in SUBSETS:

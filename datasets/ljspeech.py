@@ -1,5 +1,6 @@
-"""LJSpeech: 24 hours of one woman reading, 22,050 Hz (Ito and Johnson 2017,
-keithito.com/LJ-Speech-Dataset), as unpacked from its archive.
+"""LJSpeech: 24 hours of one reader at 22,050 Hz, as unpacked from its archive.
+
+Source: Ito and Johnson 2017, The LJ Speech Dataset, https://keithito.com/LJ-Speech-Dataset.
 """
 
 from __future__ import annotations
@@ -18,22 +19,22 @@ _ARCHIVE = "LJSpeech-1.1"
 
 @final
 class LJSpeech(Clips):
-    """Samples as `Clips`.
+    """Samples of `Clips` from LJSpeech.
 
-    Files are ROOT/LJSpeech-1.1/wavs/*.wav, listed in metadata.csv. ROOT may be the folder
-    LJSpeech-1.1 itself.
+    A sample is `{"waveform": float32[samples + 2 * context], "name": str, "index": int}`. The files
+    are ROOT/LJSpeech-1.1/wavs/*.wav, listed in metadata.csv.
 
     Args:
-        root: Holds the folder LJSpeech-1.1.
-        split: "valid" has each tenth recording, "train" the others: the data set has no split of
-            its own.
+        root: The folder LJSpeech-1.1, or the folder that holds it.
+        split: "train" or "valid"; the data set has no split of its own.
         samples, context: As in `Clips`.
-        sample_rate: In Hz; the files have 22,050.
-        valid_every: 10 for each tenth.
-        cache: "memory" keeps all recordings decoded: 7 GB.
+        sample_rate: The waveforms' rate in Hz; the files have 22,050.
+        valid_every: Distance between "valid" recordings: 10 takes each tenth; "train" has the rest.
+        cache: "memory" keeps all recordings, decoded: 7 GB.
 
     Raises:
-        DataError: the list or one of the recordings is missing.
+        DataError: The list or a recording is missing.
+        ConfigError: `valid_every` is less than 2.
     """
 
     def __init__(
@@ -48,8 +49,8 @@ class LJSpeech(Clips):
         cache: Cache = "none",
     ) -> None:
         require_at_least({"dataset.valid_every": valid_every}, least=2)
-        given = Path(root).expanduser()
-        folder = given / _ARCHIVE if (given / _ARCHIVE).is_dir() else given
+        base = Path(root).expanduser()
+        folder = base / _ARCHIVE if (base / _ARCHIVE).is_dir() else base
         try:
             lines = read_lines(folder / "metadata.csv")
         except OSError as error:

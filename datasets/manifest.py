@@ -1,4 +1,4 @@
-"""The user's recordings, listed in a file with their transcripts: CSV, TSV or JSON lines."""
+"""Recordings listed in a file with their transcripts: CSV, TSV or JSON lines."""
 
 from __future__ import annotations
 
@@ -18,26 +18,29 @@ _ROUNDED = 0.1
 
 @final
 class Manifest(Utterances):
-    """Samples as `Utterances`, from a file with one line per recording, or per section of one.
+    """Samples of `Utterances` from a file with one line for each recording, or section of one.
 
-    As in NeMo's manifests, a line means `duration` seconds of its recording from `offset` (0 by
-    default) on. If no line has an `offset` other than 0, lines may list their recordings' whole
-    durations, rounded: one that is not shorter than its recording by more than 0.1 s, or is 0 or
-    left out, means all of it.
+    A sample is `{"waveform": float32[T], "length": T, "transcript": str, "name": str}`.
+
+    As in NeMo's manifests, a line selects `duration` seconds of its recording from `offset` (0 by
+    default) on. If no line has an `offset` other than 0, the durations may be those of whole
+    recordings, rounded: a line then selects the whole recording if its duration is 0, missing, or
+    at most 0.1 s shorter than the recording.
 
     Args:
-        file: NAME.csv or NAME.tsv with a first line of column names, or NAME.jsonl with an object a
-            line. Texts in a .csv may be in quotes; in a .tsv quotes are characters, as in Common
-            Voice's.
+        file: NAME.csv or NAME.tsv with column names in the first line, or NAME.jsonl with an object
+            in each line. Texts in a .csv may be in quotes; in a .tsv quotes are characters, as in
+            Common Voice.
         audio: The column of the recordings' paths.
         text: The column of their transcripts.
-        root: What the paths are relative to; None: the file's folder.
-        sample_rate: In Hz; other rates are resampled.
+        root: The folder that the paths are relative to; None: the file's folder.
+        sample_rate: The waveforms' rate in Hz; recordings at another rate are resampled.
         letters, lowercase, ignore: As in `Spelling`.
         cache: As in `Utterances`.
 
-    Raises: DataError: the file is not there or not a list of recordings, a recording is missing, a
-        transcript has an unknown letter, a section has no valid times.
+    Raises:
+        DataError: The file does not exist or is not a list of recordings, a recording is missing, a
+            transcript has an unknown letter, or a section has no valid times.
     """
 
     def __init__(
@@ -57,7 +60,7 @@ class Manifest(Utterances):
         folder = path.parent if root is None else Path(root).expanduser()
         columns = (audio, text, "offset", "duration")
         setting = "dataset.train_file and dataset.valid_file"
-        rows = read_rows(path, columns, each="recording", setting=setting, tab_quotes=False)
+        rows = read_rows(path, columns, item="recording", setting=setting, tab_quotes=False)
         names = [row.text(audio, setting="audio") for row in rows]
         transcripts = [row.text(text, setting="text", blank=True) for row in rows]
         sections = [(_seconds(row, "offset"), _seconds(row, "duration")) for row in rows]
@@ -78,15 +81,15 @@ class Manifest(Utterances):
 
 
 def _has_offsets(path: Path, sections: list[tuple[float, float]]) -> bool:
-    """Whether any section begins within its recording; DataError if one then has no duration."""
+    """Whether any section begins within its recording; a DataError if one has no duration then."""
     if not any(offset for offset, _ in sections):
         return False
-    if without := sum(not duration for _, duration in sections):
-        words = (
-            f"has sections of recordings (offset), and {without} of its {len(sections)} lines "
+    if missing := sum(not duration for _, duration in sections):
+        reason = (
+            f"has sections of recordings (offset), and {missing} of its {len(sections)} lines "
             "have no duration"
         )
-        raise DataError(Problem(str(path), words, expected="a duration in seconds in each line"))
+        raise DataError(Problem(str(path), reason, expected="a duration in seconds in each line"))
     return True
 
 

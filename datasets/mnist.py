@@ -1,5 +1,7 @@
-"""MNIST (LeCun et al. 1998) and Fashion-MNIST (arXiv 1708.07747): 70,000 grey images of 28x28
-pixels, loaded and verified by torchvision.
+"""MNIST and Fashion-MNIST: 70,000 grey images of 28x28 pixels.
+
+torchvision loads and verifies them. Sources: LeCun et al. 1998, Gradient-Based Learning Applied to
+Document Recognition; Xiao et al. 2017, Fashion-MNIST, arXiv 1708.07747.
 """
 
 from __future__ import annotations
@@ -16,6 +18,22 @@ Split = Literal["train", "valid", "test"]
 
 
 class _MNIST(InMemoryImages):
+    """Base of both data sets.
+
+    Args:
+        root: The folder that holds the data set's folder.
+        split: "train" or "valid", which share the 60,000 training images, or "test", the 10,000
+            test images.
+        held_out: Number of training images, the last ones, that are "valid". 0 leaves all images to
+            "train".
+        download: Download missing files.
+        transform: Applied to each image.
+
+    Raises:
+        DataError: The files are missing or altered.
+        ConfigError: The split would be empty.
+    """
+
     kind: type[torchvision.datasets.MNIST]
     names: Sequence[str] = tuple(map(str, range(10)))
 
@@ -48,16 +66,11 @@ class MNIST(_MNIST):
 
     Args:
         root: The folder that holds `MNIST/raw`.
-        split: "train" or "valid", cut from the 60,000 training images, or "test", the 10,000
-            others.
-        held_out: How many of the training images, the last ones, are "valid". 0: "train" has them
-            all.
-        download: Fetch the files where they are missing.
-        transform: Applied to each image.
+        split, held_out, download, transform: As in `_MNIST`.
 
     Raises:
-        DataError: the files are missing or altered.
-        ConfigError: the split would be empty.
+        DataError: The files are missing or altered.
+        ConfigError: The split would be empty.
     """
 
     kind = torchvision.datasets.MNIST
@@ -69,7 +82,11 @@ class FashionMNIST(_MNIST):
 
     Args:
         root: The folder that holds `FashionMNIST/raw`.
-        split, held_out, download, transform: As in `MNIST`.
+        split, held_out, download, transform: As in `_MNIST`.
+
+    Raises:
+        DataError: The files are missing or altered.
+        ConfigError: The split would be empty.
     """
 
     kind = torchvision.datasets.FashionMNIST

@@ -1,5 +1,8 @@
-"""Images with boxes annotated as in Pascal VOC (Everingham et al. 2010): in its layout (JPEGImages,
-Annotations, ImageSets/Main), or without lists.
+"""Images with boxes annotated as in Pascal VOC.
+
+They lie in its layout (JPEGImages, Annotations, ImageSets/Main), or without lists. Source:
+Everingham et al. 2010, The Pascal Visual Object Classes Challenge,
+https://doi.org/10.1007/s11263-009-0275-4.
 """
 
 from __future__ import annotations
@@ -43,7 +46,7 @@ class _Object:
 
 @dataclass(frozen=True)
 class _Annotation:
-    """An XML file: its image by the name it gives, the image's size in pixels, and its objects."""
+    """Content of an XML file: the image's name and size in pixels, and its objects."""
 
     file: str
     width: int
@@ -53,39 +56,41 @@ class _Annotation:
 
 @final
 class PascalVOC(AnnotatedImages):
-    """The images in `ImageSets/Main/SPLIT.txt`, or a keyed share of all, with the boxes in their
-    XML files.
+    """Images in `ImageSets/Main/SPLIT.txt`, or a keyed share of all, with boxes from XML files.
 
-    Every annotation is looked at here, so its faults are told before training.
+    All annotations are checked at the start, so that errors show before training.
 
     Args:
-        root: The folder that holds JPEGImages, Annotations and ImageSets; the two folders below are
-            relative to it.
-        split: The list: "train", "val", "trainval", "test". With `shares`: "train", "valid" or
+        root: The folder that holds JPEGImages, Annotations and ImageSets.
+        split: The list: "train", "val", "trainval" or "test". With `shares`: "train", "valid" or
             "test".
-        images_dir, annotations_dir: The folders of images and of XML files; the same one will do.
-        shares: Of `valid` and `test`, where there are no lists: each image's split is decided by a
-            hash of its name (`parts.keyed_split`). An image and its XML file then have the same
-            name but for the ending, also in folders below. None: by the lists.
-        key: Of the hash: another key splits otherwise.
-        unannotated: What to do, without lists, with images that have no XML file: "refuse", or
+        images_dir: The folder of images, relative to `root`.
+        annotations_dir: The folder of XML files, relative to `root`; it may be the folder of
+            images.
+        shares: Shares of `valid` and `test`, parts of 1, if there are no lists: a hash of its name
+            decides each image's split (`parts.keyed_split`). An image and its XML file then have
+            the same name except for the ending, also in folders below. None: by the lists.
+        key: The hash's key: another key splits differently.
+        unannotated: Without lists, what happens to images that have no XML file: "refuse" or
             "drop".
-        classes: The names that are objects, in the order of their labels from 1, perhaps after
+        classes: Names of objects in the order of their labels from 1, optionally after
             `background`; None: all that occur in any annotation, sorted.
-        num_classes: How many there should be, with the background.
-        training: Without images that have no box.
-        first_pixel: The number of the first pixel: 1 in VOC's own files, whose boxes include their
-            last pixel; 0: corners are taken as they are.
-        empty_boxes: What to do with a box without area: "refuse", or "drop".
+        num_classes: The expected number of labels, with the background; None allows any number.
+        training: Leave out images without a box.
+        first_pixel: The number of the first pixel. 1: as in VOC's own files, whose boxes include
+            their last pixel. 0: corners are taken as they are.
+        empty_boxes: What happens to a box without area: "refuse" or "drop".
         difficult: Whether objects marked as difficult count. Otherwise they are left out of
-            training, and in evaluation a detection of one counts neither way, as in VOC's own
-            measure: by the rule for COCO's crowds, by which a detection belongs to an object if
-            more than the threshold of it lies inside.
-        size: [height, width] that images are resized to as they are read.
+            training, and in evaluation a detection of one counts neither as right nor as wrong, as
+            in VOC's own measure. COCO's rule for crowds decides: a detection belongs to an object
+            if more than the threshold of the detection lies inside it.
+        size: [height, width] in pixels, to which images are resized as they are read; None keeps
+            their size.
         cache: "memory" keeps all images, decoded.
 
-    Raises: DataError: a file is missing or damaged, a box is impossible or a class unknown; it
-        names the file.
+    Raises:
+        DataError: A file is missing or damaged, a box is impossible, or a class is unknown; it
+            names the file.
     """
 
     def __init__(
@@ -108,25 +113,27 @@ class PascalVOC(AnnotatedImages):
         cache: Cache = "none",
     ) -> None:
         base = Path(root).expanduser()
-        images_at, annotations_at = base / images_dir, base / annotations_dir
+        image_folder, annotation_folder = base / images_dir, base / annotations_dir
         files = (
-            _match_annotations(images_at, annotations_at, drop=unannotated == "drop")
+            _match_annotations(image_folder, annotation_folder, drop=unannotated == "drop")
             if shares is not None
             else {}
         )
         ids = (
-            _read_list(base, split, annotations_at)
+            _read_list(base, split, annotation_folder)
             if shares is None
-            else select_split(list(files), split, shares, key=key, where=str(annotations_at))
+            else select_split(list(files), split, shares, key=key, where=str(annotation_folder))
         )
-        parse = lru_cache(maxsize=None)(partial(_parse_annotation, annotations_at))
-        found_in = {} if classes is not None else _classes(annotations_at, list(files), parse)
-        names = object_names(classes) if classes is not None else list(found_in)
+        parse = lru_cache(maxsize=None)(partial(_parse_annotation, annotation_folder))
+        files_by_class = (
+            {} if classes is not None else _classes(annotation_folder, list(files), parse)
+        )
+        names = object_names(classes) if classes is not None else list(files_by_class)
         require_count(
-            str(annotations_at), names, num_classes, labels=len(names) + 1, files=found_in
+            str(annotation_folder), names, num_classes, labels=len(names) + 1, files=files_by_class
         )
-        objects = ((f"{name}.xml", found.name) for name in ids for found in parse(name).objects)
-        require_known(str(annotations_at), objects, names)
+        objects = ((f"{name}.xml", item.name) for name in ids for item in parse(name).objects)
+        require_known(str(annotation_folder), objects, names)
         labels = {name: label for label, name in enumerate(names, start=1)}
         images: list[Annotated] = []
         for number, name in enumerate(ids):
@@ -134,26 +141,26 @@ class PascalVOC(AnnotatedImages):
             image = Annotated(
                 files.get(name) or annotation.file, annotation.width, annotation.height, number
             )
-            for found in annotation.objects:
-                x1, y1, x2, y2 = found.box
+            for item in annotation.objects:
+                x1, y1, x2, y2 = item.box
                 hint = (
                     "correct the annotation"
-                    if min(found.box) < 0
+                    if min(item.box) < 0
                     else "these corners count from 0: set dataset.first_pixel=0"
                 )
                 box = check_box(
                     [x1 - first_pixel, y1 - first_pixel, x2, y2],
-                    where=str(annotations_at / f"{name}.xml"),
+                    where=str(annotation_folder / f"{name}.xml"),
                     width=image.width,
                     height=image.height,
                     empty=empty_boxes,
                     hint=hint,
                 )
                 if box is not None:
-                    image.add(box, labels[found.name], crowd=found.difficult and not difficult)
+                    image.add(box, labels[item.name], crowd=item.difficult and not difficult)
             images.append(image)
         super().__init__(
-            images_at,
+            image_folder,
             images,
             classes=["background", *names],
             training=training,
@@ -163,18 +170,21 @@ class PascalVOC(AnnotatedImages):
 
 
 def _read_list(base: Path, split: str, annotations: Path) -> list[str]:
+    """Return the names in the list of a split."""
     path = base / "ImageSets" / "Main" / f"{split}.txt"
     try:
         lines = [line.strip() for line in read_lines(path)]
     except OSError as error:
-        known = sorted(other.stem for other in path.parent.glob("*.txt"))
+        list_names = sorted(other.stem for other in path.parent.glob("*.txt"))
         hint = (
-            nearest(split, known)
+            nearest(split, list_names)
             or "set dataset.root=FOLDER, the one with JPEGImages, Annotations and ImageSets; "
             "without lists, dataset=voc_folder"
         )
         reason = f"the list of images cannot be read: {error.strerror}"
-        raise DataError(Problem(str(path), reason, expected=", ".join(known), hint=hint)) from None
+        raise DataError(
+            Problem(str(path), reason, expected=", ".join(list_names), hint=hint)
+        ) from None
     # In the lists of a class, 1, 0 or -1 follows a name, which may have spaces itself
     ids = [
         line if (annotations / f"{line}.xml").is_file() else re.sub(r"\s+(-1|0|1)$", "", line)
@@ -182,20 +192,20 @@ def _read_list(base: Path, split: str, annotations: Path) -> list[str]:
     ]
     if not ids:
         raise DataError(Problem(str(path), "lists no images"))
-    if (twice := first_repeated(ids)) is not None:
-        raise DataError(Problem(str(path), "lists an image twice", twice, "a line for each image"))
+    if (repeated := first_repeated(ids)) is not None:
+        raise DataError(
+            Problem(str(path), "lists an image twice", repeated, "a line for each image")
+        )
     require_listed(annotations, [f"{name}.xml" for name in ids], listed_in=path.name)
     return ids
 
 
 def _set(missing: Path, key: str, endings: Sequence[str]) -> str:
-    """The hint: the folder beside the missing one that contains such files, if there is one."""
-    beside = (
-        sorted(one for one in missing.parent.iterdir() if one.is_dir())
-        if missing.parent.is_dir()
-        else []
+    """Return a hint that names the missing folder's sibling with such files, if there is one."""
+    siblings = (
+        sorted(x for x in missing.parent.iterdir() if x.is_dir()) if missing.parent.is_dir() else []
     )
-    fitting = next((one.name for one in beside if list_files(one, endings).names), None)
+    fitting = next((x.name for x in siblings if list_files(x, endings).names), None)
     return (
         f"set dataset.{key}={fitting}"
         if fitting
@@ -204,21 +214,21 @@ def _set(missing: Path, key: str, endings: Sequence[str]) -> str:
 
 
 def _match_annotations(images: Path, annotations: Path, *, drop: bool) -> dict[str, str]:
-    """Match sorted names without extensions to image files, each of which has an XML file."""
+    """Match sorted names without endings to image files, each of which has an XML file."""
     kinds = (
         (images, "images", "images_dir", IMAGES),
         (annotations, "annotations", "annotations_dir", ANNOTATIONS),
     )
     missing = [
-        Problem(str(folder), f"is not a folder of {what}", hint=_set(folder, key, endings))
-        for folder, what, key, endings in kinds
+        Problem(str(folder), f"is not a folder of {noun}", hint=_set(folder, key, endings))
+        for folder, noun, key, endings in kinds
         if not folder.is_dir()
     ]
     if missing:
         raise DataError(*missing)
-    found: dict[str, str] = {}
+    image_of_name: dict[str, str] = {}
     for name in list_files(images, IMAGES).names:
-        other = found.setdefault(str(Path(name).with_suffix("")), name)
+        other = image_of_name.setdefault(str(Path(name).with_suffix("")), name)
         if other != name:
             raise DataError(
                 Problem(
@@ -227,10 +237,12 @@ def _match_annotations(images: Path, annotations: Path, *, drop: bool) -> dict[s
                     hint="rename one, and its annotation",
                 )
             )
-    described = {
+    annotated = {
         str(Path(name).with_suffix("")) for name in list_files(annotations, ANNOTATIONS).names
     }
-    for bare, name in sorted({bare: f"{bare}.jpg" for bare in described - found.keys()}.items()):
+    for bare, name in sorted(
+        {bare: f"{bare}.jpg" for bare in annotated - image_of_name.keys()}.items()
+    ):
         raise DataError(
             Problem(
                 str(annotations / f"{bare}.xml"),
@@ -238,15 +250,15 @@ def _match_annotations(images: Path, annotations: Path, *, drop: bool) -> dict[s
                 hint="add it, or remove the annotation",
             )
         )
-    bare_images = sorted(found.keys() - described)
+    bare_images = sorted(image_of_name.keys() - annotated)
     if bare_images and not drop:
         reason = (
             f"has no annotation {bare_images[0]}.xml in {annotations}, one of "
             f"{len(bare_images)} such images"
         )
         hint = "write it (without objects, if there are none), or set dataset.unannotated=drop"
-        raise DataError(Problem(str(images / found[bare_images[0]]), reason, hint=hint))
-    if not described:
+        raise DataError(Problem(str(images / image_of_name[bare_images[0]]), reason, hint=hint))
+    if not annotated:
         raise DataError(
             Problem(
                 str(annotations),
@@ -255,35 +267,34 @@ def _match_annotations(images: Path, annotations: Path, *, drop: bool) -> dict[s
                 hint="set dataset.root=FOLDER",
             )
         )
-    return {bare: found[bare] for bare in sorted(described)}
+    return {bare: image_of_name[bare] for bare in sorted(annotated)}
 
 
 def _classes(
     annotations: Path, ids: Sequence[str], parse: Callable[[str], _Annotation]
 ) -> dict[str, list[str]]:
-    """The classes of all annotations, so that every split numbers them alike: sorted, each with the
-    file of each of its objects.
-    """
-    found: dict[str, list[str]] = {}
+    """Return the sorted classes of all annotations, each with the file of each of its objects."""
+    # The annotations of all splits count, so that every split numbers the classes alike
+    files_by_class: dict[str, list[str]] = {}
     flat = [name for name in list_files(annotations, ANNOTATIONS).names if "/" not in name]
     for name in ids or [file.removesuffix(".xml") for file in flat]:
-        for thing in parse(name).objects:
-            found.setdefault(thing.name, []).append(f"{os.path.basename(name)}.xml")
-    if not found:
+        for item in parse(name).objects:
+            files_by_class.setdefault(item.name, []).append(f"{os.path.basename(name)}.xml")
+    if not files_by_class:
         raise DataError(
             Problem(str(annotations), "has no annotated objects", hint="set dataset.root=FOLDER")
         )
-    return dict(sorted(found.items()))
+    return dict(sorted(files_by_class.items()))
 
 
 def _parse_annotation(folder: Path, name: str) -> _Annotation:
-    """Parse an XML file of an image."""
+    """Parse an image's XML file."""
     path = folder / f"{name}.xml"
     try:
         tree = _parse_xml(read_bytes(path))
     except OSError as error:
         raise DataError(Problem(str(path), f"cannot be read: {error.strerror}")) from None
-    # The latter two of an encoding that does not exist, or that the file does not have
+    # LookupError: the declared encoding does not exist; ValueError: the file is not in it
     except (ElementTree.ParseError, LookupError, ValueError) as error:
         raise DataError(Problem(str(path), f"is not XML: {error}")) from None
     sides = [_number(tree, f"size/{side}", path) for side in ("width", "height")]
@@ -291,19 +302,22 @@ def _parse_annotation(folder: Path, name: str) -> _Annotation:
         raise DataError(
             Problem(str(path), "says that the image has no pixels", f"{sides[0]:g} x {sides[1]:g}")
         )
-    said = (tree.findtext("filename") or "").strip()
-    file = said if Path(said).stem == name and said.lower().endswith(IMAGES) else f"{name}.jpg"
+    file_name = (tree.findtext("filename") or "").strip()
+    file = (
+        file_name
+        if Path(file_name).stem == name and file_name.lower().endswith(IMAGES)
+        else f"{name}.jpg"
+    )
     objects = [_parse_object(node, path) for node in tree.iter("object")]
     return _Annotation(file, int(sides[0]), int(sides[1]), objects)
 
 
 def _parse_xml(raw: bytes) -> ElementTree.Element:
-    """Parse XML in the encoding that it declares: expat itself knows none of several bytes a
-    letter but Unicode's.
-    """
+    """Parse XML in the encoding that it declares."""
     try:
         return ElementTree.fromstring(raw)
     except ValueError:
+        # expat knows no encoding with several bytes per letter except Unicode's
         if not (declared := _DECLARED.match(raw)):
             raise
         return ElementTree.fromstring(raw.decode(declared[1].decode()))

@@ -1,5 +1,6 @@
-"""Mixtures generated from any folder of speakers' recordings: who speaks, what, when and how loudly
-is random for each.
+"""Mixtures generated from any folder of speakers' recordings.
+
+Who speaks, what, when and how loudly is random for each mixture.
 """
 
 from __future__ import annotations
@@ -18,39 +19,40 @@ from samewise.datasets.parts.generated import generator_of
 from samewise.datasets.parts.recordings import Cache, Recordings
 from samewise.runner.errors import ConfigError, DataError, Problem, number_of
 
+# At this level, speech stays well inside [-1, 1]
 _LOUDNESS = 0.05
-"""The root mean square of a speaker at 0 dB; speech then stays well inside [-1, 1]."""
+"""Root mean square of a speaker at 0 dB."""
 _SILENCE = 1e-4
 
 
 @final
 class SpeakerMixtures(Dataset[dict[str, Any]]):
-    """Samples `{"mixture": float32[T], "sources": float32[S, T], "length": T, "name": str}`, all of
-    one length.
+    """Samples `{"mixture": float32[T], "sources": float32[S, T], "length": T, "name": str}`.
 
-    Each of S different speakers says recordings of their own, drawn one after the other with pauses
-    between, until the mixture is filled; a long one begins somewhere within. The levels lie apart
-    as in WSJ0-mix (arXiv 1508.04306).
+    All samples have the same length. Each of S different speakers is heard in their own recordings,
+    drawn one after the other with pauses between them, until the mixture is full; a long recording
+    may begin in its middle. The levels differ as in WSJ0-mix (arXiv 1508.04306).
 
     Args:
         root: The folder of recordings.
-        pattern: A regular expression that a file's name, relative to the folder, must match in full
-            to belong to this split, with a group `speaker`. The default takes a folder for each
-            speaker; `[0-9]_(?P<speaker>[a-z]+)_[0-4][.]wav` takes the spoken digits' first takes.
-        length: How many mixtures an epoch has.
-        seconds: The length of a mixture.
-        num_speakers: S, how many speakers a mixture has.
-        sample_rate: In Hz; files at another rate are resampled.
-        levels: Each speaker's level is drawn between these, in dB.
-        pause: Pauses before a recording are drawn between these, in seconds.
-        fixed: The mixtures are keyed by their index alone, the same in every epoch: for evaluation.
-            Else by the sample's own stream.
-        seed: Of fixed mixtures; the data's own, not the experiment's.
-        cache: "memory" keeps all recordings decoded.
+        pattern: A regular expression with a group `speaker`, which a file's name, relative to the
+            folder, must match completely to belong to this split. The default expects a folder for
+            each speaker; `[0-9]_(?P<speaker>[a-z]+)_[0-4][.]wav` selects the spoken digits' first
+            takes.
+        length: Number of mixtures in an epoch.
+        seconds: Length of a mixture in seconds.
+        num_speakers: S, the number of speakers in a mixture.
+        sample_rate: The waveforms' rate in Hz; files at another rate are resampled.
+        levels: Interval of each speaker's level in dB.
+        pause: Interval of the pauses before recordings in seconds.
+        fixed: Draw each mixture by its index alone, the same in every epoch, for evaluation.
+            Otherwise the sample's own stream draws it.
+        seed: Seed of fixed mixtures: the data's own, independent of the experiment's.
+        cache: "memory" keeps all recordings, decoded.
 
     Raises:
-        DataError: no file matches, or there are fewer than S speakers.
-        ConfigError: a pattern without the group `speaker`, an invalid interval.
+        DataError: No file matches, or there are fewer than S speakers.
+        ConfigError: The pattern has no group `speaker`, or an interval or number is invalid.
     """
 
     def __init__(
@@ -77,9 +79,9 @@ class SpeakerMixtures(Dataset[dict[str, Any]]):
             pause=pause,
         )
         folder = Path(root).expanduser()
-        spoken = _group_by_speaker(folder, pattern, num_speakers)
+        files_by_speaker = _group_by_speaker(folder, pattern, num_speakers)
         self.sample_rate = sample_rate
-        self.speakers = list(spoken)
+        self.speakers = list(files_by_speaker)
         self._settings = repr(
             (length, seconds, num_speakers, list(levels), list(pause), fixed, seed)
         )
@@ -88,11 +90,11 @@ class SpeakerMixtures(Dataset[dict[str, Any]]):
         self._levels, self._pause = tuple(map(float, levels)), tuple(map(float, pause))
         self._recordings = Recordings(
             folder,
-            [name for names in spoken.values() for name in names],
+            [name for names in files_by_speaker.values() for name in names],
             sample_rate=sample_rate,
             cache=cache,
         )
-        counts = torch.tensor([len(names) for names in spoken.values()])
+        counts = torch.tensor([len(names) for names in files_by_speaker.values()])
         self._first, self._counts = (counts.cumsum(0) - counts).tolist(), counts.tolist()
 
     def __len__(self) -> int:
@@ -117,19 +119,19 @@ class SpeakerMixtures(Dataset[dict[str, Any]]):
 
     @property
     def preparation(self) -> dict[str, Any]:
-        """How a recording becomes a waveform, for those who do it elsewhere."""
+        """How a recording becomes a waveform, for programs that prepare recordings elsewhere."""
         return audio_preparation(self.sample_rate)
 
     def fingerprint(self) -> str:
-        """32 hex digits of the recordings and the settings of the mixtures."""
+        """Return 32 hex digits that cover the recordings and the mixtures' settings."""
         return blake2b(
             f"{self._recordings.fingerprint()} {self._settings}".encode(), digest_size=16
         ).hexdigest()
 
     def _track(self, speaker: int, draw: Generator) -> Tensor:
-        """float32[T]: one speaker's recordings in sequence, from a random start."""
+        """Return float32[T]: one speaker's recordings in sequence, from a random start."""
         shortest, longest = self._pause
-        # (recording, where it begins, where it ends)
+        # (recording, its first frame, the frame after its last)
         pieces, total = (
             list[tuple[int, int, int]](),
             0,
@@ -147,33 +149,33 @@ class SpeakerMixtures(Dataset[dict[str, Any]]):
         start = int(torch.randint(total - self._frames + 1, (), generator=draw))
         track = torch.zeros(self._frames)
         for index, begin, end in pieces:
-            heard, until = max(begin, start), min(end, start + self._frames)
-            if heard < until:
-                track[heard - start : until - start] = self._recordings.stretch(
-                    index, heard - begin, until - heard
+            low, high = max(begin, start), min(end, start + self._frames)
+            if low < high:
+                track[low - start : high - start] = self._recordings.stretch(
+                    index, low - begin, high - low
                 )
         return track
 
 
-def _group_by_speaker(folder: Path, pattern: str, wanted: int) -> dict[str, list[str]]:
-    """Each speaker's files, by sorted speaker."""
-    found = dict[str, list[str]]()
+def _group_by_speaker(folder: Path, pattern: str, count: int) -> dict[str, list[str]]:
+    """Return each speaker's files, by sorted speaker."""
+    files_by_speaker = dict[str, list[str]]()
     expected = "a folder for each speaker, or a dataset.pattern of your own"
     for name, match in match_audio(
-        folder, pattern, marks={"speaker": "speaker"}, expected=expected
+        folder, pattern, groups={"speaker": "speaker"}, expected=expected
     ).items():
-        found.setdefault(match["speaker"], []).append(name)
-    if len(found) < wanted:
-        speakers = ", ".join(sorted(found))
+        files_by_speaker.setdefault(match["speaker"], []).append(name)
+    if len(files_by_speaker) < count:
+        speakers = ", ".join(sorted(files_by_speaker))
         reason = (
-            f"has recordings of {number_of(len(found), 'speaker')} ({speakers}), too few for "
-            f"mixtures of {wanted}"
+            f"has recordings of {number_of(len(files_by_speaker), 'speaker')} ({speakers}), "
+            f"too few for mixtures of {count}"
         )
         hint = "dataset.pattern marks the part of a file's name that is the speaker"
         raise DataError(
-            Problem(str(folder), reason, expected=f"at least {wanted} speakers", hint=hint)
+            Problem(str(folder), reason, expected=f"at least {count} speakers", hint=hint)
         )
-    return {speaker: found[speaker] for speaker in sorted(found)}
+    return {speaker: files_by_speaker[speaker] for speaker in sorted(files_by_speaker)}
 
 
 def _require_sound(
@@ -185,6 +187,7 @@ def _require_sound(
     levels: Sequence[float],
     pause: Sequence[float],
 ) -> None:
+    """Raise a ConfigError unless all settings are valid."""
     for name, value, least in (
         ("length", length, 1),
         ("num_speakers", num_speakers, 2),

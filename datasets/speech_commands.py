@@ -1,5 +1,7 @@
-"""Speech Commands: one-second recordings of single words (Warden 2018, arXiv 1804.03209), by
-torchaudio.
+"""Speech Commands: one-second recordings of single words, loaded by torchaudio.
+
+Source: Warden 2018, Speech Commands: A Dataset for Limited-Vocabulary Speech Recognition, arXiv
+1804.03209.
 """
 
 from __future__ import annotations
@@ -20,21 +22,22 @@ _PARTS = {"train": "training", "valid": "validation", "test": "testing"}
 
 @final
 class SpeechCommands(Utterances):
-    """Samples as `Utterances`, with the word as transcript.
+    """Samples of `Utterances` from Speech Commands, with the word as transcript.
 
-    The splits are the official ones, by speaker.
+    A sample is `{"waveform": float32[T], "length": T, "transcript": str, "name": str}`. The splits
+    are the official ones, by speaker.
 
     Args:
-        root: Holds SpeechCommands/VERSION/WORD/*.wav.
+        root: The folder that holds SpeechCommands/VERSION/WORD/*.wav.
         split: "train", "valid" or "test".
         version: "speech_commands_v0.02" (35 words) or "speech_commands_v0.01" (30).
-        download: Fetch what is missing: 2.4 GB.
-        sample_rate: In Hz; the files have 16,000.
+        download: Download the data set if it is missing: 2.4 GB.
+        sample_rate: The waveforms' rate in Hz; the files have 16,000.
         letters, lowercase, ignore: As in `Spelling`.
         cache: As in `Utterances`.
 
     Raises:
-        DataError: the data set is not there.
+        DataError: The data set is missing.
     """
 
     def __init__(
@@ -53,13 +56,13 @@ class SpeechCommands(Utterances):
         cache: Cache = "none",
     ) -> None:
         make = partial(SPEECHCOMMANDS, url=version, subset=_PARTS[split])
-        words = load(
+        data = load(
             make,
             root=root,
             expected=f"the folder SpeechCommands/{version}, with its lists of files",
             download=download,
         )
-        listed = [words.get_metadata(index) for index in range(len(words))]
+        listed = [data.get_metadata(index) for index in range(len(data))]
         super().__init__(
             Path(root).expanduser() / "SpeechCommands",
             [name.replace(os.sep, "/") for name, *_ in listed],

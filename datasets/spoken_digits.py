@@ -1,5 +1,6 @@
-"""The Free Spoken Digit Dataset: 3,000 recordings of the ten digits by six people, 8 kHz
-(github.com/Jakobovski/free-spoken-digit-dataset).
+"""The Free Spoken Digit Dataset: 3,000 recordings of the ten digits by six people, 8 kHz.
+
+Source: https://github.com/Jakobovski/free-spoken-digit-dataset.
 """
 
 from __future__ import annotations
@@ -23,26 +24,27 @@ _NAME = re.compile(r"([0-9])_([A-Za-z]+)_([0-9]+)\.wav")
 
 @final
 class SpokenDigits(Utterances):
-    """Samples as `Utterances`: a digit's name, or several digits of one speaker in sequence.
+    """Samples of `Utterances`: a digit's name, or several digits of one speaker in sequence.
 
-    The files are ROOT/recordings/DIGIT_SPEAKER_TAKE.wav, or lie in ROOT itself. By the data set's
-    own rule the takes 0 to 4 are for testing.
+    A sample is `{"waveform": float32[T], "length": T, "transcript": str, "name": str}`. The files
+    are ROOT/recordings/DIGIT_SPEAKER_TAKE.wav, or lie in ROOT itself. By the data set's own rule
+    the takes 0 to 4 are for testing.
 
     Args:
         root: The data set's folder.
         takes: The first and the last take that belong to this split.
-        speakers: Their names; None: all.
-        digits: The least and the most digits of an utterance. With more than one, an utterance
-            begins with the recording that its index names; how many follow, which of the same
-            speaker's, and the pauses between are random, by the sample's own stream.
+        speakers: The speakers' names; None: all.
+        digits: The fewest and the most digits of an utterance. With more than one, an utterance
+            begins with the recording of its index; the sample's own stream draws the number of
+            further recordings, which ones of the same speaker, and the pauses.
         pause: The shortest and the longest pause between two digits, in seconds.
-        sample_rate: In Hz; the files have 8,000.
+        sample_rate: The waveforms' rate in Hz; the files have 8,000.
         letters, lowercase, ignore: As in `Spelling`.
         cache: As in `Utterances`; all recordings together take 42 MB in memory.
 
     Raises:
-        DataError: the recordings are not there, or none of these takes and speakers.
-        ConfigError: an invalid interval.
+        DataError: The recordings are missing, or none has these takes and speakers.
+        ConfigError: An interval is invalid.
     """
 
     def __init__(
@@ -120,13 +122,13 @@ class SpokenDigits(Utterances):
 
 
 def _list_recordings(folder: Path) -> list[tuple[str, int, str, int]]:
-    """(file, digit, speaker, take), by digit, speaker and take."""
-    found = [
+    """List (file, digit, speaker, take), sorted by digit, speaker and take."""
+    recordings = [
         (name, int(parts[1]), parts[2], int(parts[3]))
         for name in list_files(folder, (".wav",)).names
         if (parts := _NAME.fullmatch(name))
     ]
-    if not found:
+    if not recordings:
         hint = "set dataset.root=FOLDER to the data set's folder"
         raise DataError(
             Problem(
@@ -136,4 +138,4 @@ def _list_recordings(folder: Path) -> list[tuple[str, int, str, int]]:
                 hint=hint,
             )
         )
-    return sorted(found, key=lambda line: line[1:])
+    return sorted(recordings, key=lambda line: line[1:])

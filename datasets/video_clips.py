@@ -31,34 +31,35 @@ Where = Literal["random", "centre"]
 _BLOCK = 1 << 16
 
 _FIRST = 2_000
-"""Files whose format is checked before training."""
+"""Number of files whose format is checked before training."""
 
 
 @final
 class VideoClips(Dataset[dict[str, Any]]):
-    """Samples `{"image": uint8[T, 3, H, W], "label": int}`, one clip per video.
+    """Samples `{"image": uint8[T, 3, H, W], "label": int}`, one clip of each video.
 
     Labels number the class folders in sorted order.
 
     Args:
-        root: The folder with the splits' folders in it.
+        root: The folder of the splits' folders.
         folder: This split's folder in it; "" for the root itself.
-        classes_from: The split's folder that names the classes, as in ImageFolder; None: this one.
-        classes: The folders' names in the order of the labels, as in ImageFolder; None: by
+        classes_from: The folder that names the classes, usually the training split's; None: this
+            split's.
+        classes: The class folders' names in the order of the labels; some may be missing. None: by
             `classes_from`.
-        num_classes: How many classes there should be; None: as many as there are.
-        frames: T, the number of frames of a clip.
-        stride: Frames of the video from one of the clip to the next. A video that is too short for
-            it repeats its last frame.
-        clip: "random": begins anywhere, by the sample's stream, so that each epoch sees another;
-            "centre": the middle.
+        num_classes: The expected number of classes; None allows any number.
+        frames: T, the number of frames in a clip.
+        stride: Distance between a clip's frames in the video. A video that is too short repeats its
+            last frame.
+        clip: "random": the sample's own stream draws where the clip begins, anew in each epoch.
+            "centre": the middle of the video.
         transform: Applied to each clip, in the worker: any transform of torchvision.transforms.v2,
             which treats all frames alike.
 
-    Raises: DataError: a folder is missing or empty, or its classes are not those expected; or in
-        one of up to 2,000 files, evenly
-            spaced, frames cannot be found exactly.
-        ConfigError: torchcodec or FFmpeg is not there.
+    Raises:
+        DataError: A folder is missing or empty, its classes are not the expected ones, or frames
+            cannot be found exactly in one of up to 2,000 files, evenly spaced.
+        ConfigError: torchcodec or FFmpeg is missing.
     """
 
     def __init__(
@@ -75,7 +76,8 @@ class VideoClips(Dataset[dict[str, Any]]):
         transform: Callable[[Tensor], Any] | None = None,
     ) -> None:
         require_at_least({"dataset.frames": frames, "dataset.stride": stride})
-        require_torchcodec()  # now, not in the first worker
+        # An error is due here, not in the first worker
+        require_torchcodec()
         base = Path(root).expanduser().absolute()
         self._folder = base / folder
         self.classes = find_classes(
@@ -84,10 +86,10 @@ class VideoClips(Dataset[dict[str, Any]]):
             classes_from=classes_from,
             classes=classes,
             num_classes=num_classes,
-            of="videos",
+            content="videos",
         )
-        found, self.left_out = list_by_class(self._folder, self.classes, endings=VIDEOS)
-        if not found:
+        label_of_file, self.left_out = list_by_class(self._folder, self.classes, endings=VIDEOS)
+        if not label_of_file:
             expected = f"folders by class with videos ({', '.join(VIDEOS)})"
             raise DataError(
                 Problem(
@@ -97,8 +99,8 @@ class VideoClips(Dataset[dict[str, Any]]):
                     hint="set dataset.root=FOLDER",
                 )
             )
-        self._names = np.array([os.fsencode(name) for name in found])
-        self._labels = list(found.values())
+        self._names = np.array([os.fsencode(name) for name in label_of_file])
+        self._labels = list(label_of_file.values())
         for index in spaced_indices(len(self._names), _FIRST):
             require_exact(self.path(index))
         self._length, self._stride, self._clip, self._transform = frames, stride, clip, transform
@@ -114,12 +116,14 @@ class VideoClips(Dataset[dict[str, Any]]):
         }
 
     def path(self, index: int) -> Path:
-        """The file of a sample."""
+        """Return the file of a sample."""
         return self._folder / os.fsdecode(self._names[index])
 
     def fingerprint(self) -> str:
-        """32 hex digits of the decoder, classes, names, labels, sizes of the files (of up to
-        100,000), and the first and last 64 KiB of 64.
+        """Return 32 hex digits that identify the samples and their decoder.
+
+        They cover the decoder, classes, names, labels, the sizes of up to 100,000 files, and the
+        first and last 64 KiB of 64.
         """
         digest = blake2b(repr((versions(), self.classes, self._labels)).encode(), digest_size=16)
         digest.update(b"\0".join(self._names.tolist()))
@@ -133,7 +137,7 @@ class VideoClips(Dataset[dict[str, Any]]):
         return digest.hexdigest()
 
     def _choose_frames(self, available: int) -> list[int]:
-        """The numbers of the clip's frames in a video with so many."""
+        """Return the numbers of the clip's frames in a video with `available` frames."""
         start = centre if self._clip == "centre" else _anywhere
         return clip_frames(available, frames=self._length, stride=self._stride, start=start)
 

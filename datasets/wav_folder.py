@@ -12,19 +12,21 @@ from samewise.datasets.parts.recordings import Cache, Recordings
 
 @final
 class WavFolder(Clips):
-    """Samples as `Clips`; files are all audio files below ROOT whose names match.
+    """Samples of `Clips` from all audio files below a folder whose names match.
+
+    A sample is `{"waveform": float32[samples + 2 * context], "name": str, "index": int}`.
 
     Args:
         root: The folder.
-        pattern: A regular expression that a file's name, relative to the folder, must match in
-            full: `[0-9]_jackson_[0-9]+[.]wav` is one of the spoken digits' speakers.
+        pattern: A regular expression that a file's name, relative to the folder, must match
+            completely: `[0-9]_jackson_[0-9]+[.]wav` selects one speaker of the spoken digits.
         samples, context: As in `Clips`.
-        sample_rate: In Hz; files at another rate are resampled.
-        cache: "memory" keeps all recordings decoded.
+        sample_rate: The waveforms' rate in Hz; files at another rate are resampled.
+        cache: "memory" keeps all recordings, decoded.
 
     Raises:
-        DataError: the folder does not exist, or no file matches.
-        ConfigError: the pattern is not a valid regular expression.
+        DataError: The folder does not exist, or no file matches.
+        ConfigError: The pattern is not a valid regular expression.
     """
 
     def __init__(

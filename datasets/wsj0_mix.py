@@ -1,5 +1,6 @@
-"""WSJ0-2mix and WSJ0-3mix: mixtures of the Wall Street Journal's readers (Hershey et al., arXiv
-1508.04306), as MERL's scripts generate them.
+"""WSJ0-2mix and WSJ0-3mix: mixtures of the Wall Street Journal's readers, by MERL's scripts.
+
+Source: Hershey et al. 2016, Deep clustering, arXiv 1508.04306.
 """
 
 from __future__ import annotations
@@ -14,18 +15,21 @@ _SUBSETS = {"train": "tr", "valid": "cv", "test": "tt"}
 
 @final
 class WSJ0Mix(MixtureFiles):
-    """Samples as `MixtureFiles`.
+    """Samples of `MixtureFiles` from WSJ0-2mix or WSJ0-3mix.
 
-    Files are ROOT/Sspeakers/wavRk/MODE/{tr,cv,tt}/{mix,s1,s2,...}/*.wav, ROOT's first folder being
-    optional.
+    A sample is `{"mixture": float32[T], "sources": float32[S, T], "length": T, "name": str}`. The
+    files are ROOT/Sspeakers/wavRk/MODE/{tr,cv,tt}/{mix,s1,s2,...}/*.wav.
 
     Args:
-        root: Holds the folder 2speakers (or 3speakers), or is it.
+        root: The folder 2speakers (or 3speakers), or the folder that holds it.
         split: "train", "valid" or "test".
-        speakers: S, how many speakers a mixture has, 2 or 3.
-        sample_rate: 8000 or 16000 Hz.
-        mode: "min": mixtures end with their shortest part; "max": with the longest.
+        speakers: S, the number of speakers in a mixture, 2 or 3.
+        sample_rate: Sample rate of the files in Hz, 8000 or 16000.
+        mode: "min": a mixture ends with its shortest part; "max": with its longest.
         seconds: As in `MixtureFiles`.
+
+    Raises:
+        DataError: As in `MixtureFiles`.
     """
 
     def __init__(
@@ -38,8 +42,8 @@ class WSJ0Mix(MixtureFiles):
         mode: Literal["min", "max"] = "min",
         seconds: float | None = None,
     ) -> None:
-        given = Path(root).expanduser()
-        folder = given if given.name == f"{speakers}speakers" else given / f"{speakers}speakers"
+        base = Path(root).expanduser()
+        folder = base if base.name == f"{speakers}speakers" else base / f"{speakers}speakers"
         super().__init__(
             folder / f"wav{sample_rate // 1000}k" / mode / _SUBSETS[split],
             mixture="mix",

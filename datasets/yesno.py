@@ -1,5 +1,6 @@
-"""YesNo: sixty recordings of a man saying yes or no eight times in Hebrew (openslr.org/1),
-transcribed in English.
+"""YesNo: sixty recordings of a man saying yes or no eight times in Hebrew.
+
+They are transcribed in English. Source: https://www.openslr.org/1.
 """
 
 from __future__ import annotations
@@ -21,21 +22,23 @@ _WORDS = {"0": "no", "1": "yes"}
 
 @final
 class YesNo(Utterances):
-    """Samples as `Utterances`.
+    """Samples of `Utterances` from YesNo.
 
-    A file named 0_1_1_0_0_1_1_1.wav says "no yes yes no no yes yes yes".
+    A sample is `{"waveform": float32[T], "length": T, "transcript": str, "name": str}`. A file
+    named 0_1_1_0_0_1_1_1.wav says "no yes yes no no yes yes yes".
 
     Args:
-        root: Holds waves_yesno/*.wav.
+        root: The folder that holds waves_yesno/*.wav.
         split: "train" or "valid".
-        held_out: Of every so many recordings, the last is for validation.
-        download: Fetch what is missing: 5 MB.
-        sample_rate: In Hz; the files have 8,000.
+        held_out: Size of the blocks whose last recording is "valid": 5 takes every fifth.
+        download: Download the data set if it is missing: 5 MB.
+        sample_rate: The waveforms' rate in Hz; the files have 8,000.
         letters, lowercase, ignore: As in `Spelling`.
         cache: As in `Utterances`.
 
     Raises:
-        DataError: the data set is not there, or a file has another name.
+        DataError: The data set is missing, or a file has an unexpected name.
+        ConfigError: `held_out` is less than 2.
     """
 
     def __init__(

@@ -1,5 +1,6 @@
-"""The base of data sets of images with boxes: packed annotations, checks that name the file,
-decoding, a cache for small images.
+"""Base of data sets of images with boxes.
+
+Holds packed annotations, checks that name the file, decoding, and a cache for small images.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ EmptyBoxes = Literal["refuse", "drop"]
 
 @dataclass
 class Annotated:
-    """One image's annotation.
+    """Annotation of one image.
 
     Args:
-        name: Of the image file, relative to the folder of images.
-        width: In pixels, as the annotation says.
-        height: Likewise.
-        boxes: [x1, y1, x2, y2] in pixels, the right and lower edges excluded.
-        labels: One a box, from 1; 0 is the background.
-        crowd: One a box: whether it stands for a group of objects.
-        areas: One a box, in square pixels: of the object's mask where it has one.
+        name: The image file's name, relative to the folder of images.
+        width: Width in pixels, as the annotation says.
+        height: Height in pixels, as the annotation says.
         number: The image's number in the annotations.
+        boxes: [x1, y1, x2, y2] in pixels; the right and lower edges are excluded.
+        labels: A label for each box, from 1; 0 is the background.
+        crowd: For each box, whether it stands for a group of objects.
+        areas: An area for each box, in square pixels: the object mask's where there is a mask.
     """
 
     name: str
@@ -56,7 +57,7 @@ class Annotated:
     def add(
         self, box: list[float], label: int, *, crowd: bool = False, area: float | None = None
     ) -> None:
-        """Add one object."""
+        """Add one object; without `area`, the box's own counts."""
         self.boxes.append(box)
         self.labels.append(label)
         self.crowd.append(crowd)
@@ -69,23 +70,25 @@ class AnnotatedImages(Dataset[dict[str, Any]], abc.ABC):
     A subclass lists the files.
 
     A sample is `{"image": tv_tensors.Image uint8[3, H, W], "boxes": tv_tensors.BoundingBoxes
-    float32[N, 4] (x1, y1, x2, y2), "labels": int64[N], "image_id": int}`, and in evaluation
-    (`training=False`) also `"crowd": bool[N]`, `"area": float32[N]` in the pixels of the file,
-    however the image is resized, `"file_size"`, the file's (height, width), and `"probe"`, by which
-    `require_whole` sees what transforms did.
+    float32[N, 4] (x1, y1, x2, y2), "labels": int64[N], "image_id": int}`. In evaluation
+    (`training=False`) it also has `"crowd": bool[N]`, `"area": float32[N]` in square pixels of the
+    file, however the image is resized, `"file_size"`, the file's (height, width), and `"probe"`, by
+    which `require_whole` detects what transforms did.
 
     Args:
-        folder: Where the images lie.
-        images: Their annotations.
-        classes: The names of the labels; the first is the background's.
-        training: Without crowds, and without images that have no box (as torchvision's references).
-        size: [height, width] that images are resized to as they are read, boxes with them; None: as
-            they are.
-        cache: "memory": all images are decoded once, here, and kept; set `size`, or have much
-            memory.
+        folder: The folder of the images.
+        images: The images' annotations.
+        classes: The labels' names; the first is the background.
+        training: Leave out crowds and images without a box, as torchvision's references do.
+        size: [height, width] in pixels, to which images and boxes are resized as they are read;
+            None keeps their size.
+        cache: "memory" decodes all images once, at the start, and keeps them: set `size`, or have
+            much memory.
 
-    Raises: DataError: an image file is missing; with cache="memory", damaged or of another size
-        than its annotation says.
+    Raises:
+        DataError: An image file is missing; or, with cache="memory", it is damaged or its size
+            differs from its annotation.
+        ConfigError: `size` is not a valid size.
     """
 
     def __init__(
@@ -140,13 +143,13 @@ class AnnotatedImages(Dataset[dict[str, Any]], abc.ABC):
             raise DataError(
                 Problem(str(folder), reason, self._boxes[0].tolist(), "boxes in pixels", hint)
             )
-        self._kept = self._read_all() if cache == "memory" else None
+        self._cached = self._read_all() if cache == "memory" else None
 
     def __len__(self) -> int:
         return len(self._names)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        image = self._read(index) if self._kept is None else self._kept[index]
+        image = self._read(index) if self._cached is None else self._cached[index]
         place = slice(int(self._offsets[index]), int(self._offsets[index + 1]))
         height, width = image.shape[-2:]
         scale_y, scale_x = height / int(self._sizes[index, 0]), width / int(self._sizes[index, 1])
@@ -164,21 +167,23 @@ class AnnotatedImages(Dataset[dict[str, Any]], abc.ABC):
         return sample
 
     def path(self, index: int) -> Path:
-        """The image file of a sample."""
+        """Return the image file of a sample."""
         return self._folder / os.fsdecode(self._names[index])
 
     @property
     def preparation(self) -> dict[str, Any]:
-        """How a file becomes an image, for those who do it elsewhere."""
+        """How a file becomes an image, for programs that prepare images elsewhere."""
         return image_preparation("rgb", size=self._size)
 
     def aspect_ratios(self) -> Tensor:
-        """float64[N]: width / height of each image according to its annotation; opens no files."""
+        """Return float64[N]: width / height of each image, as its annotation says."""
         return self._sizes[:, 1].double() / self._sizes[:, 0].double()
 
     def fingerprint(self) -> str:
-        """32 hex digits of the samples: classes, names, annotations, sizes of the files, and the
-        bytes of 64.
+        """Return 32 hex digits that identify the samples.
+
+        They cover the classes, names, annotations and sizes of all files, and the bytes of 64
+        files.
         """
         digest = blake2b(repr((self.classes, self._training, self._size)).encode(), digest_size=16)
         digest.update(b"\0".join(self._names.tolist()))
@@ -222,7 +227,8 @@ class AnnotatedImages(Dataset[dict[str, Any]], abc.ABC):
         )
 
     def _read_all(self) -> list[Tensor]:
-        """With a thread per core: the decoders release Python's lock."""
+        """Decode all images."""
+        # The decoders release Python's global lock: a thread for each core keeps all cores busy.
         pool = ThreadPoolExecutor(os.cpu_count())
         try:
             return list(pool.map(self._read, range(len(self))))
@@ -233,9 +239,7 @@ class AnnotatedImages(Dataset[dict[str, Any]], abc.ABC):
 def annotated_sample(
     image: Tensor, boxes: Tensor, labels: Tensor, *, number: int
 ) -> dict[str, Any]:
-    """A sample in the form described by `AnnotatedImages`, from uint8[3, H, W], float32[N, 4] and
-    int64[N].
-    """
+    """Return a sample of `AnnotatedImages` from uint8[3, H, W], float32[N, 4] and int64[N]."""
     height, width = image.shape[-2:]
     return {
         "image": tv_tensors.Image(image),
@@ -248,12 +252,14 @@ def annotated_sample(
 
 
 _PROBE = torch.tensor([0.25, 0.3, 0.5, 0.6])
-"""A box in shares of an image's width and height, inside it and on no axis of symmetry."""
+"""Box in shares of an image's width and height: inside the image, on no axis of symmetry."""
 
 
 def size_before(image: Tensor, size: tuple[int, int]) -> dict[str, Any]:
-    """Entries of a sample for evaluation: the size of the file, and a box that torchvision's
-    transforms move with the image.
+    """Return a sample's entries for evaluation: the file's size, and a probe box.
+
+    torchvision's transforms move the probe with the image, so that `require_whole` can compare
+    them.
     """
     height, width = image.shape[-2:]
     probe = _PROBE * torch.tensor([width, height] * 2)
@@ -266,21 +272,22 @@ def size_before(image: Tensor, size: tuple[int, int]) -> dict[str, Any]:
 
 
 def require_whole(image: Tensor, probe: Tensor) -> None:
-    """Raise a ConfigError if the transforms have done more than resize the image: boxes found in it
-    could not be given in pixels of the file.
+    """Raise a ConfigError if the transforms did more than resize the image.
+
+    Boxes that are detected in such an image cannot be converted to pixels of the file.
     """
     height, width = image.shape[-2:]
     if not torch.allclose(
         probe[0].as_subclass(Tensor), _PROBE * torch.tensor([width, height] * 2), rtol=0.0, atol=0.5
     ):
-        words = (
+        reason = (
             "crop, pad, flip or turn images in evaluation, so boxes could not be given in "
             "pixels of the file"
         )
         raise ConfigError(
             Problem(
                 "transforms.eval.sample",
-                words,
+                reason,
                 expected="transforms that resize images, or change their colours",
             )
         )
@@ -295,12 +302,22 @@ def check_box(
     empty: EmptyBoxes,
     hint: str = "correct the annotation",
 ) -> list[float] | None:
-    """The box [x1, y1, x2, y2] if it is inside an image of `width` x `height` pixels.
+    """Return a box if it lies inside an image of `width` x `height` pixels.
 
-    None if it has no area and such boxes are dropped.
+    Args:
+        box: [x1, y1, x2, y2] in pixels.
+        where: The annotation's place, for messages.
+        width: The image's width in pixels.
+        height: The image's height in pixels.
+        empty: "drop" returns None for a box without area; "refuse" raises an error.
+        hint: The hint for a box with a negative corner.
 
-    Raises: DataError: it is not finite, negative, inverted or reaches out of the image; or has no
-        area, and such are refused. It names `where`.
+    Returns:
+        The box; None if it has no area and such boxes are dropped.
+
+    Raises:
+        DataError: The box is not finite, is negative, inverted or reaches beyond the image, or has
+            no area.
     """
     x1, y1, x2, y2 = box
     expected = "x1 < x2 and y1 < y2, in pixels"

@@ -1,5 +1,6 @@
-"""Rows written by Hugging Face's library `datasets`, read by pyarrow alone: the library is not
-needed, and no code of a data set is run.
+"""Reads rows written by Hugging Face's library `datasets` with pyarrow alone.
+
+The library is not needed, and no code of a data set is run.
 """
 
 from __future__ import annotations
@@ -20,17 +21,22 @@ _ROWS_AT_ONCE = 64
 def tables(
     root: str, columns: Mapping[str, str]
 ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """The pyarrow tables by split with the requested columns, and each split's features by column
-    as the library wrote them.
+    """Read the pyarrow tables of all splits, and each split's features.
 
     Args:
-        root: A folder that `save_to_disk` wrote, a `.arrow` or `.parquet` file, a folder of them
-            (`split_files` tells their splits apart), or the name of a data set in the library's
+        root: A folder that `save_to_disk` wrote, a `.arrow` or `.parquet` file, a folder of such
+            files (`split_files` assigns them to splits), or the name of a data set in the library's
             cache.
-        columns: The columns asked for, by the setting that names each.
+        columns: The requested columns, by the setting that names each.
 
-    Raises: DataError: there are none, one is damaged, or lacks a column; files of one split number
-        the classes of a column differently. ConfigError: pyarrow is not installed.
+    Returns:
+        The tables by split, with the requested columns; and by split the features by column, as the
+            library wrote them.
+
+    Raises:
+        DataError: There is no data set, a file is damaged or lacks a column, or files of one split
+            number the classes of a column differently.
+        ConfigError: pyarrow is not installed.
     """
     try:
         import pyarrow as pa
@@ -42,11 +48,11 @@ def tables(
                 hint="pip install pyarrow",
             )
         ) from None
-    found, features = dict[str, Any](), dict[str, dict[str, Any]]()
+    table_by_split, features = dict[str, Any](), dict[str, dict[str, Any]]()
     for split, files in files_by_split(_place(root)).items():
         parts = [_read(file, columns) for file in files]
         try:
-            found[split] = pa.concat_tables(parts)
+            table_by_split[split] = pa.concat_tables(parts)
         except pa.ArrowInvalid as error:
             raise DataError(
                 Problem(
@@ -54,35 +60,36 @@ def tables(
                     f"its files do not have the same columns: {first_line(error)}",
                 )
             ) from None
-        of_files = [_features(part.schema.metadata or {}) for part in parts]
+        features_by_file = [_features(part.schema.metadata or {}) for part in parts]
         for column in dict.fromkeys(columns.values()):
-            named = {
+            class_lists = {
                 file: names
-                for file, one in zip(files, of_files, strict=True)
-                if (names := class_names(one.get(column))) is not None
+                for file, features_of_file in zip(files, features_by_file, strict=True)
+                if (names := class_names(features_of_file.get(column))) is not None
             }
-            first = next(iter(named), None)
+            first = next(iter(class_lists), None)
             if other := next(
-                (file for file in named if first and named[file] != named[first]), None
+                (file for file in class_lists if first and class_lists[file] != class_lists[first]),
+                None,
             ):
-                words = (
+                reason = (
                     f"numbers the classes of {column} differently from "
                     f"{first.name if first else ''}, a file of the same split"
                 )
                 raise DataError(
                     Problem(
                         str(other),
-                        words,
-                        named[other][:20],
-                        str(named[first][:20] if first else ""),
+                        reason,
+                        class_lists[other][:20],
+                        str(class_lists[first][:20] if first else ""),
                     )
                 )
-        features[split] = next(filter(None, of_files), {})
-    return found, features
+        features[split] = next(filter(None, features_by_file), {})
+    return table_by_split, features
 
 
 def class_names(feature: Any) -> list[Any] | None:
-    """The names that a ClassLabel gives to the numbers from 0; None for other features."""
+    """Return a ClassLabel's names, numbered from 0; None for other features."""
     names = (
         feature.get("names")
         if isinstance(feature, Mapping) and feature.get("_type") == "ClassLabel"
@@ -92,24 +99,28 @@ def class_names(feature: Any) -> list[Any] | None:
 
 
 def state_of_files(root: str) -> tuple[tuple[str, int, int], ...]:
-    """(path, size, modification time) of each file that `tables` reads, to detect changes."""
-    files = [file for some in files_by_split(_place(root)).values() for file in some]
+    """Return (path, size, modification time) of each file of `tables`, to detect changes."""
+    files = [file for x in files_by_split(_place(root)).values() for file in x]
     return tuple(
         (str(file.absolute()), file.stat().st_size, file.stat().st_mtime_ns) for file in files
     )
 
 
 def _place(root: str) -> Path:
-    """The folder or file; for a name, its only version in the cache."""
+    """Return the folder or file of a root; for a name, its only version in the cache."""
     path = Path(root).expanduser()
     if path.exists():
         return path
     home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
     cache = Path(os.environ.get("HF_DATASETS_CACHE", home / "datasets")).expanduser()
-    named = cache / root.replace("/", "___")
+    folder = cache / root.replace("/", "___")
     versions = (
         sorted(
-            {file.parent for file in named.glob("**/*.arrow") if not file.name.startswith("cache-")}
+            {
+                file.parent
+                for file in folder.glob("**/*.arrow")
+                if not file.name.startswith("cache-")
+            }
         )
         if root.count("/") <= 1
         else []
@@ -118,9 +129,9 @@ def _place(root: str) -> Path:
         return versions[0]
     if versions:
         hint = f"dataset.root={versions[0]}"
-        words = f"{len(versions)} versions or configurations of it are in the cache"
+        reason = f"{len(versions)} versions or configurations of it are in the cache"
         raise DataError(
-            Problem("dataset.root", words, root, ", ".join(map(str, versions[:5])), hint)
+            Problem("dataset.root", reason, root, ", ".join(map(str, versions[:5])), hint)
         )
     hint = (
         "on a machine with a network, run once: "
@@ -147,11 +158,11 @@ def _read(file: Path, columns: Mapping[str, str]) -> Any:
             with parquet.ParquetFile(file) as opened:
                 _require(columns, opened.schema_arrow.names, file)
                 ROWS.check(file, opened.metadata.num_rows)
-                asked = list(dict.fromkeys(columns.values()))
+                names = list(dict.fromkeys(columns.values()))
                 return _table(
-                    opened.iter_batches(_rows_at_once(opened.metadata), columns=asked),
+                    opened.iter_batches(_rows_at_once(opened.metadata), columns=names),
                     opened.schema_arrow,
-                    asked,
+                    names,
                     file,
                 )
         mapped = pa.memory_map(str(file))
@@ -182,9 +193,9 @@ def _read(file: Path, columns: Mapping[str, str]) -> Any:
 
 
 def _rows_at_once(metadata: Any) -> int:
-    """As many rows as fit into the allowed bytes even if each repeats everything in a group of
-    rows.
-    """
+    """Return a number of rows that fits into the byte limit."""
+    # A value may repeat in each row but be stored once: each row is assumed to unpack to the
+    # largest column chunk.
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     largest = max(
         (
@@ -198,27 +209,28 @@ def _rows_at_once(metadata: Any) -> int:
 
 
 def _table(batches: Iterable[Any], schema: Any, columns: Sequence[str], file: Path) -> Any:
-    """The columns of all batches: repeated or missing values are stored once, so the file's size
-    does not limit their unpacked size.
-    """
+    """Join the requested columns of all batches, within the limits."""
     import pyarrow as pa
 
-    found, rows, size = list[Any](), 0, 0
+    parts, rows, size = list[Any](), 0, 0
     for batch in batches:
         rows += batch.num_rows
         ROWS.check(file, rows)
-        held = batch.select(columns)
-        size += sum(map(_unpacked_bytes, held.columns))
+        selection = batch.select(columns)
+        # Repeated or missing values are stored once, so the file's size does not limit their
+        # unpacked size.
+        size += sum(map(_unpacked_bytes, selection.columns))
         BYTES.check(file, size)
-        held.validate(full=True)  # offsets may lead out of the buffer
-        found.append(held)
+        # Offsets of a damaged file may point beyond the buffer
+        selection.validate(full=True)
+        parts.append(selection)
     return pa.Table.from_batches(
-        found, pa.schema([schema.field(name) for name in columns], schema.metadata)
+        parts, pa.schema([schema.field(name) for name in columns], schema.metadata)
     )
 
 
 def _unpacked_bytes(column: Any) -> int:
-    """The bytes of a column if each row has its own value."""
+    """Return a column's size in bytes if each row stores its own value."""
     from pyarrow import compute, types
 
     if not hasattr(column, "dictionary"):
@@ -252,9 +264,9 @@ def _require(columns: Mapping[str, str], names: Sequence[str], file: Path) -> No
 
 
 def _features(metadata: Mapping[bytes, bytes]) -> dict[str, Any]:
-    """The features in the schema's metadata: for a ClassLabel, the names of the classes."""
+    """Return the features in the schema's metadata, such as the class names of a ClassLabel."""
     try:
-        found = json.loads(metadata.get(b"huggingface", b"{}"))["info"]["features"]
+        features = json.loads(metadata.get(b"huggingface", b"{}"))["info"]["features"]
     except (ValueError, KeyError, TypeError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return features if isinstance(features, dict) else {}

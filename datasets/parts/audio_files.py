@@ -1,5 +1,7 @@
-"""Decodes audio files to tensors: WAV, FLAC, MP3 and OGG by soundfile, which needs no system
-libraries; other formats by torchcodec if it works.
+"""Decodes audio files to tensors.
+
+soundfile reads WAV, FLAC, MP3 and OGG without system libraries; torchcodec reads other formats if
+it works.
 """
 
 from __future__ import annotations
@@ -28,7 +30,13 @@ _UNKNOWN_FORMAT = 1  # SF_ERR_UNRECOGNISED_FORMAT of libsndfile
 
 @dataclass(frozen=True)
 class AudioInfo:
-    """The content of a file's header. `frames` counts samples of one channel."""
+    """Length, rate and channels in a file's header.
+
+    Args:
+        frames: Number of samples of one channel.
+        sample_rate: Sample rate in Hz.
+        channels: Number of channels.
+    """
 
     frames: int
     sample_rate: int
@@ -39,7 +47,7 @@ class AudioInfo:
         return self.frames / self.sample_rate
 
     def frames_at(self, sample_rate: int) -> int:
-        """The frames that `read_audio` returns for the whole file at another rate."""
+        """Return the frames that `read_audio` returns for the whole file at another rate in Hz."""
         return (
             self.frames
             if sample_rate == self.sample_rate
@@ -48,8 +56,11 @@ class AudioInfo:
 
 
 def audio_preparation(sample_rate: int, *, frames: int | None = None) -> dict[str, Any]:
-    """A data set's `preparation`: how a recording becomes its waveform, in evaluation, for those
-    who do it elsewhere.
+    """Return how a recording becomes its waveform in evaluation: a data set's `preparation`.
+
+    Args:
+        sample_rate: The waveform's rate in Hz.
+        frames: The samples that a recording is cut or padded to; None keeps its length.
     """
     cut = (
         {"samples": frames, "cut": "the middle of a longer recording; silence after a shorter one"}
@@ -75,25 +86,26 @@ def read_audio(
 ) -> tuple[Tensor, int]:
     """Decode a file, or a section of it, and resample it if its rate differs.
 
-    A section, at the file's own rate, has the samples of that part of the whole, the same bits but
-    for MP3, where they may be rounded otherwise.
+    A section's samples are those of the whole file, bit for bit, except in MP3, where rounding may
+    differ.
 
     Args:
         path: The file.
-        sample_rate: In Hz, what to resample to (by a windowed sinc, which is deterministic); None:
-            the file's own.
+        sample_rate: Rate in Hz to resample to, by a windowed sinc, which is deterministic; None
+            keeps the file's rate.
         mono: Average the channels.
-        start: The first frame wanted, counted at the file's own rate.
-        frames: How many frames, at the file's own rate; None: all that follow.
+        start: The first frame, counted at the file's own rate.
+        frames: Number of frames at the file's own rate; None reads to the end.
 
     Returns:
-        The samples, float32[T] if mono, else float32[C, T], at full scale 1, and their rate in Hz.
+        The samples, float32[T] if mono, else float32[C, T], at full scale 1; and their rate in Hz.
 
-    Raises: DataError: the file does not exist, or it is empty, cut short, no audio, shorter than
-        the stretch that was asked for, or more than what is decoded
-            (`limits`); it names the file. A file that does not say how long it is cannot be found
-                to be cut short: an MP3 without a Xing header, raw AAC, and
-            what was written into a pipe.
+    Raises:
+        DataError: The file does not exist, is empty, cut short or not audio, is shorter than the
+            section, or exceeds a limit (`limits`). A file that does not say its length cannot be
+            recognised as cut short: an MP3 without a Xing header, raw AAC, and what a program wrote
+            into a pipe.
+        ConfigError: `sample_rate` is not greater than 0.
     """
     try:
         with open_audio(path) as file:
@@ -103,14 +115,15 @@ def read_audio(
         samples, rate = _read_by_torchcodec(path, error)
         samples = samples[:, start : None if frames is None else start + frames]
     if not samples.shape[1] or (frames is not None and samples.shape[1] < frames):
-        have = f"{start + samples.shape[1]} frames" if samples.shape[1] else "no frames there"
-        wanted = (
+        actual = f"{start + samples.shape[1]} frames" if samples.shape[1] else "no frames there"
+        expected = (
             f"{frames} frames from frame {start} on" if frames is not None or start else "sound"
         )
-        raise DataError(Problem(os.fspath(path), f"is too short: it has {have}", expected=wanted))
-    if not bool(
-        torch.isfinite(samples.sum())
-    ):  # a float file may hold anything; the sum of a whole one is finite
+        raise DataError(
+            Problem(os.fspath(path), f"is too short: it has {actual}", expected=expected)
+        )
+    # A float file may contain NaN or infinity; one sum shows either
+    if not bool(torch.isfinite(samples.sum())):
         raise DataError(Problem(os.fspath(path), "contains values that are not finite numbers"))
     samples = samples.mean(0) if mono else samples
     if sample_rate is None or sample_rate == rate:
@@ -130,12 +143,12 @@ def read_audio(
 
 
 def audio_info(path: str | os.PathLike[str]) -> AudioInfo:
-    """Read length, rate and channels from the header.
+    """Read length, rate and channels from a file's header.
 
-    A file that does not say its length is decoded once, to count.
+    A file that does not say its length is decoded once, to count its frames.
 
     Raises:
-        DataError: the file does not exist, or it is empty, cut short or no audio.
+        DataError: The file does not exist, or is empty, cut short or not audio.
     """
     try:
         with open_audio(path) as file:
@@ -146,20 +159,22 @@ def audio_info(path: str | os.PathLike[str]) -> AudioInfo:
 
 
 def match_audio(
-    folder: Path, pattern: str, *, marks: Mapping[str, str] | None = None, expected: str = ""
+    folder: Path, pattern: str, *, groups: Mapping[str, str] | None = None, expected: str = ""
 ) -> dict[str, re.Match[str]]:
-    """The audio files below a folder whose names, relative to it, match
-    `dataset.pattern` completely.
+    """Return the audio files whose names match `dataset.pattern` completely.
 
     Args:
-        folder: Where they are.
+        folder: The folder; files below it count too, by their names relative to it.
         pattern: A regular expression.
-        marks: Groups that it must have, by name, and what each marks, in words.
-        expected: What would match, for the message where nothing does.
+        groups: The groups that the pattern must have, by name, and what each marks, for messages.
+        expected: An example of a matching name, for the message if no file matches.
+
+    Returns:
+        The matches by file name.
 
     Raises:
-        ConfigError: the pattern is not a valid regular expression, or lacks a group.
-        DataError: the folder does not exist, or no file matches.
+        ConfigError: The pattern is not a valid regular expression, or lacks a group.
+        DataError: The folder does not exist, or no file matches.
     """
     try:
         compiled = re.compile(pattern)
@@ -167,18 +182,18 @@ def match_audio(
         raise ConfigError(
             Problem("dataset.pattern", f"is not a valid regular expression: {error}", pattern)
         ) from None
-    for group, what in (marks or {}).items():
+    for group, meaning in (groups or {}).items():
         if group not in compiled.groupindex:
             raise ConfigError(
                 Problem(
                     "dataset.pattern",
-                    f"does not mark the {what} in a file's name",
+                    f"does not mark the {meaning} in a file's name",
                     pattern,
                     f"a group (?P<{group}>...)",
                 )
             )
     names = list_files(folder, SOUNDS).names
-    matched = {name: found for name in names if (found := compiled.fullmatch(name))}
+    matched = {name: match for name in names if (match := compiled.fullmatch(name))}
     if not matched:
         hint = (
             f"dataset.pattern has to match all of a name: there is {first_few(names, 2)}"
@@ -191,19 +206,21 @@ def match_audio(
     return matched
 
 
-def _require_resampling(path: str | os.PathLike[str], rate: int, wanted: int | None) -> None:
-    """Check the filter's size, which grows with both rates in lowest terms."""
-    if wanted is not None and wanted > 0 and rate > 0:
-        common = math.gcd(rate, wanted)
-        FILTER.check(path, (rate // common) * (wanted // common))
+def _require_resampling(path: str | os.PathLike[str], rate: int, new_rate: int | None) -> None:
+    """Check the size of the resampling filter."""
+    if new_rate is not None and new_rate > 0 and rate > 0:
+        # The filter grows with the product of the two rates in lowest terms.
+        common = math.gcd(rate, new_rate)
+        FILTER.check(path, (rate // common) * (new_rate // common))
 
 
 def _read_by_torchcodec(
     path: str | os.PathLike[str], refusal: soundfile.LibsndfileError
 ) -> tuple[Tensor, int]:
-    """(float32[C, T], rate) of a file that soundfile refused.
+    """Return (float32[C, T], rate) of a file that soundfile refused.
 
-    If torchcodec refuses it too, the error names the file.
+    Raises:
+        DataError: torchcodec refuses the file too.
     """
     name = os.fspath(path)
     try:
@@ -219,8 +236,8 @@ def _read_by_torchcodec(
                 )
     except OSError as error:
         raise DataError(Problem(name, f"cannot be read: {error.strerror}")) from None
-    # Imported only for what soundfile does not know: it needs FFmpeg's libraries, which many
-    # machines do not have.
+    # torchcodec is imported only for formats that soundfile does not know: it needs FFmpeg's
+    # libraries, which many machines do not have.
     try:
         if refusal.code != _UNKNOWN_FORMAT or names_other_files(path):
             raise ValueError
@@ -232,7 +249,7 @@ def _read_by_torchcodec(
         SAMPLES.check(
             name, int((decoder.metadata.duration_seconds_from_header or 0) * rate * channels)
         )
-        # Headers lie
+        # A header may understate the length: one sample more than the limit is enough to tell
         decoded = decoder.get_samples_played_in_range(0.0, (SAMPLES.most + 1) / (rate * channels))
         SAMPLES.check(name, decoded.data.numel())
         return decoded.data.to(torch.float32), int(decoded.sample_rate)

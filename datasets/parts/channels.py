@@ -1,5 +1,6 @@
-"""Images with any number of channels and more than 8 bits: NPY, TIFF (several samples or pages),
-PNG of 8 or 16 bits, and other image formats.
+"""Reads images with any number of channels and more than 8 bits.
+
+Formats are NPY, TIFF (several samples or pages), PNG of 8 or 16 bits, and other image formats.
 """
 
 from __future__ import annotations
@@ -29,19 +30,22 @@ from samewise.runner.errors import DataError, Problem, number_of
 
 
 def read_channels(path: str | os.PathLike[str], channels: int) -> Tensor:
-    """The channels [C, H, W] of an image file as stored: uint8 unchanged, uint16 as float32 in [0,
-    1] (divided by 65535), floating point as float32.
+    """Read the channels of an image file as stored.
 
-    An array of an NPY file is [H, W], [C, H, W] or [H, W, C]: the axis that is as long as there are
-    channels, the first where both are. The pages of a TIFF are channels too, in their order. A
-    palette is resolved to its colours. In a TIFF or PPM, several samples a pixel have 8 bits.
+    An NPY array is [H, W], [C, H, W] or [H, W, C]: the channel axis is the one of length C, the
+    first if both are. The pages of a TIFF are channels too, in their order. A palette is resolved
+    to its colours. In a TIFF or PPM, several samples per pixel have 8 bits.
 
     Args:
         path: The file.
-        channels: C.
+        channels: The expected number of channels, C.
+
+    Returns:
+        [C, H, W]: uint8 unchanged, uint16 divided by 65535 to float32 in [0, 1], floating point as
+            float32.
 
     Raises:
-        DataError: the file cannot be read, is damaged, or has other channels; it names the file.
+        DataError: The file cannot be read, is damaged, or has another number of channels.
     """
     name = os.fspath(path)
     try:
@@ -64,19 +68,19 @@ def read_channels(path: str | os.PathLike[str], channels: int) -> Tensor:
             )
         ) from None
     if len(image) != channels:
-        there = len(image)
-        words, hint = (
-            f"has {number_of(there, 'channel')}",
-            f"dataset.channels={there}, with a number for each in dataset.mean and dataset.std",
+        count = len(image)
+        summary, hint = (
+            f"has {number_of(count, 'channel')}",
+            f"dataset.channels={count}, with a number for each in dataset.mean and dataset.std",
         )
         raise DataError(
-            Problem(name, words, expected=f"{channels}, as dataset.channels says", hint=hint)
+            Problem(name, summary, expected=f"{channels}, as dataset.channels says", hint=hint)
         )
     return image
 
 
 def _array(raw: bytes, name: str, channels: int) -> np.ndarray:
-    """[C, H, W] in the stored type."""
+    """Return [C, H, W] in the stored type."""
     if raw.startswith(b"\x93NUMPY"):
         array = _load_npy(raw)
         if array.ndim == 3 and array.shape[0] != channels and array.shape[2] == channels:
@@ -91,7 +95,8 @@ def _array(raw: bytes, name: str, channels: int) -> np.ndarray:
                 )
             )
         return array[None] if array.ndim == 2 else array
-    # of a palette, and of pixels that share a byte, torchvision returns what lay in memory
+    # torchvision's decoder returns uninitialised memory for palettes and for pixels that share a
+    # byte: those files go to Pillow below
     if (
         raw.startswith(b"\x89PNG\r\n\x1a\n")
         and raw[12:16] == b"IHDR"
@@ -107,7 +112,8 @@ def _array(raw: bytes, name: str, channels: int) -> np.ndarray:
     parts, total = list[np.ndarray](), 0
     with open_image(raw, name) as opened:
         for page in ImageSequence.Iterator(opened):
-            if len(parts) > channels:  # to count them all takes the square of their number
+            # Pillow takes quadratic time to count a file's pages: the first page too many ends it
+            if len(parts) > channels:
                 raise DataError(
                     Problem(
                         name,
@@ -147,9 +153,8 @@ def _array(raw: bytes, name: str, channels: int) -> np.ndarray:
 
 
 def _load_npy(raw: bytes) -> np.ndarray:
-    """Check the size first: NumPy allocates the array of the header before it looks whether the
-    file contains it.
-    """
+    """Load an NPY array; any damage is a ValueError."""
+    # NumPy allocates the array that the header declares before it reads the content
     try:
         return np.load(io.BytesIO(raw), allow_pickle=False)
     except (MemoryError, OverflowError):

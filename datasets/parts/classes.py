@@ -11,7 +11,7 @@ from samewise.runner.errors import DataError, Problem, first_few, nearest
 
 
 def sort_classes(labels: Iterable[str]) -> list[str]:
-    """The different labels in order: by number if all are finite numbers, else as text.
+    """Return the distinct labels in order: by number if all are finite numbers, else as text.
 
     Labels of one number, such as 1 and 01, are ordered as text.
     """
@@ -28,18 +28,24 @@ def sort_classes(labels: Iterable[str]) -> list[str]:
 
 
 def object_names(classes: Sequence[str]) -> list[str]:
-    """The classes without the background, which may be listed first."""
+    """Return the classes without the background, which may be listed first."""
     return list(map(str, classes))[classes[:1] == ["background"] :]
 
 
 def require_known(where: str, labels: Iterable[tuple[str, str]], classes: Sequence[str]) -> None:
-    """Raise a DataError if labels, each beside a file's name, are not among the classes."""
-    known, first = set(classes), dict[str, str]()
+    """Raise a DataError unless each label is among the classes.
+
+    Args:
+        where: The file or folder of the labels, for the message.
+        labels: (file name, label) pairs.
+        classes: The known classes.
+    """
+    known_classes, file_of_label = set(classes), dict[str, str]()
     for name, label in labels:
-        if label not in known:
-            first.setdefault(label, name)
-    if unknown := list(first):
-        name = first[unknown[0]]
+        if label not in known_classes:
+            file_of_label.setdefault(label, name)
+    if unknown := list(file_of_label):
+        name = file_of_label[unknown[0]]
         count = f", one of {len(unknown)}" if len(unknown) > 1 else ""
         reason = f"{name} belongs to an unknown class{count}"
         expected, hint = ", ".join(classes[:20]), nearest(unknown[0], classes)
@@ -51,20 +57,20 @@ def require_count(
     classes: Sequence[str],
     num_classes: int | None,
     *,
-    of: str = "classes",
+    kind: str = "classes",
     labels: int | None = None,
     files: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> None:
-    """Raise a DataError unless the classes have distinct names, and are as many as configured.
+    """Raise a DataError unless the class names are distinct and as many as configured.
 
     Args:
-        where: Their file or folder, for the message.
-        classes: Their names, without a background.
-        num_classes: What the config says; None allows any number.
-        of: What they are called.
-        labels: How many labels there are, where the background is one; None: one for each class.
-        files: Where each sample of a class is, if known: a name is taken for misspelt where it is
-            rare beside one that is like it.
+        where: The classes' file or folder, for the message.
+        classes: Class names, without a background.
+        num_classes: The configured number; None allows any number.
+        kind: The noun for the classes in messages.
+        labels: Number of labels, where the background is one of them; None: one for each class.
+        files: File names by class, if known: a rare name that resembles a frequent one counts as
+            misspelt.
     """
     require_distinct(where, classes, what="class")
     count = len(classes) if labels is None else labels
@@ -72,15 +78,17 @@ def require_count(
         return
     numbered = f", with numbers up to {count - 1}" if len(classes) < count - 1 else ""
     background = "" if labels is None else f"{numbered}, with the background {count}"
-    reason = f"has {len(classes)} {of} ({first_few(classes, 12)}){background}"
+    reason = f"has {len(classes)} {kind} ({first_few(classes, 12)}){background}"
     near = misspelt(classes, {name: len(files[name]) for name in files})
-    asked = ""
-    # Of names that are alike, one at least is right; rare ones are all suspect
+    question = ""
+    # At least one name of a similar pair is right; all rare names are suspect
     if 0 < count - num_classes < len(near) + bool(files):
         name, alike = near[0]
-        seen = f" ({first_few(sorted(set(files[name])), 3)})" if files.get(name) else ""
-        meant = " or ".join(f"{other!r}{difference(other, name)}" for other in alike)
-        asked = f"is '{name}'{difference(name, alike[0])}{seen} a misspelt {meant}? If not, "
+        examples = f" ({first_few(sorted(set(files[name])), 3)})" if files.get(name) else ""
+        alternatives = " or ".join(f"{other!r}{difference(other, name)}" for other in alike)
+        question = (
+            f"is '{name}'{difference(name, alike[0])}{examples} a misspelt {alternatives}? If not, "
+        )
     set_count = f"set dataset.num_classes={count}" if classes else "set dataset.root=FOLDER"
     expected = f"{num_classes}, as dataset.num_classes says"
-    raise DataError(Problem(where, reason, expected=expected, hint=f"{asked}{set_count}"))
+    raise DataError(Problem(where, reason, expected=expected, hint=f"{question}{set_count}"))

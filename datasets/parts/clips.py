@@ -17,17 +17,21 @@ from samewise.runner.errors import require_at_least
 
 
 class Clips(Dataset[dict[str, Any]], abc.ABC):
-    """Samples `{"waveform": float32[samples + 2 * context], "name": str, "index": int}`, one per
-    recording; a subclass lists the recordings.
+    """Samples `{"waveform": float32[samples + 2 * context], "name": str, "index": int}`.
 
-    Where a clip begins is drawn by the sample's own stream. `context` samples lie before and after
-    it, for the windows of a front end; beyond a recording's ends there is silence, within a clip
-    too where a recording is shorter.
+    There is one for each recording; a subclass lists the recordings.
+
+    The sample's own random stream draws where a clip begins. `context` samples lie before and after
+    the clip, for the windows of a front end. Silence fills what lies beyond the recording, also
+    within a clip that is longer than its recording.
 
     Args:
         recordings: The recordings.
-        samples: The length of a clip; a multiple of the front end's hop.
+        samples: The clip's length in samples; a multiple of the front end's hop.
         context: Further samples on each side of a clip: `context` of the front end.
+
+    Raises:
+        ConfigError: `samples` or `context` is too small.
     """
 
     def __init__(self, recordings: Recordings, *, samples: int, context: int) -> None:
@@ -42,30 +46,31 @@ class Clips(Dataset[dict[str, Any]], abc.ABC):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         frames = self._recordings.frames(index)
-        latest = max(0, frames - self._samples - 1)  # the sample after a clip is predicted too
+        # One sample after the clip is needed: the vocoder predicts it too
+        latest = max(0, frames - self._samples - 1)
         start = int(torch.randint(latest + 1, ()))
         begin, end = (
             max(0, start - self._context),
             min(frames, start + self._samples + self._context),
         )
-        heard = self._recordings.stretch(index, begin, end - begin)
+        waveform = self._recordings.stretch(index, begin, end - begin)
         return {
-            "waveform": self._pad(heard, begin - start + self._context),
+            "waveform": self._pad(waveform, begin - start + self._context),
             "name": self._recordings.names[index],
             "index": index,
         }
 
     @property
     def preparation(self) -> dict[str, Any]:
-        """How a recording becomes a waveform, for those who do it elsewhere."""
+        """How a recording becomes a waveform, for programs that prepare recordings elsewhere."""
         return audio_preparation(self.sample_rate)
 
     def fingerprint(self) -> str:
-        """32 hex digits of the recordings and the clips' size."""
+        """Return 32 hex digits that identify the recordings and the clips' size."""
         return blake2b(
             f"{self._recordings.fingerprint()} {self._samples} {self._context}".encode(),
             digest_size=16,
         ).hexdigest()
 
-    def _pad(self, heard: Tensor, before: int) -> Tensor:
-        return F.pad(heard, (before, self._samples + 2 * self._context - before - len(heard)))
+    def _pad(self, waveform: Tensor, before: int) -> Tensor:
+        return F.pad(waveform, (before, self._samples + 2 * self._context - before - len(waveform)))

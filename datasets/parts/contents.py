@@ -1,4 +1,4 @@
-"""What a data set's fingerprint takes from its files: their sizes, and the bytes of some of them."""
+"""Hashes sizes and contents of a data set's files for its fingerprint."""
 
 from __future__ import annotations
 
@@ -9,29 +9,27 @@ from pathlib import Path
 from samewise.datasets.parts.limits import Hash, add_content
 
 CONTENTS = 64
-"""Files whose bytes count."""
+"""Number of files whose bytes count."""
 SIZES = 100_000
-"""Files whose sizes count."""
+"""Number of files whose sizes count."""
 
 
-def spaced_indices(length: int, wanted: int) -> list[int]:
-    """Up to `wanted` of the indices, evenly spaced."""
+def spaced_indices(length: int, most: int) -> list[int]:
+    """Return up to `most` indices of a sequence, evenly spaced."""
     return (
-        list(range(length))
-        if length <= wanted
-        else [place * length // wanted for place in range(wanted)]
+        list(range(length)) if length <= most else [place * length // most for place in range(most)]
     )
 
 
 def add_sizes(digest: Hash, path: Callable[[int], Path], count: int, *, most: int = SIZES) -> None:
-    """Update a hash with the sizes of `count` files, of up to `most` of them, evenly spaced."""
+    """Update a hash with the sizes of up to `most` of `count` files, evenly spaced."""
     digest.update(
         repr([os.path.getsize(path(index)) for index in spaced_indices(count, most)]).encode()
     )
 
 
 def add_files(digest: Hash, path: Callable[[int], Path], count: int, *, most: int = SIZES) -> None:
-    """The same, plus the bytes of 64 files."""
+    """Update a hash with the sizes of up to `most` files, and the bytes of 64."""
     add_sizes(digest, path, count, most=most)
     for index in spaced_indices(count, CONTENTS):
         add_content(digest, path(index))

@@ -1,5 +1,6 @@
-"""Decodes image files to tensors: JPEG and PNG by torchvision, other formats and whatever it
-refuses by Pillow.
+"""Decodes image files to tensors.
+
+torchvision decodes JPEG and PNG; Pillow decodes other formats, and what torchvision refuses.
 """
 
 from __future__ import annotations
@@ -28,17 +29,19 @@ MODES: dict[Mode, tuple[int, str]] = {
     "rgb": (int(torchvision.io.ImageReadMode.RGB.value), "RGB"),
     "gray": (int(torchvision.io.ImageReadMode.GRAY.value), "L"),
 }
-"""What torchvision and Pillow call them."""
+"""Names of the modes in torchvision and Pillow."""
 
 FORMATS = ("JPEG", "PNG", "BMP", "DIB", "GIF", "PPM", "TIFF", "WEBP")
-"""What Pillow may take a file for, whatever it is called; an EPS, for one, is a program, which
-Pillow would have Ghostscript run."""
+"""Formats that Pillow may recognise, whatever a file's name says.
+
+EPS, for example, is left out: it is a program, which Pillow would have Ghostscript run.
+"""
 
 _TILE_WIDTH, _TILE_HEIGHT = 322, 323
-"""Tags of a TIFF."""
+"""TIFF tags of a tile's size."""
 
 _BITS, _SAMPLE_FORMAT, _SIGNED = 258, 339, 2
-"""Tags of a TIFF: bits per sample, and what they mean; and one meaning."""
+"""TIFF tags for bits per sample and sample format, and the format of signed integers."""
 
 _SLACK = 1 << 16
 """Bytes that a small PNG may have beyond its pixels."""
@@ -54,16 +57,16 @@ DAMAGED = (
     AttributeError,
     struct.error,
 )
-"""What Pillow raises for files that are damaged."""
+"""Exceptions that Pillow raises for damaged files."""
 
 _PNG_HEADER = 33
 """Bytes of a PNG's signature and first chunk."""
 
 _SAMPLES = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
-"""Of a pixel of a PNG, by its type of colour."""
+"""Samples per pixel of a PNG, by its colour type."""
 
 _GAMMA = (b"gAMA", b"sRGB", b"cHRM", b"iCCP", b"cICP", b"mDCV", b"cLLI")
-"""Chunks of a PNG that say which colours its numbers mean."""
+"""PNG chunks that say which colours its numbers mean."""
 
 _PASSES = (
     (0, 0, 8, 8),
@@ -74,23 +77,30 @@ _PASSES = (
     (1, 0, 2, 2),
     (0, 1, 1, 2),
 )
-"""Of an interlaced PNG: the first column and row, and the steps."""
+"""Passes of an interlaced PNG: first column, first row, column step, row step."""
 
 _FRAME = re.compile(
     rb"\xff(?=[\xc0-\xc3\xc5-\xc7\xc9-\xcb\xcd-\xcf](..)[\x02-\x10](..)(..)(.))", re.DOTALL
 )
-"""The header of a JPEG's frame: its own length, precision, height, width, number of components."""
+"""Header of a JPEG's frame: its length, precision, height, width and number of components."""
 
 
 def read_image(path: str | os.PathLike[str], *, mode: Mode = "rgb") -> Tensor:
-    """uint8[3, H, W] (or uint8[1, H, W] for "gray") of an image file, whatever it holds: grey,
-    palette, transparency, CMYK, 16 bits.
+    """Decode an image file, whatever it contains: grey, palette, transparency, CMYK, 16 bits.
 
-    An EXIF orientation is applied to TIFF files alone, by Pillow: what torchvision's ImageFolder
-    does. `upright` applies it to others.
+    Like torchvision's ImageFolder, it applies an EXIF orientation to TIFF files alone (Pillow
+    does). `upright` applies it to other formats.
 
-    Raises: DataError: the file does not exist, or it is cut short, no image, or larger than what is
-        decoded (`limits`); it names the file.
+    Args:
+        path: The file.
+        mode: "rgb" or "gray".
+
+    Returns:
+        uint8[3, H, W], or uint8[1, H, W] for "gray".
+
+    Raises:
+        DataError: The file does not exist, is cut short, is not an image, or exceeds a limit
+            (`limits`).
     """
     return decode_file(read_file(path), path, mode=mode)
 
@@ -98,7 +108,7 @@ def read_image(path: str | os.PathLike[str], *, mode: Mode = "rgb") -> Tensor:
 def image_preparation(
     mode: str, *, size: Sequence[int] | None = None, channels: int = 0, upright: bool = False
 ) -> dict[str, Any]:
-    """A data set's `preparation`: how a file becomes its image, for those who do it elsewhere."""
+    """Return how a file becomes its image: a data set's `preparation`."""
     resized = (
         {
             "size": list(size),
@@ -117,16 +127,16 @@ def image_preparation(
 
 
 def orientation(path: str | os.PathLike[str]) -> int:
-    """How EXIF says to turn an image file's pixels: 1 (as they are) to 8; 1 if it says nothing."""
+    """Return a file's EXIF orientation from 1 (as stored) to 8; 1 if it has none."""
     with Image.open(path) as image:
         return int(image.getexif().get(ExifTags.Base.Orientation, 1))
 
 
 def read_file(path: str | os.PathLike[str]) -> bytes:
-    """All bytes of an image file.
+    """Read all bytes of an image file.
 
     Raises:
-        DataError: it cannot be read, or is too large.
+        DataError: The file cannot be read, or is too large.
     """
     try:
         return read_bytes(path)
@@ -135,10 +145,10 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
 
 
 def decode_file(raw: bytes, path: str | os.PathLike[str], *, mode: Mode = "rgb") -> Tensor:
-    """uint8[C, H, W] of a file's bytes.
+    """Decode a file's bytes to uint8[C, H, W].
 
     Raises:
-        DataError: as `read_image` raises.
+        DataError: As `read_image` raises.
     """
     try:
         return decode(raw, mode=mode, name=os.fspath(path))
@@ -152,7 +162,7 @@ def decode_file(raw: bytes, path: str | os.PathLike[str], *, mode: Mode = "rgb")
                     os.fspath(path), f"is {other}, which is not read as an image", expected=expected
                 )
             ) from None
-        # Pillow's message repeats the address of a buffer: nothing to a person
+        # Pillow's own message holds the address of a buffer, which says nothing to a reader
         reason = (
             "is not an image, or is damaged"
             if isinstance(error, Image.UnidentifiedImageError)
@@ -169,14 +179,15 @@ def decode_file(raw: bytes, path: str | os.PathLike[str], *, mode: Mode = "rgb")
 
 
 def decode(raw: bytes, *, mode: Mode = "rgb", name: str = "image") -> Tensor:
-    """uint8[C, H, W] of an encoded image; errors call it `name`.
+    """Decode an image to uint8[C, H, W]; errors call it `name`.
 
-    Raises: DataError: it has more pixels than are decoded. ValueError, OSError, SyntaxError:
-        whatever Pillow raises for bytes that are not a complete image.
+    Raises:
+        DataError: It has more pixels than the limit.
+        ValueError, OSError, SyntaxError: Pillow cannot read a complete image from the bytes.
     """
     number, pillow = MODES[mode]
-    # The operators themselves: the functions of torchvision.io warn at each call that they will go,
-    # which takes longer than a small image.
+    # The operators are called directly: the functions of torchvision.io issue a deprecation warning
+    # at each call, which takes longer than decoding a small image.
     operator = _operator(raw)
     if operator is not None:
         PIXELS.check(name, pixels_of(raw))
@@ -187,15 +198,14 @@ def decode(raw: bytes, *, mode: Mode = "rgb", name: str = "image") -> Tensor:
             if image.dtype == torch.uint8:
                 return image
         except RuntimeError:
-            pass  # not to its taste, or damaged: Pillow says which
+            # Unsupported or damaged: Pillow says which
+            pass
     return _decode_by_pillow(raw, pillow, name)
 
 
 def _operator(raw: bytes):
-    """The decoder for the file's first bytes.
-
-    Names may be wrong (ImageNet has a PNG named .JPEG).
-    """
+    """Return the decoder for the file's first bytes; None if torchvision has none."""
+    # A name may be wrong: ImageNet has a PNG named .JPEG
     name = (
         "decode_jpeg"
         if raw.startswith(b"\xff\xd8\xff")
@@ -207,12 +217,11 @@ def _operator(raw: bytes):
 
 
 def pixels_of(raw: bytes) -> int:
-    """The number of pixels of a JPEG or PNG: the largest of all parts that a decoder might take for
-    its header.
-    """
+    """Return the number of pixels of a JPEG or PNG, from its header."""
     if raw.startswith(b"\x89PNG"):
         return _product(raw[16:24], "!II")
-    frames = (found.groups() for found in _FRAME.finditer(raw))
+    # Thumbnails have frames too: the largest of all that a decoder might take for the header counts
+    frames = (match.groups() for match in _FRAME.finditer(raw))
     return max(
         (
             _product(high + wide, "!HH")
@@ -224,8 +233,9 @@ def pixels_of(raw: bytes) -> int:
 
 
 def require_no_excess(raw: bytes) -> None:
-    """Raise a ValueError for a PNG with much more data than pixels: decoders unpack all of it,
-    possibly a thousandfold, before they notice.
+    """Raise a ValueError for a PNG with much more data than pixels.
+
+    Decoders unpack all of the data, possibly a thousandfold, before they notice.
     """
     if not raw.startswith(b"\x89PNG"):
         return
@@ -242,31 +252,27 @@ def require_no_excess(raw: bytes) -> None:
 
 
 def without_gamma(raw: bytes) -> bytes:
-    """A PNG without what says how bright its numbers are meant.
-
-    Other formats unchanged. libpng makes grey of light, not of numbers, where that is known.
-    """
+    """Return a PNG without the chunks that define its brightness; other formats unchanged."""
+    # With these chunks, libpng computes grey from linear light, otherwise from the stored numbers
     if not raw.startswith(b"\x89PNG") or not any(kind in raw for kind in _GAMMA):
         return raw
-    kept, place = [raw[:8]], 8
+    parts, place = [raw[:8]], 8
     while place + 12 <= len(raw):
         length, kind = struct.unpack("!I4s", raw[place : place + 8])
         if kind == b"IDAT":
             break
-        kept.append(b"" if kind in _GAMMA else raw[place : place + 12 + length])
+        parts.append(b"" if kind in _GAMMA else raw[place : place + 12 + length])
         place += 12 + length
-    return b"".join((*kept, raw[place:]))
+    return b"".join((*parts, raw[place:]))
 
 
 def unpack_png(raw: bytes) -> bytes:
-    """A PNG with the same pixels uncompressed.
-
-    Other formats unchanged. torchvision's decoder ends the process on damaged data, so zlib unpacks
-    it.
+    """Return a PNG with the same pixels uncompressed; other formats unchanged.
 
     Raises:
-        ValueError: they are damaged, or cut short.
+        ValueError: The pixels are damaged or cut short.
     """
+    # torchvision's decoder ends the process on damaged data, so zlib unpacks and checks it first
     if not raw.startswith(b"\x89PNG"):
         return raw
     wide, high, bits, colour, _, _, interlaced = struct.unpack("!IIBBBBB", raw[16:29])
@@ -286,14 +292,14 @@ def unpack_png(raw: bytes) -> bytes:
         elif packed:
             break
         place += 12 + length
-    steps = _PASSES if interlaced else ((0, 0, 1, 1),)
+    interlacing = _PASSES if interlaced else ((0, 0, 1, 1),)
     bits *= _SAMPLES[colour]
     sizes = [
-        (-(-(high - top) // down), -(-(wide - left) // right))
-        for left, top, right, down in steps
-        if wide > left
+        (-(-(high - first_row) // row_step), -(-(wide - first_column) // column_step))
+        for first_column, first_row, column_step, row_step in interlacing
+        if wide > first_column
     ]
-    # A byte before each row says how it is filtered
+    # The byte before each row names the row's filter
     passes = [(rows, 1 + (columns * bits + 7) // 8) for rows, columns in sizes]
     most = sum(rows * length for rows, length in passes)
     try:
@@ -302,11 +308,11 @@ def unpack_png(raw: bytes) -> bytes:
         raise ValueError(f"its pixels cannot be unpacked: {error}") from None
     if len(pixels) < most or not most:
         raise ValueError("its pixels are cut short")
-    at = 0
+    offset = 0
     for rows, length in passes:
-        if rows and np.frombuffer(pixels, np.uint8, rows * length, at)[::length].max() > 4:
+        if rows and np.frombuffer(pixels, np.uint8, rows * length, offset)[::length].max() > 4:
             raise ValueError("its pixels are damaged")
-        at += rows * length
+        offset += rows * length
     stored = b"IDAT" + zlib.compress(pixels, 0)
     return b"".join(
         (
@@ -320,7 +326,8 @@ def unpack_png(raw: bytes) -> bytes:
 
 
 def require_modest_tiles(image: Image.Image, name: str) -> None:
-    """A TIFF tile or strip is decoded completely, however little of it is in the image."""
+    """Raise a DataError for a TIFF whose tiles have more pixels than the limit."""
+    # A tile or strip is decoded completely, however small its share of the image
     if image.format == "TIFF":
         tags: Any = getattr(image, "tag_v2", {})
         PIXELS.check(name, int(tags.get(_TILE_WIDTH, 0)) * int(tags.get(_TILE_HEIGHT, 0)))
@@ -335,11 +342,11 @@ def open_image(raw: bytes, name: str) -> Image.Image:
     """Open an image with Pillow, in one of the supported formats.
 
     Raises:
-        DataError: it has more pixels than are decoded.
-        ValueError, OSError, SyntaxError, Image.DecompressionBombError: it is not an image.
+        DataError: It has more pixels than the limit.
+        ValueError, OSError, SyntaxError, Image.DecompressionBombError: It is not an image.
     """
     assert not ImageFile.LOAD_TRUNCATED_IMAGES, "a file cut short is an error"
-    # Pillow itself refuses more than twice as many
+    # Pillow refuses more than twice MAX_IMAGE_PIXELS: its limit must not be the lower one
     Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS or 0, PIXELS.most)
     try:
         return Image.open(io.BytesIO(raw), formats=FORMATS)
@@ -349,9 +356,9 @@ def open_image(raw: bytes, name: str) -> Image.Image:
 
 
 def has_wide_integers(image: Image.Image) -> bool:
-    """Whether pixels of mode I are those of a TIFF with more than 16 bits or with negative numbers.
+    """Whether pixels of mode I come from a TIFF with more than 16 bits or negative numbers.
 
-    Of other files they have 16.
+    In other files they have 16 bits.
     """
     tags = getattr(image, "tag_v2", {})
     return image.mode.startswith("I") and (
@@ -360,20 +367,20 @@ def has_wide_integers(image: Image.Image) -> bool:
 
 
 def loses_bits(image: Image.Image) -> bool:
-    """Whether Pillow makes 8 bits of more: it does for TIFF and PPM with several samples a pixel.
+    """Whether Pillow reduces the pixels to 8 bits: TIFF and PPM with several samples per pixel.
 
-    Not known any more once the pixels are loaded.
+    Call it before the pixels are loaded, which discards the information.
     """
     if image.mode.startswith(("I", "F")):
         return False
-    # The largest value
-    named = [
+    # Pillow's PPM plugin stores the file's largest value in the tile's arguments
+    largest_values = [
         tile.args[1]
         for tile in getattr(image, "tile", ())
         if image.format == "PPM" and isinstance(tile.args, tuple)
     ]
     return max((*getattr(image, "tag_v2", {}).get(_BITS, (8,)), 0)) > 8 or any(
-        isinstance(most, int) and most > 255 for most in named
+        isinstance(most, int) and most > 255 for most in largest_values
     )
 
 
@@ -382,7 +389,7 @@ def _decode_by_pillow(raw: bytes, mode: str, name: str) -> Tensor:
         PIXELS.check(name, image.width * image.height)
         require_modest_tiles(image, name)
         if image.mode in ("F", "LAB", "HSV") or has_wide_integers(image):
-            words = (
+            reason = (
                 f"has colours in {image.mode}"
                 if image.mode in ("LAB", "HSV")
                 else "has numbers of unknown range"
@@ -394,13 +401,14 @@ def _decode_by_pillow(raw: bytes, mode: str, name: str) -> Tensor:
             raise DataError(
                 Problem(
                     name,
-                    words,
+                    reason,
                     f"mode {image.mode}",
                     "grey, RGB, CMYK or a palette, of 8 or 16 bits",
                     hint,
                 )
             )
-        if image.mode.startswith("I"):  # 16 bits a pixel: converting would clip at 255
+        # Pillow's own conversion from 16 bits clips at 255
+        if image.mode.startswith("I"):
             values = np.asarray(image).astype(np.int64).clip(0, 65535)
             image = Image.fromarray(((values * 255 + 32767) // 65535).astype(np.uint8))
         pixels = np.array(image.convert(mode))

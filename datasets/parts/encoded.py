@@ -1,4 +1,4 @@
-"""Image files on their way to the device that decodes them, and which files those are."""
+"""Encoded image files on their way to the device that decodes them."""
 
 from __future__ import annotations
 
@@ -17,26 +17,24 @@ from samewise.datasets.parts.limits import PIXELS
 from samewise.runner.errors import ConfigError, DataError, Problem, first_line
 
 _ALONE: Final = (0x01, *range(0xD0, 0xD8))
-"""Markers of a JPEG that have no content."""
+"""JPEG markers without content."""
 _BASELINE, _PROGRESSIVE, _END, _SCAN, _ADOBE = 0xC0, 0xC2, 0xD9, 0xDA, 0xEE
 _FRAMES: Final = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
 _SAMPLING: Final = {(1, 1), (2, 1), (2, 2), (1, 2), (4, 1), (4, 2)}
-"""Of the luminance, relative to colour of (1, 1): 4:4:4, 4:2:2, 4:2:0, 4:4:0, 4:1:1, 4:1:0."""
+"""Sampling of luminance relative to colour's (1, 1): 4:4:4, 4:2:2, 4:2:0, 4:4:0, 4:1:1, 4:1:0."""
 
 
 class EncodedImages:
-    """The bytes of B image files, on the CPU.
+    """Bytes of B image files on the CPU; for a file that the device cannot decode, its pixels.
 
-    Of a file that the device does not decode, its pixels.
-
-    It passes a loader's workers as one tensor and stays on the CPU, where decoders want the bytes,
-    until the batch transform `Decode`. Its `repr` has a digest of all that is decoded, so the trace
-    of a step depends on it; where the files lie is not in it.
+    They pass a loader's workers as one tensor and stay on the CPU, where decoders read them, until
+    the batch transform `Decode`. The `repr` contains a digest of all content, so that the trace of
+    a step depends on it; the files' paths are not in it.
 
     Args:
         content: uint8[N], image after image.
-        shapes: Of each: [bytes], or [C, H, W] if it is pixels.
-        names: What errors call each.
+        shapes: Each image's shape: [bytes], or [C, H, W] if it is pixels.
+        names: Each image's name in errors.
         mode: "rgb" or "gray".
     """
 
@@ -54,12 +52,10 @@ class EncodedImages:
 
     @classmethod
     def from_file(cls, raw: bytes, name: str, *, mode: Mode) -> EncodedImages:
-        """One file, as it is where the device decodes it.
-
-        Its header is checked, as `read_image` does before it decodes.
+        """Return one file: encoded if the device can decode it, else as pixels.
 
         Raises:
-            DataError: it has too many pixels; or it has to be decoded here, and is damaged.
+            DataError: The file has too many pixels; or the CPU has to decode it, and it is damaged.
         """
         if not is_for_device(raw, mode):
             pixels = decode_file(raw, name, mode=mode)
@@ -69,9 +65,10 @@ class EncodedImages:
 
     @classmethod
     def concatenate(cls, parts: Sequence[EncodedImages]) -> EncodedImages:
-        """The images of all, in order."""
+        """Join several parts, in order."""
         shapes, names = (
-            [one for part in parts for one in getattr(part, name)] for name in ("_shapes", "_names")
+            [item for part in parts for item in getattr(part, name)]
+            for name in ("_shapes", "_names")
         )
         return cls(torch.cat([part._content for part in parts]), shapes, names, parts[0]._mode)
 
@@ -85,11 +82,11 @@ class EncodedImages:
         )
 
     def decode(self, device: torch.device) -> list[Tensor]:
-        """uint8[C, H, W] of each, on the device.
+        """Return uint8[C, H, W] of each image, on the device.
 
         Raises:
-            DataError: a file is damaged, or nvJPEG cannot decode it.
-            ConfigError: this build of torchvision has no nvJPEG.
+            DataError: A file is damaged, or nvJPEG cannot decode it.
+            ConfigError: This build of torchvision has no nvJPEG.
         """
         parts = [
             part.view(shape)
@@ -105,7 +102,7 @@ class EncodedImages:
                 for part, name in zip(parts, self._names, strict=True)
             ]
         files = [place for place, part in enumerate(parts) if part.dim() == 1]
-        made = [part.to(device, non_blocking=True) if part.dim() == 3 else part for part in parts]
+        images = [part.to(device, non_blocking=True) if part.dim() == 3 else part for part in parts]
         for place, image in zip(
             files,
             self._decode_by_nvjpeg(
@@ -113,8 +110,8 @@ class EncodedImages:
             ),
             strict=True,
         ):
-            made[place] = image
-        return made
+            images[place] = image
+        return images
 
     def _decode_on_cpu(self, encoded: Tensor, name: str) -> Tensor:
         return decode_file(encoded.numpy().tobytes(), name, mode=self._mode)
@@ -139,19 +136,19 @@ class EncodedImages:
                         hint=hint,
                     )
                 ) from None
-            for one, name in zip(encoded, names, strict=True):
-                self._raise_if_refused(one, name, device)
+            for file, name in zip(encoded, names, strict=True):
+                self._raise_if_refused(file, name, device)
             raise
 
     def _raise_if_refused(self, encoded: Tensor, name: str, device: torch.device) -> None:
-        """Decode one file alone, and say what is wrong with it, first as the CPU's decoder does: no
-        file is decoded elsewhere than the others in silence.
-        """
+        """Decode one file alone, and raise an error that says what is wrong with it."""
         try:
             _decode_on_device([encoded], MODES[self._mode][0], device)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
+            # The CPU's decoder explains damage better; its pixels differ from nvJPEG's and are not
+            # used
             self._decode_on_cpu(encoded, name)
             hint = "save it again as a JPEG, or set dataset.decode=worker"
             raise DataError(
@@ -160,22 +157,22 @@ class EncodedImages:
 
 
 def is_for_device(raw: bytes, mode: Mode) -> bool:
-    """Whether a file is a JPEG that nvJPEG decodes to the colours that the CPU's decoder gives.
+    """Whether a file is a JPEG that nvJPEG decodes to the same colours as the CPU's decoder.
 
-    It is complete; baseline or progressive, of 8 bits; of one component for "gray", else of three,
-    which are YCbCr; with its colour sampled as usual. So neither CMYK, nor grey where colour is
-    asked for, nor RGB stored as such, nor arithmetic coding, nor a PNG that is called .JPEG.
+    Such a file is complete, baseline or progressive, with 8 bits and a usual colour sampling. It
+    has one component for "gray", else three, which are YCbCr. CMYK, grey where colour is requested,
+    RGB stored as such, arithmetic coding, and a PNG named .JPEG are refused.
     """
     if not raw.startswith(b"\xff\xd8\xff"):
         return False
-    at, frame, is_rgb = 2, b"", False
-    while at + 4 <= len(raw) and raw[at] == 0xFF:
-        marker = raw[at + 1]
+    offset, frame, is_rgb = 2, b"", False
+    while offset + 4 <= len(raw) and raw[offset] == 0xFF:
+        marker = raw[offset + 1]
         if marker == 0xFF or marker in _ALONE:
-            at += 1 if marker == 0xFF else 2
+            offset += 1 if marker == 0xFF else 2
             continue
-        (length,) = struct.unpack_from("!H", raw, at + 2)
-        content = raw[at + 4 : at + 2 + length]
+        (length,) = struct.unpack_from("!H", raw, offset + 2)
+        content = raw[offset + 4 : offset + 2 + length]
         if marker in _FRAMES:
             if frame or marker not in (_BASELINE, _PROGRESSIVE):
                 return False
@@ -183,19 +180,21 @@ def is_for_device(raw: bytes, mode: Mode) -> bool:
         elif marker == _ADOBE and content.startswith(b"Adobe"):
             is_rgb = len(content) < 12 or content[11] == 0
         elif marker == _SCAN:
-            return raw.rfind(bytes((0xFF, _END)), at) >= 0 and _is_usual(frame, mode, is_rgb=is_rgb)
+            return raw.rfind(bytes((0xFF, _END)), offset) >= 0 and _is_usual(
+                frame, mode, is_rgb=is_rgb
+            )
         elif marker == _END:
             return False
-        at += 2 + length
+        offset += 2 + length
     return False
 
 
 def _is_usual(frame: bytes, mode: Mode, *, is_rgb: bool) -> bool:
-    """The same of a frame's header."""
+    """Whether a frame's header meets the conditions of `is_for_device`."""
     if len(frame) < 6:
         return False
     bits, height, width, count = struct.unpack_from("!BHHB", frame)
-    parts = [frame[at : at + 3] for at in range(6, len(frame), 3)]
+    parts = [frame[offset : offset + 3] for offset in range(6, len(frame), 3)]
     if bits != 8 or not height or not width or count != len(parts) or len(parts[-1]) != 3:
         return False
     if count == 1:
@@ -220,12 +219,10 @@ def _stream(device: torch.device) -> Any:
 
 
 def _decode_on_device(encoded: list[Tensor], mode: int, device: torch.device) -> list[Tensor]:
-    """uint8[C, H, W] of each, on the device, by torchvision's operator.
-
-    It writes on a stream of its own into memory of the current one, without waiting for that. So it
-    gets a stream of ours, on which nothing else is ever pending, not even the filling of
-    uninitialised memory. The host waits until all is decoded.
-    """
+    """Return uint8[C, H, W] of each image on the device, by torchvision's operator."""
+    # The operator writes on a stream of its own into memory of the current stream, without waiting
+    # for that stream. So the current stream is one on which nothing is ever pending, not even the
+    # filling of uninitialised memory. The host waits until all images are decoded.
     filling = deterministic.fill_uninitialized_memory  # pyright: ignore[reportAttributeAccessIssue] (a property of the module)
     deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
     try:
@@ -235,8 +232,8 @@ def _decode_on_device(encoded: list[Tensor], mode: int, device: torch.device) ->
             done.record(_stream(device))
     finally:
         deterministic.fill_uninitialized_memory = filling  # pyright: ignore[reportAttributeAccessIssue]
-    at_work = torch.cuda.current_stream(device)
-    at_work.wait_event(done)
+    current = torch.cuda.current_stream(device)
+    current.wait_event(done)
     for image in images:
-        image.record_stream(at_work)
+        image.record_stream(current)
     return images

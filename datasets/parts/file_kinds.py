@@ -41,25 +41,31 @@ _BEGINNINGS: Final = (
     (0, b"PK\x03\x04", "archive", "a ZIP archive, or what torch.save writes"),
     (0, b"\x1f\x8b", "archive", "a gzip archive"),
 )
-"""(offset, bytes there, kind, in words); the first that holds."""
+"""(offset, bytes there, kind, description); the first match counts."""
 
 
-def another_kind(path: str | os.PathLike[str], wanted: str) -> str | None:
-    """What a file certainly is, in words, if that is not `wanted` ("image", "recording" or
-    "video"); None if it may be, or is unknown.
+def another_kind(path: str | os.PathLike[str], expected: str) -> str | None:
+    """Describe a file that is certainly not of the expected kind.
+
+    Args:
+        path: The file.
+        expected: "image", "recording" or "video".
+
+    Returns:
+        The description; None if the kind is the expected one, or unknown.
     """
-    found = _kind(path)
-    return found[1] if found and found[0] != wanted else None
+    kind = _kind(path)
+    return kind[1] if kind and kind[0] != expected else None
 
 
 def names_other_files(path: str | os.PathLike[str]) -> bool:
-    """Whether it is a list through which FFmpeg would open other files, whatever its name."""
-    found = _kind(path)
-    return found is not None and found[0] == "list"
+    """Whether a file is a playlist through which FFmpeg would open other files."""
+    kind = _kind(path)
+    return kind is not None and kind[0] == "list"
 
 
 def _kind(path: str | os.PathLike[str]) -> tuple[str, str] | None:
-    """The kind, and in words."""
+    """Return a file's kind and its description; None if unknown."""
     try:
         with open(path, "rb") as handle:
             first = handle.read(_LONGEST).removeprefix(b"\xef\xbb\xbf")
@@ -67,8 +73,8 @@ def _kind(path: str | os.PathLike[str]) -> tuple[str, str] | None:
         return None
     return next(
         (
-            (kind, words)
-            for offset, start, kind, words in _BEGINNINGS
+            (kind, description)
+            for offset, start, kind, description in _BEGINNINGS
             if first[offset : offset + len(start)] == start
         ),
         None,

@@ -1,4 +1,4 @@
-"""Lists the files of a folder: which of them are samples, and which are the rubbish of others."""
+"""Lists the files of a folder: samples by their endings, without the clutter of systems."""
 
 from __future__ import annotations
 
@@ -15,93 +15,95 @@ IMAGES = (
     *(".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"),
     *(".jfif", ".jpe", ".gif", ".dib", ".pnm"),
 )
-"""The file names that are images: torchvision's list, and further ones of the formats that are
-read."""
+"""Endings of image files: torchvision's list, and further ones of the supported formats."""
 SOUNDS = (".wav", ".flac", ".mp3", ".ogg", ".opus", ".aiff", ".aif", ".au", ".m4a", ".aac")
-"""The file names that are recordings."""
+"""Endings of recordings."""
 VIDEOS = (".mp4", ".avi", ".mkv", ".mov", ".webm", ".m4v", ".mpg", ".mpeg")
-"""The file names that are videos."""
+"""Endings of videos."""
 ANNOTATIONS = (".xml",)
 
 _RUBBISH = {
     *("__macosx", "@eadir", "#recycle", "$recycle.bin", "system volume information"),
     *("lost+found", "thumbs.db", "desktop.ini", "ehthumbs.db"),
 }
-"""What operating systems and disk stations leave in folders, beside names that begin with "."."""
+"""Entries that operating systems and disk stations leave in folders, besides hidden ones."""
 
 
 class Files(NamedTuple):
-    """The files below a folder.
+    """Files below a folder.
 
     Args:
-        names: Those with one of the endings, relative to the folder with "/" between folders,
+        names: Names with one of the endings, relative to the folder with "/" between folders,
             sorted by folder, then by name.
-        others: How many others there are, by ending.
+        other_counts: Numbers of other files, by ending.
     """
 
     names: list[str]
-    others: Counter[str]
+    other_counts: Counter[str]
 
 
 def is_rubbish(name: str) -> bool:
-    """Whether an entry of a folder is nobody's sample or class: hidden, or left by a system."""
+    """Whether an entry is neither sample nor class: hidden, or left by an operating system."""
     return name.startswith(".") or name.lower() in _RUBBISH
 
 
 def list_files(folder: str | os.PathLike[str], endings: Sequence[str]) -> Files:
-    """List the files below a folder that end in one of `endings`, and count the others.
-
-    Links to folders are followed, each folder once: thirty folders with two links in each to the
-    next are a billion paths.
+    """List the files below a folder that end in one of `endings`, and count other files.
 
     Raises:
         DataError: Links lead to a folder twice, and it holds such files; or a folder cannot be
             read.
     """
-    found, others = list[tuple[str, str]](), Counter[str]()
-    entered, again, waiting = dict[tuple[int, int], str](), dict[str, str](), [""]
-    while waiting:
-        below = waiting.pop()
+    paths, other_counts = list[tuple[str, str]](), Counter[str]()
+    entered, repeated, pending = dict[tuple[int, int], str](), dict[str, str](), [""]
+    while pending:
+        below = pending.pop()
         try:
             place = os.stat(os.path.join(folder, below))
-            first = entered.setdefault((place.st_dev, place.st_ino), below)
-            if first != below:
-                again[below] = first
+            # Each folder is entered once: thirty folders with two links in each to the next are a
+            # billion paths
+            first_path = entered.setdefault((place.st_dev, place.st_ino), below)
+            if first_path != below:
+                repeated[below] = first_path
                 continue
             with os.scandir(os.path.join(folder, below)) as entries:
                 for entry in entries:
                     if is_rubbish(entry.name):
                         continue
-                    # Following links to images would ask the disk for each
+                    # An entry's own type costs no disk access; following links would, for each
                     if entry.name.lower().endswith(tuple(endings)) and not entry.is_dir(
                         follow_symlinks=False
                     ):
-                        found.append((below, entry.name))
+                        paths.append((below, entry.name))
                     elif entry.is_dir():
-                        waiting.append(f"{below}{entry.name}/")
+                        pending.append(f"{below}{entry.name}/")
                     else:
-                        others[os.path.splitext(entry.name)[1].lower()] += 1
+                        other_counts[os.path.splitext(entry.name)[1].lower()] += 1
         except OSError as error:
             where = os.path.join(folder, below.rstrip("/"))
             reason = f"the folder cannot be read: {error.strerror}"
             hint = "" if below else "set dataset.root=FOLDER"
             raise DataError(Problem(where.rstrip("/"), reason, hint=hint)) from None
-    for below, first in sorted(again.items()):
-        if any(inside.startswith(first) for inside, _ in found):
+    for below, first_path in sorted(repeated.items()):
+        if any(x.startswith(first_path) for x, _ in paths):
             where = os.path.join(folder, below.rstrip("/"))
             reason = (
-                f"is the same folder as {os.path.join(folder, first)}: its files would be read "
-                "twice"
+                f"is the same folder as {os.path.join(folder, first_path)}: its files would be "
+                "read twice"
             )
             raise DataError(Problem(where, reason, hint="remove the link that leads there"))
-    return Files([below + name for below, name in sorted(found)], others)
+    return Files([below + name for below, name in sorted(paths)], other_counts)
 
 
-def class_folders(folder: Path, *, of: str = "images") -> list[str]:
-    """Return the folders in a folder, sorted: their places are the labels.
+def class_folders(folder: Path, *, content: str = "images") -> list[str]:
+    """List the folders in a folder, sorted; a folder's place is its class's label.
+
+    Args:
+        folder: The folder.
+        content: The noun for what the class folders hold, in messages.
 
     Raises:
-        DataError: The folder does not exist.
+        DataError: The folder cannot be read.
     """
     try:
         with os.scandir(folder) as entries:
@@ -118,18 +120,18 @@ def class_folders(folder: Path, *, of: str = "images") -> list[str]:
             if parent.is_dir() and not folder.exists()
             else "set dataset.root=FOLDER"
         )
-        reason = f"the folder of {of} cannot be read: {error.strerror}"
-        expected = f"a folder for each class, with its {of}"
+        reason = f"the folder of {content} cannot be read: {error.strerror}"
+        expected = f"a folder for each class, with its {content}"
         hint = did_you_mean(folder.name, beside) or missing
         raise DataError(Problem(str(folder), reason, expected=expected, hint=hint)) from None
 
 
 class ClassFiles(NamedTuple):
-    """The files in a split's class folders.
+    """Files in a split's class folders.
 
     Args:
-        labels: By the file's name, as CLASS/NAME, the number of its class.
-        left_out: What else the folders hold, in words; empty if there is nothing.
+        labels: Class numbers by file name, as CLASS/NAME.
+        left_out: Description of other files in the folders; empty if there are none.
     """
 
     labels: dict[str, int]
@@ -139,15 +141,16 @@ class ClassFiles(NamedTuple):
 def list_by_class(
     folder: Path, classes: Sequence[str], *, endings: Sequence[str] = IMAGES
 ) -> ClassFiles:
-    """List the files in a split's class folders; a class without a folder has none."""
-    labels, others = dict[str, int](), Counter[str]()
+    """List the files in a split's class folders; a class without a folder has no files."""
+    labels, other_counts = dict[str, int](), Counter[str]()
     for label, name in enumerate(classes):
         if (folder / name).is_dir():
             files = list_files(folder / name, endings)
             labels |= {f"{name}/{file}": label for file in files.names}
-            others += files.others
-    counted = [f"{count} {ending or 'without an ending'}" for ending, count in others.most_common()]
-    return ClassFiles(labels, ", ".join(counted))
+            other_counts += files.other_counts
+    counts = other_counts.most_common()
+    left_out = ", ".join(f"{count} {ending or 'without an ending'}" for ending, count in counts)
+    return ClassFiles(labels, left_out)
 
 
 def find_classes(
@@ -157,26 +160,33 @@ def find_classes(
     classes_from: str | None,
     classes: Sequence[str] | None,
     num_classes: int | None,
-    of: str = "images",
+    content: str = "images",
 ) -> list[str]:
     """Return the classes of a split's folders, by label.
 
     Args:
-        base: The folder with the splits' folders in it.
+        base: The folder of the splits' folders.
         folder: The split's folder.
-        classes_from: The folder whose folders name the classes; None: the split's.
-        classes: The classes' names in the order of their labels; None: by the folders.
-        num_classes: How many there should be; None: as many as there are.
-        of: What the folders hold.
+        classes_from: The folder whose folders name the classes; None: the split's own.
+        classes: Class names in the order of their labels; None: the folders' names.
+        num_classes: The expected number of classes; None allows any number.
+        content: The noun for what the folders hold, in messages.
 
     Raises:
-        DataError: The split has others, or there are more or fewer.
+        DataError: The split has an unknown class, or the number of classes differs.
     """
-    here, named = base / folder, base / (folder if classes_from is None else classes_from)
-    known = list(map(str, classes)) if classes is not None else class_folders(named, of=of)
-    if unknown := sorted(set(class_folders(here, of=of)) - set(known)):
+    split_folder, class_source = (
+        base / folder,
+        base / (folder if classes_from is None else classes_from),
+    )
+    class_list = (
+        list(map(str, classes))
+        if classes is not None
+        else class_folders(class_source, content=content)
+    )
+    if unknown := sorted(set(class_folders(split_folder, content=content)) - set(class_list)):
         reason = "has classes that the training split does not have"
-        expected = f"some of: {', '.join(known[:20])}"
-        raise DataError(Problem(str(here), reason, unknown, expected))
-    require_count(str(here), known, num_classes, of="class folders")
-    return known
+        expected = f"some of: {', '.join(class_list[:20])}"
+        raise DataError(Problem(str(split_folder), reason, unknown, expected))
+    require_count(str(split_folder), class_list, num_classes, kind="class folders")
+    return class_list

@@ -1,4 +1,4 @@
-"""The base of data sets of image files: packed lists of files, decoding, a cache for small images."""
+"""Base of data sets of image files: packed lists of files, decoding, a cache for small images."""
 
 from __future__ import annotations
 
@@ -33,26 +33,28 @@ _BLOCK = 256
 class ImageFiles(Dataset[dict[str, Any]], abc.ABC):
     """Samples `{"image": uint8[C, H, W], "label": int}` decoded from files.
 
-    A subclass says which files.
+    A subclass lists the files.
 
     Args:
-        folder: What the files' names are relative to.
-        names: Of the files, with "/" between folders.
-        labels: One for each.
-        classes: The names of the labels.
-        mode: "rgb" (C is 3), "gray" (C is 1) or "channels": as many as `channels`, as they are
-            stored (`parts.channels`), then also of float32.
+        folder: The folder that the names are relative to.
+        names: File names, with "/" between folders.
+        labels: A label for each file.
+        classes: The labels' names.
+        mode: "rgb" (C is 3), "gray" (C is 1) or "channels": `channels` as they are stored
+            (`parts.channels`), which may be float32.
         channels: C, with mode="channels".
-        cache: "memory": all images are decoded once, here, and kept as one tensor; they must be of
-            one size.
-        decode: "worker": each image is decoded as it is asked for. "device": samples have
-            `EncodedImages` of one image instead, which the batch transform `Decode` decodes where
-            the model computes: on CUDA by nvJPEG, whose pixels are others.
+        cache: "memory" decodes all images once, at the start, into one tensor; they must have the
+            same size.
+        decode: "worker" decodes each image when it is requested. "device" returns `EncodedImages`
+            of one image, which the batch transform `Decode` decodes on the model's device: on CUDA
+            by nvJPEG, whose pixels differ.
         transform: Applied to each image, in the worker.
-        left_out: Which other files there are, in words, for a warning; empty: none.
+        left_out: Description of files that were left out, for a warning; empty if there are none.
 
-    Raises: ConfigError: decode="device" with what needs pixels before: a cache, a transform, the
-        mode "channels". DataError: with cache="memory", a file that is damaged or of another size.
+    Raises:
+        ConfigError: decode="device" is combined with a setting that needs pixels (a cache, a
+            transform, mode="channels"), or `channels` is missing.
+        DataError: With cache="memory", a file is damaged or its image has another size.
     """
 
     def __init__(
@@ -95,7 +97,7 @@ class ImageFiles(Dataset[dict[str, Any]], abc.ABC):
         self._mode: ImageMode = mode
         self._channels = channels or 0
         self._transform = transform
-        self._kept = self._read_all() if cache == "memory" else None
+        self._cached = self._read_all() if cache == "memory" else None
 
     def __len__(self) -> int:
         return len(self._names)
@@ -108,37 +110,39 @@ class ImageFiles(Dataset[dict[str, Any]], abc.ABC):
                 "image": EncodedImages.from_file(read_file(path), str(path), mode=self._mode),
                 "label": int(self._labels[index]),
             }
-        image = self._read(index) if self._kept is None else self._kept[index]
+        image = self._read(index) if self._cached is None else self._cached[index]
         return {
             "image": image if self._transform is None else self._transform(image),
             "label": int(self._labels[index]),
         }
 
     def path(self, index: int) -> Path:
-        """The file of a sample."""
+        """Return the file of a sample."""
         return self._folder / os.fsdecode(self._names[index])
 
     @property
     def preparation(self) -> dict[str, Any]:
-        """How a file becomes an image, for those who do it elsewhere."""
+        """How a file becomes an image, for programs that prepare images elsewhere."""
         return image_preparation(self._mode, channels=self._channels)
 
     @property
     def batch(self) -> Callable[[Sequence[int]], Batch] | None:
-        """Fetches many samples at once, collated.
+        """Function that fetches many samples at once, collated.
 
-        None where they are not in memory, or each needs its transform.
+        None unless all images are in memory and need no transform.
         """
-        return self._fetch if self._kept is not None and self._transform is None else None
+        return self._fetch if self._cached is not None and self._transform is None else None
 
     def _fetch(self, indices: Sequence[int]) -> Batch:
-        assert self._kept is not None
+        assert self._cached is not None
         chosen = torch.as_tensor(indices)
-        return {"image": self._kept[chosen], "label": self._labels[chosen]}
+        return {"image": self._cached[chosen], "label": self._labels[chosen]}
 
     def fingerprint(self) -> str:
-        """32 hex digits of what the samples are: classes, names, labels, sizes of the files (of up
-        to 100,000, evenly spaced), and the bytes of 64.
+        """Return 32 hex digits that identify the samples.
+
+        They cover classes, names, labels, the sizes of up to 100,000 files, evenly spaced, and the
+        bytes of 64.
         """
         digest = blake2b(
             repr(
@@ -159,26 +163,25 @@ class ImageFiles(Dataset[dict[str, Any]], abc.ABC):
         )
 
     def _read_all(self) -> Tensor:
-        """[N, C, H, W] in the first image's type, by a thread for each core: the decoders do not
-        hold Python's lock.
-        """
-        first = self._read(0)
-        kept = torch.empty((len(self), *first.shape), dtype=first.dtype)
+        """Decode all images to [N, C, H, W] in the first image's type."""
+        first_image = self._read(0)
+        images = torch.empty((len(self), *first_image.shape), dtype=first_image.dtype)
 
         def read(start: int) -> None:
             for index in range(start, min(start + _BLOCK, len(self))):
                 image = self._read(index)
-                if image.dtype != first.dtype:
+                if image.dtype != first_image.dtype:
                     reason = (
                         "images cached in memory must be of one type, but there are "
-                        f"{first.dtype} and {image.dtype}"
+                        f"{first_image.dtype} and {image.dtype}"
                     )
                     raise DataError(
                         Problem(str(self.path(index)), reason, hint="set dataset.cache=none")
                     )
-                if image.shape != first.shape:
+                if image.shape != first_image.shape:
                     sizes = " and ".join(
-                        f"{width} x {height}" for _, height, width in (first.shape, image.shape)
+                        f"{width} x {height}"
+                        for _, height, width in (first_image.shape, image.shape)
                     )
                     reason = (
                         f"images cached in memory must have the same size, but there are {sizes}"
@@ -186,22 +189,20 @@ class ImageFiles(Dataset[dict[str, Any]], abc.ABC):
                     raise DataError(
                         Problem(str(self.path(index)), reason, hint="set dataset.cache=none")
                     )
-                kept[index] = image
+                images[index] = image
 
+        # The decoders release Python's global lock: a thread for each core keeps all cores busy.
         pool = ThreadPoolExecutor(os.cpu_count())
         try:
             for _ in pool.map(read, range(0, len(self), _BLOCK)):
                 pass
         finally:
             pool.shutdown(cancel_futures=True)
-        return kept
+        return images
 
 
 def _needs_pixels(mode: ImageMode, cache: Cache, transform: Transform | None) -> str:
-    """What of these settings needs images that are decoded before they are handed out.
-
-    Empty: none.
-    """
+    """Return the setting that needs decoded images; empty if none does."""
     return (
         "mode: channels"
         if mode == "channels"

@@ -1,4 +1,4 @@
-"""The base of data sets whose images are all in memory."""
+"""Base of data sets whose images are all in memory."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from torch.utils.data import Dataset
 from samewise.runner.interfaces import Batch
 
 Transform = Callable[[Tensor], Any]
-"""Takes a sample's image, uint8[C, H, W], and gives one: any transform of torchvision.transforms.v2
-does."""
+"""Takes a sample's image, uint8[C, H, W], and returns an image.
+
+Every transform of torchvision.transforms.v2 qualifies.
+"""
 
 
 class InMemoryImages(Dataset[dict[str, Any]], abc.ABC):
@@ -25,7 +27,7 @@ class InMemoryImages(Dataset[dict[str, Any]], abc.ABC):
     Args:
         images: uint8[N, C, H, W], or clips uint8[N, T, C, H, W].
         labels: int64[N].
-        classes: The names of the labels.
+        classes: The labels' names.
         transform: Applied to each image, in the worker.
     """
 
@@ -56,12 +58,12 @@ class InMemoryImages(Dataset[dict[str, Any]], abc.ABC):
 
     @property
     def batch(self) -> Callable[[Sequence[int]], Batch] | None:
-        """Fetches many samples at once, collated; None if each needs its transform."""
+        """Function that fetches many samples at once, collated; None if each is transformed."""
         return self._fetch if self._transform is None else None
 
     def _fetch(self, indices: Sequence[int]) -> Batch:
-        """`{"image": uint8[B, C, H, W], "label": int64[B]}`, copies."""
-        # Ten times as quick as torch.as_tensor
+        """Return copies: `{"image": uint8[B, C, H, W], "label": int64[B]}`."""
+        # torch.as_tensor takes ten times as long for a list of integers
         chosen = torch.from_numpy(np.fromiter(indices, dtype=np.int64, count=len(indices)))
         return {
             "image": self._images.index_select(0, chosen),
@@ -69,7 +71,7 @@ class InMemoryImages(Dataset[dict[str, Any]], abc.ABC):
         }
 
     def fingerprint(self) -> str:
-        """32 hex digits of the samples: every pixel, every label, and the classes' names."""
+        """Return 32 hex digits that cover every pixel, every label and the classes' names."""
         digest = xxhash.xxh3_128(repr((tuple(self._images.shape), self.classes)).encode())
         digest.update(self._images.numpy())
         digest.update(self._labels.numpy())

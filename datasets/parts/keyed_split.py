@@ -1,5 +1,6 @@
-"""Assigns each name to a split by a hash of the name and a key, so that adding files does not move
-others.
+"""Assigns each name to a split by a hash of the name and a key.
+
+Adding files does not move other files to another split.
 """
 
 from __future__ import annotations
@@ -15,22 +16,24 @@ SPLITS = ("valid", "test", "train")
 def select_split(
     names: Sequence[str], split: str, shares: Mapping[str, float], *, key: str = "", where: str
 ) -> list[str]:
-    """The names that belong to a split, in order; `test` may be empty.
+    """Return the names that belong to a split, in order; `test` may be empty.
 
-    Each name is a number in [0, 1) by its hash: below the share of `valid` it is valid's, then
-    test's, and the rest is train's. So a split has about its share of the names, not exactly; and a
-    larger share of `test` takes from `train` alone.
+    A hash maps each name to a number in [0, 1). Names below the share of `valid` belong to valid,
+    the next to test, the rest to train. So a split has about its share of the names, not exactly;
+    and a larger share of `test` takes from `train` alone.
 
     Args:
-        names: Of samples; the same wherever the data are, as `a/b.jpg` relative to their folder.
+        names: Sample names that are the same wherever the data are, as `a/b.jpg` relative to their
+            folder.
         split: "train", "valid" or "test".
-        shares: Of `valid` and `test`.
-        key: Another key splits otherwise.
-        where: What errors are about.
+        shares: Shares of `valid` and `test`, parts of 1.
+        key: Another key splits differently.
+        where: The data's place, for messages.
 
     Raises:
-        ConfigError: no such split, or shares that are none, or leave none of 1 to the split train.
-        DataError: none belongs to train or valid.
+        ConfigError: The split does not exist, or the shares are invalid or leave nothing to train
+            on.
+        DataError: No name belongs to train or valid.
     """
     if split not in SPLITS:
         raise ConfigError(
@@ -43,11 +46,11 @@ def select_split(
         or valid + test > 1
         or (split == "train" and valid + test == 1)
     ):
-        words = "leave nothing to train on, or are not valid shares"
+        reason = "leave nothing to train on, or are not valid shares"
         raise ConfigError(
             Problem(
                 "dataset.shares",
-                words,
+                reason,
                 dict(shares),
                 "{valid: 0.2, test: 0.1}: parts of 1; the rest is for training",
             )
@@ -76,7 +79,7 @@ def select_split(
 
 
 def place(name: str, key: str) -> float:
-    """A name's number in [0, 1)."""
+    """Return a name's number in [0, 1)."""
     return (
         int.from_bytes(
             blake2b(f"{key}\0{name}".encode("utf-8", "surrogateescape"), digest_size=6).digest(),

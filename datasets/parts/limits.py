@@ -1,8 +1,8 @@
-"""Limits on the resources that a data set's file may require, checked from its header before it is
-decoded.
+"""Limits on the resources that a data set's file may require.
 
-Each limit is above what real data sets have. A user who has larger files raises it by the
-environment variable that the message names; a config cannot.
+They are checked by the file's header before it is decoded. Each limit is above what real data sets
+have. A user who has larger files raises it by the environment variable that the message names; a
+config cannot.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _BLOCK = 1 << 20
 
 @dataclass(frozen=True)
 class Limit:
-    """An upper limit.
+    """Upper limit on a count.
 
     Args:
-        variable: The environment variable that sets another.
-        usual: Without it.
-        what: What is counted, in words that follow "has N".
+        variable: The environment variable that overrides it.
+        usual: The limit without the variable.
+        what: The counted noun, which follows "has N" in messages.
     """
 
     variable: str
@@ -33,13 +33,15 @@ class Limit:
 
     @property
     def most(self) -> int:
-        """Raises ConfigError unless the variable is a whole number greater than 0."""
+        """The limit in force.
+
+        Raises:
+            ConfigError: The variable is not a whole number greater than 0.
+        """
         return limit_from(self.variable, self.usual)
 
     def check(self, path: str | os.PathLike[str], count: int) -> None:
-        """Raise a DataError, with the file, its size and how to allow it, if `count` exceeds the
-        limit.
-        """
+        """Raise a DataError if `count` exceeds the limit; it names the file and how to allow it."""
         if count > (most := self.most):
             hint = (
                 "if the file is meant to be so large, set the environment variable "
@@ -56,35 +58,39 @@ class Limit:
 
 
 PIXELS = Limit("SAMEWISE_MAX_PIXELS", 100_000_000, "pixels")
-"""The most pixels that an image may have: 100 million unless set."""
+"""Most pixels of an image: 100 million by default."""
 SAMPLE_RATE = Limit("SAMEWISE_MAX_SAMPLE_RATE", 384_000, "samples a second")
-"""The highest sample rate that a recording may have, in Hz: 384,000 unless set."""
+"""Highest sample rate of a recording in Hz: 384,000 by default."""
 SAMPLES = Limit("SAMEWISE_MAX_SAMPLES", 3600 * 192_000, "samples of sound over all channels")
-"""The most samples of a recording that are decoded at once, at the file's rate and at the one
-that it is resampled to: an hour at 192 kHz, twelve hours at 16 kHz, unless set."""
+"""Most samples of a recording that are decoded at once, at the file's rate and after resampling.
+
+By default an hour at 192 kHz, or twelve hours at 16 kHz.
+"""
 FILTER = Limit("SAMEWISE_MAX_FILTER", 25_000_000, "values in the filter that resamples it")
-"""The most values of the filter that resamples a recording: 25 million unless set. It grows with
-the product of the two rates in lowest terms: 44,100 to 16,000 Hz needs 80,000 values, 191,999
-to 16,000 Hz would need 3 billion."""
+"""Most values of the filter that resamples a recording: 25 million by default.
+
+It grows with the product of the two rates in lowest terms: 44,100 to 16,000 Hz needs 80,000 values,
+191,999 to 16,000 Hz would need 3 billion.
+"""
 ROWS = Limit("SAMEWISE_MAX_ROWS", 10_000_000, "rows")
-"""The most rows of a Parquet table, in which a value that is repeated takes next to no room: 10
-million unless set."""
+"""Most rows of a Parquet table, where repeated values take almost no room: 10 million by default.
+"""
 BYTES = Limit("SAMEWISE_MAX_FILE_BYTES", 4 << 30, "bytes")
-"""The most bytes of a file that is read whole (an image, a list, annotations), and of a Parquet
-table's values once they are unpacked: 4 GiB unless set."""
+"""Most bytes of a file that is read whole, and of a Parquet table's unpacked values: 4 GiB."""
 
 
 def require_regular(path: str | os.PathLike[str], *, whole: bool = True) -> None:
-    """Raise a DataError unless a name is a regular file (devices may never end, pipes never begin).
-
-    With `whole`, also if it is too large.
+    """Raise a DataError unless a path is a regular file; with `whole`, also if it is too large.
 
     Raises:
-        OSError: it does not exist.
+        OSError: The file does not exist.
     """
-    found = os.stat(path)
-    if not stat.S_ISREG(found.st_mode):
-        kind = next((words for test, words in _KINDS if test(found.st_mode)), "a special file")
+    status = os.stat(path)
+    # Reading a device may never end, and reading a pipe may never begin
+    if not stat.S_ISREG(status.st_mode):
+        kind = next(
+            (description for test, description in _KINDS if test(status.st_mode)), "a special file"
+        )
         raise DataError(
             Problem(
                 os.fspath(path),
@@ -93,7 +99,7 @@ def require_regular(path: str | os.PathLike[str], *, whole: bool = True) -> None
             )
         )
     if whole:
-        BYTES.check(path, found.st_size)
+        BYTES.check(path, status.st_size)
 
 
 def read_bytes(path: str | os.PathLike[str]) -> bytes:
@@ -104,7 +110,7 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
 
 
 class Hash(Protocol):
-    """An object with hashlib's interface."""
+    """Object with hashlib's interface."""
 
     def update(self, data: bytes, /) -> None: ...
 

@@ -1,5 +1,6 @@
-"""Reads lists and tables of samples: CSV, TSV, JSON, JSON lines and Parquet, each row with where it
-stands, for messages.
+"""Reads lists and tables of samples: CSV, TSV, JSON, JSON lines and Parquet.
+
+Each row knows its place in the file, for messages.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from samewise.datasets.parts.limits import BYTES, ROWS, read_bytes, require_regu
 from samewise.runner.errors import ConfigError, DataError, Problem, first_line, nearest, truncate
 
 FORMS = "a .csv, .tsv, .json, .jsonl or .parquet file with a row for each"
+# UTF-32's marks begin with UTF-16's, so they come first
 _MARKS = (
     (codecs.BOM_UTF8, "utf-8-sig"),
     (codecs.BOM_UTF32_LE, "utf-32"),
@@ -26,7 +28,7 @@ _MARKS = (
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
-"""Byte order marks; UTF-32's begin with UTF-16's."""
+"""Byte order marks and their encodings."""
 _UNCLOSED = (
     'is a quote not closed? A quote in a text is written "", and such a text is put in quotes'
 )
@@ -36,12 +38,12 @@ _ROWS_AT_ONCE = 65_536
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row's values by column.
+    """Values of a row, by column.
 
     Args:
         path: The file.
-        number: Of its line, or of the row where the file has no lines; from 1.
-        values: By the columns' names.
+        number: The number of its line, or of the row if the file has no lines; from 1.
+        values: Values by the columns' names.
         is_line: Whether `number` counts lines.
     """
 
@@ -52,19 +54,19 @@ class Row:
 
     @property
     def where(self) -> str:
-        """The place, for messages."""
+        """The row's place, for messages."""
         return f"{self.path}:{self.number}" if self.is_line else f"{self.path}, row {self.number}"
 
     def text(self, column: str, *, setting: str, blank: bool = False) -> str:
         """Return the text or number in a column, as text.
 
         Args:
-            column: Its name.
+            column: The column's name.
             setting: The key of `dataset` that names the column.
             blank: Whether the text may be empty.
 
         Raises:
-            DataError: There is no such column, or it is empty or holds several values.
+            DataError: The column does not exist, is empty, or holds several values.
         """
         value = self.values.get(column)
         if isinstance(value, list | dict):
@@ -87,7 +89,7 @@ def read_text(path: str | os.PathLike[str]) -> str:
     """Read a text in UTF-8, or as its byte order mark says; all line ends become newlines.
 
     Raises:
-        DataError: It is not such a text, or too large.
+        DataError: The file is not such a text, or is too large.
         OSError: It cannot be read.
     """
     raw = read_bytes(path)
@@ -100,47 +102,47 @@ def read_text(path: str | os.PathLike[str]) -> str:
 
 
 def read_lines(path: str | os.PathLike[str]) -> list[str]:
-    """Read the lines of a text that are not blank, otherwise as `read_text`."""
+    """Read the lines of a text that are not blank; otherwise as `read_text`."""
     return [line for line in read_text(path).split("\n") if line.strip()]
 
 
 def read_rows(
-    path: Path, columns: Sequence[str], *, each: str, setting: str, tab_quotes: bool = True
+    path: Path, columns: Sequence[str], *, item: str, setting: str, tab_quotes: bool = True
 ) -> list[Row]:
     """Read all rows of a table.
 
-    `.parquet` is told by its name; other files by their first character (`[` begins a JSON list,
-    `{` JSON lines) and, if that is none of the two, by the separator in their first line.
+    The ending `.parquet` marks a Parquet file. Other files are recognised by their first character
+    (`[` begins a JSON list, `{` JSON lines), else by the separator in their first line.
 
     Args:
         path: The table.
-        columns: What is needed of it.
-        each: What a row stands for, such as "recording".
+        columns: The columns that are needed.
+        item: The noun for what a row describes, such as "recording".
         setting: The key of `dataset` that names the table.
         tab_quotes: Whether fields between tabs may be in quotes; otherwise quotes are characters.
 
     Raises:
-        DataError: It cannot be read, is damaged, or has no rows.
+        DataError: The file cannot be read, is damaged, or has no rows.
         ConfigError: It is a Parquet file, and pyarrow is not installed.
     """
     try:
         rows = (
             _parquet_rows(path, columns)
             if path.suffix.lower() == ".parquet"
-            else list(_text_rows(path, columns, each=each, tab_quotes=tab_quotes))
+            else list(_text_rows(path, columns, item=item, tab_quotes=tab_quotes))
         )
     except OSError as error:
-        reason = f"the list of {each}s cannot be read: {error.strerror}"
+        reason = f"the list of {item}s cannot be read: {error.strerror}"
         raise DataError(Problem(str(path), reason, hint=f"set {setting}=FILE")) from None
     except (ValueError, RecursionError, csv.Error) as error:
-        reason = f"is not a list of {each}s, or is damaged: {first_line(error)}"
-        raise DataError(Problem(str(path), reason, expected=f"{FORMS} {each}")) from None
+        reason = f"is not a list of {item}s, or is damaged: {first_line(error)}"
+        raise DataError(Problem(str(path), reason, expected=f"{FORMS} {item}")) from None
     if not rows:
-        raise DataError(Problem(str(path), "has no rows", expected=f"{FORMS} {each}"))
+        raise DataError(Problem(str(path), "has no rows", expected=f"{FORMS} {item}"))
     return rows
 
 
-def _text_rows(path: Path, columns: Sequence[str], *, each: str, tab_quotes: bool) -> Iterator[Row]:
+def _text_rows(path: Path, columns: Sequence[str], *, item: str, tab_quotes: bool) -> Iterator[Row]:
     text = read_text(path)
     start = text.lstrip()[:1]
     if start == "[":
@@ -155,7 +157,7 @@ def _text_rows(path: Path, columns: Sequence[str], *, each: str, tab_quotes: boo
                     raise DataError(Problem(f"{path}:{number}", f"is not JSON: {error}")) from None
                 yield _object(Row(path, number, values))
     else:
-        yield from _delimited_rows(path, text, columns, each=each, tab_quotes=tab_quotes)
+        yield from _delimited_rows(path, text, columns, item=item, tab_quotes=tab_quotes)
 
 
 def _object(row: Row) -> Row:
@@ -165,27 +167,24 @@ def _object(row: Row) -> Row:
 
 
 def _delimited_rows(
-    path: Path, text: str, columns: Sequence[str], *, each: str, tab_quotes: bool
+    path: Path, text: str, columns: Sequence[str], *, item: str, tab_quotes: bool
 ) -> Iterator[Row]:
-    """Yield the rows of a delimited text, each on one line below the columns' names.
-
-    After a quote that is not closed, the rows that follow would be part of a field: a line break in
-    a field is refused.
-    """
+    """Yield the rows of a delimited text, each on one line below the columns' names."""
     head = text.partition("\n")[0]
     order = "\t,;" if path.suffix.lower() == ".tsv" else ",\t;"
     delimiter = next((mark for mark in order if mark in head), order[0])
     quoting = csv.QUOTE_NONE if delimiter == "\t" and not tab_quotes else csv.QUOTE_MINIMAL
     table = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, quoting=quoting)
     names = list(table.fieldnames or ())
-    if twice := next((name for name in columns if names.count(name) > 1), None):
-        raise ValueError(f"it has two columns {twice!r}")
+    if repeated := next((name for name in columns if names.count(name) > 1), None):
+        raise ValueError(f"it has two columns {repeated!r}")
     last = 1
     for values in table:
         for column, value in values.items():
+            # After an unclosed quote, the following rows would silently become part of a field
             if isinstance(value, str) and "\n" in value:
                 reason = f"has a line break in the column {column!r}"
-                start, expected = truncate(value, 60, ending="…"), f"one line for each {each}"
+                start, expected = truncate(value, 60, ending="…"), f"one line for each {item}"
                 raise DataError(Problem(f"{path}:{last + 1}", reason, start, expected, _UNCLOSED))
         last = table.line_num
         if None in values:
@@ -196,10 +195,7 @@ def _delimited_rows(
 
 
 def _parquet_rows(path: Path, columns: Sequence[str]) -> list[Row]:
-    """Read the columns that are there: all values of a row where none is.
-
-    A repeated value is stored once, so the file's size does not limit its unpacked size.
-    """
+    """Read the requested columns that exist; if none does, one row with all columns' names."""
     if importlib.util.find_spec("pyarrow") is None:
         reason = "a Parquet file requires pyarrow, which is not installed"
         raise ConfigError(Problem(str(path), reason, hint="pip install pyarrow"))
@@ -214,18 +210,20 @@ def _parquet_rows(path: Path, columns: Sequence[str]) -> list[Row]:
             else str(field.type)
             for field in file.schema_arrow
         }
-    asked = [name for name in columns if name in types]
-    if not asked:
+    requested = [name for name in columns if name in types]
+    if not requested:
         return [Row(path, 1, dict.fromkeys(types), is_line=False)]
-    for name in asked:
+    for name in requested:
         if types[name] not in _PLAIN and not types[name].startswith(
             ("int", "uint", "float", "double")
         ):
             raise ValueError(f"its column {name!r} holds {types[name]}, not text or numbers")
+    # Repeated values are stored once, so the file's size does not limit their unpacked size:
+    # lengths are counted on the dictionaries, before values are unpacked
     rows, size = list[dict[str, Any]](), 0
-    packed = [name for name in asked if "string" in types[name]]
+    packed = [name for name in requested if "string" in types[name]]
     with parquet.ParquetFile(path, read_dictionary=packed) as file:
-        for batch in file.iter_batches(_ROWS_AT_ONCE, columns=asked):
+        for batch in file.iter_batches(_ROWS_AT_ONCE, columns=requested):
             for column in batch.columns:
                 lengths = (
                     compute.binary_length(column.dictionary).take(column.indices)

@@ -1,5 +1,7 @@
-"""The base of data sets of recorded mixtures: a folder of mixtures and one for each speaker's part,
-with the same file names.
+"""Base of data sets of recorded mixtures.
+
+A folder holds the mixtures, and one folder for each speaker holds the parts, with the same file
+names.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from samewise.datasets.parts.recordings import Texts
 from samewise.runner.errors import ConfigError, DataError, Problem, first_few
 
 _HEADERS = 1_000
-"""Mixtures whose headers are read before training."""
+"""Number of mixtures whose headers are read before training."""
 
 
 class MixtureFiles(Dataset[dict[str, Any]], abc.ABC):
@@ -35,17 +37,19 @@ class MixtureFiles(Dataset[dict[str, Any]], abc.ABC):
     A subclass names the folders.
 
     Args:
-        folder: Holds the folders of one split.
-        mixture: The folder of mixtures.
+        folder: The folder of one split, which holds the other folders.
+        mixture: The folder of the mixtures.
         sources: The folders of the S speakers' parts.
-        sample_rate: In Hz, which all files have.
-        seconds: At most so much of a mixture, a stretch drawn by the sample's own stream; None: all
-            of it.
+        sample_rate: The rate of all files in Hz.
+        seconds: Longest stretch of a mixture in seconds, whose start the sample's own stream draws;
+            None: the whole mixture.
         data: The data set's name, for messages.
 
-    Raises: DataError: a folder or a file is missing; a file of up to 1,000 mixtures, evenly spaced,
-        is not audio according to its header, has a different rate, or
-            is a source not as long as its mixture.
+    Raises:
+        ConfigError: `seconds` is not greater than 0.
+        DataError: A folder or file is missing; or, among up to 1,000 mixtures, evenly spaced, a
+            file is not audio by its header, has another rate, or is a part whose length differs
+            from its mixture's.
     """
 
     def __init__(
@@ -97,11 +101,11 @@ class MixtureFiles(Dataset[dict[str, Any]], abc.ABC):
 
     @property
     def preparation(self) -> dict[str, Any]:
-        """How a recording becomes a waveform, for those who do it elsewhere."""
+        """How a recording becomes a waveform, for programs that prepare recordings elsewhere."""
         return audio_preparation(self.sample_rate)
 
     def fingerprint(self) -> str:
-        """32 hex digits of the names, the folders, and the bytes of 64 mixtures with their parts."""
+        """Return 32 hex digits that cover the names, the folders, and the bytes of 64 mixtures."""
         digest = blake2b(
             repr(
                 (len(self), self._mixture, self._sources, self.sample_rate, self._frames)
@@ -116,7 +120,7 @@ class MixtureFiles(Dataset[dict[str, Any]], abc.ABC):
         return digest.hexdigest()
 
     def _info(self, part: str, name: str) -> AudioInfo:
-        """A file's header, with its rate checked."""
+        """Read a file's header, and check its rate."""
         path = self._folder / part / name
         info = audio_info(path)
         if info.sample_rate != self.sample_rate:
@@ -132,8 +136,8 @@ class MixtureFiles(Dataset[dict[str, Any]], abc.ABC):
         return info
 
     def _require_length(self, part: str, name: str, frames: int) -> None:
-        """Check the header of a speaker's part of a mixture with so many frames."""
-        if (found := self._info(part, name).frames) != frames:
+        """Raise a DataError unless a speaker's part has as many frames as its mixture."""
+        if (frames_of_part := self._info(part, name).frames) != frames:
             reason, hint = (
                 "is not as long as its mixture",
                 "generate the data set again: all files of a mixture are equally long, in "
@@ -143,7 +147,7 @@ class MixtureFiles(Dataset[dict[str, Any]], abc.ABC):
                 Problem(
                     str(self._folder / part / name),
                     reason,
-                    f"{found} frames",
+                    f"{frames_of_part} frames",
                     f"{frames} frames",
                     hint,
                 )
@@ -151,7 +155,7 @@ class MixtureFiles(Dataset[dict[str, Any]], abc.ABC):
 
 
 def _list_mixtures(folder: Path, mixture: str, sources: Sequence[str], data: str) -> list[str]:
-    """The names of the mixtures, each of which has all its parts."""
+    """List the mixtures' names, each of which has all its parts."""
     hint = f"set dataset.root=FOLDER to where {data} was generated"
     for name in (mixture, *sources):
         if not (folder / name).is_dir():

@@ -1,6 +1,4 @@
-"""Compares names: of files that lists spell otherwise than the disk, and of classes that look the
-same.
-"""
+"""Compares names: spellings in lists with those on the disk, and class names that look the same."""
 
 from __future__ import annotations
 
@@ -21,14 +19,14 @@ _UNSEEN = dict.fromkeys((0xAD, 0x200B, 0x200C, 0x200D, 0x2060, 0xFEFF))
 
 
 def compose(name: str) -> str:
-    """Return the name with composed accents and single spaces: equal for canonically equal names."""
+    """Return the name with composed accents and single spaces: one form for equal names."""
     return " ".join(unicodedata.normalize("NFC", name).split())
 
 
 def looks(name: str) -> str:
-    """Return what names of one look have in common, whatever their letters' script and case."""
-    seen = unicodedata.normalize("NFKC", name).translate(_UNSEEN).casefold().translate(_LATIN)
-    return " ".join(seen.replace("_", " ").replace("-", " ").split())
+    """Return a form that is equal for names that look the same, whatever their script and case."""
+    letters = unicodedata.normalize("NFKC", name).translate(_UNSEEN).casefold().translate(_LATIN)
+    return " ".join(letters.replace("_", " ").replace("-", " ").split())
 
 
 def first_repeated(names: Iterable[str]) -> str | None:
@@ -37,13 +35,13 @@ def first_repeated(names: Iterable[str]) -> str | None:
 
 
 def twin(name: str, names: Iterable[str]) -> str | None:
-    """Return another name that looks the same; None if there is none."""
+    """Return another name that looks the same; None if no other does."""
     look = looks(name)
     return next((other for other in names if other != name and looks(other) == look), None)
 
 
 def difference(name: str, other: str) -> str:
-    """Describe how the first name is spelt where the two may look the same; else it is empty."""
+    """Describe how the first name is spelt if the two look the same; else return an empty text."""
     if looks(name) != looks(other):
         return ""
     own = [letter for letter in name if letter not in other] or list(name[len(other) :])
@@ -58,34 +56,36 @@ def difference(name: str, other: str) -> str:
 def misspelt(names: Sequence[str], counts: Mapping[str, int]) -> list[tuple[str, list[str]]]:
     """Return names that may be misspelt, each with the similar ones, the most suspect first.
 
-    These are names that look the same and, where it is known how often each occurs, rare ones
-    beside frequent ones that are similar.
+    These are names that look the same as another and, if counts are known, rare names that resemble
+    frequent ones.
     """
     look = {name: looks(name) for name in names}
-    found = list[tuple[str, list[str], bool]]()
+    suspects = list[tuple[str, list[str], bool]]()
     for name in names:
-        others = [
+        candidates = [
             other
             for other in names
             if other != name and (not counts or counts[name] <= counts[other])
         ]
-        twins = [other for other in others if look[other] == look[name]]
-        # One slip among four or more, ten among hundreds
-        common = [other for other in others if counts and 4 * counts[name] ** 2 <= counts[other]]
+        twins = [other for other in candidates if look[other] == look[name]]
+        # One misspelling among four or more right spellings, ten among hundreds
+        common = [
+            other for other in candidates if counts and 4 * counts[name] ** 2 <= counts[other]
+        ]
         if alike := twins or sorted(get_close_matches(name, common, 2)):
-            found.append((name, alike, bool(twins)))
-    found.sort(key=lambda entry: (not entry[2], counts.get(entry[0], 0)))
-    return [(name, alike) for name, alike, _ in found]
+            suspects.append((name, alike, bool(twins)))
+    suspects.sort(key=lambda entry: (not entry[2], counts.get(entry[0], 0)))
+    return [(name, alike) for name, alike, _ in suspects]
 
 
 def require_distinct(where: str, names: Iterable[str], *, what: str) -> None:
     """Raise a DataError if a name is blank, or two differ only in spaces or Unicode form."""
-    known = dict[str, str]()
+    spellings = dict[str, str]()
     for name in names:
         form = compose(name)
         if not form:
             raise DataError(Problem(where, f"has a {what} without a name", name, "a name for each"))
-        if (other := known.setdefault(form, name)) != name:
+        if (other := spellings.setdefault(form, name)) != name:
             reason = (
                 f"has two {what} names that look the same: {name!r}{difference(name, other)} and "
                 f"{other!r}{difference(other, name)}"
@@ -94,10 +94,10 @@ def require_distinct(where: str, names: Iterable[str], *, what: str) -> None:
 
 
 def relative_to(folder: Path) -> Callable[[str], str]:
-    """Return a function from a listed name to the name relative to the folder, if it is inside.
+    """Return a function that makes a listed name relative to the folder, if it lies inside.
 
-    However the folder is spelt, relative or absolute, through a link or with `..`, the result is
-    the same: splits and fingerprints depend on it.
+    Splits and fingerprints depend on the result, so it is the same however the folder is spelt:
+    relative or absolute, through a link or with `..`.
     """
     real, real_path = os.path.realpath(folder), lru_cache(maxsize=1 << 12)(os.path.realpath)
 
@@ -114,22 +114,22 @@ def relative_to(folder: Path) -> Callable[[str], str]:
 def require_listed(folder: Path, names: Sequence[str], *, listed_in: str) -> None:
     """Raise a DataError unless all listed files exist.
 
-    Each folder is read once. The message names the cause where a file of nearly that name exists.
+    Each folder is read once. The message names the cause if a file has nearly the missing name.
     """
-    there = lru_cache(maxsize=None)(_entries)
+    entries_of = lru_cache(maxsize=None)(_entries)
     missing = [
         name
         for name in names
-        if os.path.basename(name) not in there(os.path.join(folder, os.path.dirname(name)))
+        if os.path.basename(name) not in entries_of(os.path.join(folder, os.path.dirname(name)))
     ]
     if missing:
-        others = f", as are {len(missing) - 1} more" if len(missing) > 1 else ""
+        also_missing = f", as are {len(missing) - 1} more" if len(missing) > 1 else ""
         hint = _spelling(folder, missing[0]) or (
             "set dataset.root=FOLDER to the folder that the names are relative to"
             if len(missing) == len(names)
             else "download it again, or remove it from the list"
         )
-        reason = f"is listed in {listed_in} but missing{others}"
+        reason = f"is listed in {listed_in} but missing{also_missing}"
         raise DataError(Problem(str(folder / missing[0]), reason, hint=hint))
 
 
@@ -141,7 +141,7 @@ def _entries(folder: str | os.PathLike[str]) -> frozenset[str]:
 
 
 def _spelling(folder: Path, name: str) -> str:
-    """Say how a missing file is spelt on the disk; empty if there is none like it."""
+    """Describe how a missing file is spelt on the disk; empty if no name resembles it."""
     slashed = name.replace("\\", "/")
     path = folder / slashed
     if slashed != name and path.is_file():

@@ -1,5 +1,6 @@
-"""Audio files, or sections of them, by number: names packed, waveforms decoded on demand or all
-kept in memory.
+"""Audio files, or sections of them, by number.
+
+Names are packed; waveforms are decoded on demand, or all kept in memory.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ from samewise.runner.errors import DataError, Problem
 Cache = Literal["none", "memory"]
 
 _HEADERS = 2_000
-"""Files whose headers are read before training: tenths of a second, and all of a small data set."""
+"""Number of files whose headers are read before training: it takes tenths of a second."""
 
 
 class Texts:
-    """Many strings in one block of bytes: a worker that reads a list of a million strings would
-    copy it through reference counts.
+    """Many strings in one block of bytes.
+
+    A worker that reads a list of a million strings would copy the list through its reference
+    counts.
     """
 
     def __init__(self, texts: Sequence[str]) -> None:
@@ -47,18 +50,19 @@ class Recordings:
     """Mono waveforms at one rate.
 
     Args:
-        folder: What the names are relative to.
-        names: Of the files, with "/" between folders.
-        sample_rate: In Hz; files at another rate are resampled.
-        cache: "memory": all are decoded here, and kept end to end in one tensor, which worker
+        folder: The folder that the names are relative to.
+        names: File names, with "/" between folders.
+        sample_rate: The waveforms' rate in Hz; files at another rate are resampled.
+        cache: "memory" decodes all files at the start and keeps them in one tensor, which worker
             processes share.
-        sections: For each, where it begins in its file and how long it is, in seconds; None: all
-            are whole files.
-        whole_within: A section from 0 whose listed length is 0, or less than the file's by at most
-            so many seconds, is the whole file; None: none is.
+        sections: (start, length) in seconds of each recording in its file; None: all are whole
+            files.
+        whole_within: A section that starts at 0 is the whole file if its listed length is 0, or
+            shorter than the file by at most this many seconds; None: no section is.
 
-    Raises: DataError: there are no files; one of up to 2,000, evenly spaced, is not audio according
-        to its header; with cache="memory", any is damaged.
+    Raises:
+        DataError: There are no files; one of up to 2,000, evenly spaced, is not audio by its
+            header; or, with cache="memory", a file is damaged.
     """
 
     def __init__(
@@ -84,7 +88,7 @@ class Recordings:
         self.names = Texts(names)
         self._sections = None if sections is None else np.array(sections, dtype=np.float64)
         self._whole_within = whole_within
-        self._kept: Tensor | None = None
+        self._cached: Tensor | None = None
         self._has_sections = sections is not None and whole_within is None
         if cache == "none" or whole_within is not None:
             for index in spaced_indices(len(names), _HEADERS):
@@ -96,37 +100,39 @@ class Recordings:
                 )
         if cache == "memory":
             waveforms = [self._decode(index) for index in range(len(names))]
-            self._kept = torch.cat(waveforms)
+            self._cached = torch.cat(waveforms)
             self._ends = np.cumsum([0, *map(len, waveforms)])
 
     def __len__(self) -> int:
         return len(self.names)
 
     def path(self, index: int) -> Path:
-        """The file of a recording."""
+        """Return the file of a recording."""
         return self.folder / self.names[index]
 
     def frames(self, index: int) -> int:
-        """The recording's length in samples at `sample_rate`, at least 1."""
-        if self._kept is not None:
+        """Return the recording's length in samples at `sample_rate`, at least 1."""
+        if self._cached is not None:
             return int(self._ends[index + 1] - self._ends[index])
         return self._frames(index, audio_info(self.path(index)))
 
     def stretch(self, index: int, start: int = 0, frames: int | None = None) -> Tensor:
-        """float32[frames] of a recording from `start`, at `sample_rate`.
+        """Return float32[frames] of a recording from `start`, at `sample_rate`.
 
-        Up to its end if `frames` is None.
+        Without `frames`, the stretch goes to the recording's end.
         """
         stop = None if frames is None else start + frames
-        if self._kept is not None:
-            return self._kept[self._ends[index] : self._ends[index + 1]][start:stop]
+        if self._cached is not None:
+            return self._cached[self._ends[index] : self._ends[index + 1]][start:stop]
         if self._sections is None and audio_info(self.path(index)).sample_rate == self.sample_rate:
             return read_audio(self.path(index), start=start, frames=frames)[0]
         return self._decode(index)[start:stop]
 
     def fingerprint(self) -> str:
-        """32 hex digits of names, rate, sections (unless all are whole files), sizes of the files
-        (of up to 100,000, evenly spaced), and the bytes of 64.
+        """Return 32 hex digits that identify the recordings.
+
+        They cover names, rate, sections (unless all are whole files), the sizes of up to 100,000
+        files, evenly spaced, and the bytes of 64.
         """
         digest = blake2b(repr((len(self), self.sample_rate)).encode(), digest_size=16)
         if self._sections is not None and self._has_sections:
@@ -152,20 +158,18 @@ class Recordings:
         )[0]
 
     def _section(self, index: int, info: AudioInfo) -> tuple[int, int]:
-        """Its first frame in the file and the number of frames, at the file's rate.
-
-        It may end up to 10 ms after the file: lists round.
-        """
+        """Return the first frame in the file and the number of frames, at the file's rate."""
         if self._sections is None:
             return 0, info.frames
-        starts, lasts = self._sections[index].tolist()
+        begin_seconds, seconds = self._sections[index].tolist()
         if (
             self._whole_within is not None
-            and not starts
-            and (not lasts or lasts >= info.seconds - self._whole_within)
+            and not begin_seconds
+            and (not seconds or seconds >= info.seconds - self._whole_within)
         ):
             return 0, info.frames
-        begin, length = round(starts * info.sample_rate), round(lasts * info.sample_rate)
+        begin, length = round(begin_seconds * info.sample_rate), round(seconds * info.sample_rate)
+        # Lists round times: a section may end up to 10 ms after the file
         if begin + length > info.frames + info.sample_rate // 100:
             expected = f"at least {sum(self._sections[index]):.3f} s, the end of a listed section"
             raise DataError(
@@ -175,7 +179,7 @@ class Recordings:
 
 
 def crop_or_pad(waveform: Tensor, frames: int) -> Tensor:
-    """float32[frames]: the middle of a longer waveform, or a shorter one followed by silence."""
+    """Return float32[frames]: a longer waveform's middle, or a shorter one followed by silence."""
     start = max(0, len(waveform) - frames) // 2
-    kept = waveform[start : start + frames]
-    return torch.nn.functional.pad(kept, (0, frames - len(kept)))
+    middle = waveform[start : start + frames]
+    return torch.nn.functional.pad(middle, (0, frames - len(middle)))

@@ -11,12 +11,14 @@ from torch import Tensor
 
 
 def resample(waveform: Tensor, old_rate: int, new_rate: int) -> Tensor:
-    """Resample by a sinc filter in a Hann window (Smith, Digital Audio Resampling).
+    """Resample by a sinc filter with a Hann window.
+
+    Source: J. O. Smith, Digital Audio Resampling, https://ccrma.stanford.edu/~jos/resample/.
 
     Args:
         waveform: float32[..., T].
-        old_rate: Its rate; only the ratio of the two matters.
-        new_rate: The rate of the result.
+        old_rate: The waveform's rate; only the ratio of the two rates matters.
+        new_rate: The result's rate.
 
     Returns:
         float32[..., T'], where T' is T * new_rate / old_rate, rounded up.
@@ -28,16 +30,18 @@ def resample(waveform: Tensor, old_rate: int, new_rate: int) -> Tensor:
 
 
 def resampled_length(length: int, old_rate: int, new_rate: int) -> int:
-    """T' of `resample`: computed in float32, it may be a few samples off in a long recording."""
+    """Return T' of `resample`."""
     common = math.gcd(old_rate, new_rate)
     old, new = old_rate // common, new_rate // common
-    exact = int(torch.ceil(torch.as_tensor(new * length / old)))
-    return min(exact, new * (length // old + 1))  # the filter gives no more
+    # torchaudio rounds in float32, which may be a few samples off in a long recording
+    rounded = int(torch.ceil(torch.as_tensor(new * length / old)))
+    # The filter returns at most this many samples
+    return min(rounded, new * (length // old + 1))
 
 
 @lru_cache(maxsize=32)
 def _resampler(old: int, new: int, device: torch.device) -> Any:
-    """Kept, since computing a filter takes longer than resampling a short recording."""
+    """Return a resampler from the cache: computing a filter takes longer than a short recording."""
     from torchaudio.transforms import Resample
 
     return Resample(old, new).to(device)

@@ -18,20 +18,24 @@ from samewise.datasets.parts.limits import SAMPLE_RATE, SAMPLES, require_regular
 from samewise.runner.errors import DataError, Problem
 
 FORMATS = "a recording: a WAV, FLAC, MP3 or OGG file"
-# What programs that write into a pipe leave in a header; the second is SoX
+# Sizes that programs leave in a header when they write into a pipe; the second is SoX's
 _SIZE_UNKNOWN = (
     0,
     0x7FFFF000,
     0xFFFFFFFF,
 )
 
+# FLAC that was written into a pipe does not say its length
 _LENGTH_UNKNOWN = 1 << 62
-"""From so many frames on, libsndfile means that the header does not say: FLAC that was written into
-a pipe."""
+"""Frames from which on libsndfile means that the header does not say the length."""
 
 _ENDLESS = 1 << 50
 """Bytes beyond the end of any file."""
 
+# An MP3's frame uses bits of frames before it. libsndfile misjudges where the last page of an Ogg
+# Vorbis file begins, if it seeks into it: a page ends at most 255 packets, of at most 4096 samples.
+# An Opus frame depends on all frames before it; in GSM 6.10 and several ADPCMs libsndfile cannot
+# seek.
 _RUN_UP = {"MPEG_LAYER_III": 32 * 1152, "VORBIS": 255 * 4096} | dict.fromkeys(
     (
         "PCM_S8",
@@ -48,45 +52,38 @@ _RUN_UP = {"MPEG_LAYER_III": 32 * 1152, "VORBIS": 255 * 4096} | dict.fromkeys(
     ),
     0,
 )
-"""The samples to decode before the first that is wanted; from the beginning on in the other
-encodings.
-
-An MP3's frame uses bits of frames before it. libsndfile misjudges where the last page of an Ogg
-Vorbis file begins, if it seeks into it: a page ends at most 255 packets, of at most 4096 samples.
-An Opus frame depends on all frames before it; in GSM 6.10 and several ADPCMs libsndfile cannot
-seek.
-"""
+"""Samples to decode before a section; other encodings are decoded from their beginning."""
 
 _CHUNKS = {"WAV": ("<4sI", b"data"), "WAVEX": ("<4sI", b"data"), "AIFF": (">4sI", b"SSND")}
-"""How the header of a chunk is packed, and the name of the chunk with the sound."""
+"""Packing of a chunk's header, and the name of the chunk with the sound."""
 
 _OGG_PAGE, _OGG_LAST = 65_307, 4
-"""The most bytes of a page, and the flag of a stream's last page."""
+"""Most bytes of an Ogg page, and the flag of a stream's last page."""
 
 _BLOCK = 1 << 16
 
 
 class Sound(soundfile.SoundFile):
-    """An open file. `length`, in frames, is right where `frames` is an estimate or unknown."""
+    """Open file whose `length`, in frames, is right even if `frames` is an estimate or unknown."""
 
     length: int
 
     def seekable(self) -> bool:
-        """False: soundfile would seek after each block that it reads, and an MP3 that goes on there
-        lacks the bits of earlier frames.
-        """
+        """Return False, so that soundfile does not seek after each block."""
+        # An MP3 that continues after a seek lacks the bits of earlier frames
         return False
 
     def close(self) -> None:
-        """Close what it was opened with too."""
+        """Close the file, and the object that it was opened with."""
         super().close()
         if isinstance(self.name, _Longer):
             self.name.close()
 
 
 class _Longer:
-    """A file for libsndfile that claims to have more bytes than it has: then frames beyond an
-    estimate from its size are read as well.
+    """File that claims more bytes than it has.
+
+    libsndfile then also reads the frames beyond an estimate from the file's size.
     """
 
     def __init__(self, path: str | os.PathLike[str], more: int) -> None:
@@ -123,10 +120,10 @@ def open_audio(path: str | os.PathLike[str]) -> Sound:
         if file.frames >= _LENGTH_UNKNOWN or (
             file.format == "MP3" and _is_estimated(path, file.frames)
         ):
-            found, is_mp3 = os.stat(path), file.format == "MP3"
+            status, is_mp3 = os.stat(path), file.format == "MP3"
             file.close()
             file = _open_unknown(path, is_mp3=is_mp3)
-            file.length = _count(os.fspath(path), found.st_size, found.st_mtime_ns, is_mp3=is_mp3)
+            file.length = _count(os.fspath(path), status.st_size, status.st_mtime_ns, is_mp3=is_mp3)
     except BaseException:
         file.close()
         raise
@@ -134,19 +131,19 @@ def open_audio(path: str | os.PathLike[str]) -> Sound:
 
 
 def _is_estimated(path: str | os.PathLike[str], frames: int) -> bool:
-    """Whether the length of an MP3 depends on the file's size: it has no Xing header."""
+    """Whether the length of an MP3 is estimated from the file's size: it has no Xing header."""
     with Sound(_Longer(path, max(8, os.path.getsize(path) // 200))) as file:
         return file.frames != frames
 
 
 def _open_unknown(path: str | os.PathLike[str], *, is_mp3: bool) -> Sound:
-    """Open a file that can be read to its end, wherever that is."""
+    """Open a file that can be read to its end, wherever the end is."""
     return Sound(_Longer(path, _ENDLESS) if is_mp3 else path)
 
 
 @lru_cache(maxsize=1 << 16)
 def _count(path: str, size: int, changed: int, *, is_mp3: bool) -> int:
-    """The frames of such a file; one that changes is counted again."""
+    """Count the frames of a file that does not say its length; a changed file is counted again."""
     with _open_unknown(path, is_mp3=is_mp3) as file:
         return sum(iter(lambda: len(file.read(_BLOCK, dtype="float32", always_2d=True)), 0))
 
@@ -161,7 +158,7 @@ def _require_file(path: str | os.PathLike[str]) -> None:
 def decode_section(
     path: str | os.PathLike[str], file: Sound, start: int, frames: int | None
 ) -> Tensor:
-    """float32[C, T] of an open file, T at most `frames`."""
+    """Decode float32[C, T] of an open file, T at most `frames`."""
     if not 0 <= start <= file.length:
         raise DataError(
             Problem(
@@ -170,28 +167,28 @@ def decode_section(
                 expected=f"more than {start} frames",
             )
         )
-    wanted = file.length - start if frames is None else min(frames, file.length - start)
-    SAMPLES.check(path, wanted * file.channels)
+    length = file.length - start if frames is None else min(frames, file.length - start)
+    SAMPLES.check(path, length * file.channels)
     before = min(start, _RUN_UP.get(file.subtype, start))
     if start > before:
         file.seek(start - before)
     while before and (
-        dropped := len(file.read(min(before, _BLOCK), dtype="float32", always_2d=True))
+        skipped := len(file.read(min(before, _BLOCK), dtype="float32", always_2d=True))
     ):
-        before -= dropped
-    samples = torch.from_numpy(file.read(wanted, dtype="float32", always_2d=True)).t().contiguous()
-    if samples.shape[1] < wanted:
+        before -= skipped
+    samples = torch.from_numpy(file.read(length, dtype="float32", always_2d=True)).t().contiguous()
+    if samples.shape[1] < length:
         raise _cut_short(
             path, f"{start + samples.shape[1]} of the {file.length} frames that its header promises"
         )
     return samples
 
 
-def _cut_short(path: str | os.PathLike[str], words: str, hint: str = "") -> DataError:
+def _cut_short(path: str | os.PathLike[str], detail: str, hint: str = "") -> DataError:
     return DataError(
         Problem(
             os.fspath(path),
-            f"is cut short: {words}",
+            f"is cut short: {detail}",
             hint="; ".join(filter(None, ("remove the file, or download it again", hint))),
         )
     )
@@ -219,24 +216,21 @@ def _require_whole(path: str | os.PathLike[str], form: str) -> None:
         )
 
 
-def _find_sound(file: BinaryIO, size: int, packing: str, wanted: bytes) -> tuple[int, int]:
-    """Where the sound of a file of chunks begins, and how long it should be.
-
-    (0, 0) if there is none.
-    """
+def _find_sound(file: BinaryIO, size: int, packing: str, chunk: bytes) -> tuple[int, int]:
+    """Return a chunked file's sound: its first byte and its length; (0, 0) if it has none."""
     place = 12
     while place + 8 <= size:
         file.seek(place)
         name, length = struct.unpack(packing, file.read(8))
         place += 8
-        if name == wanted:
+        if name == chunk:
             return place, length
         place += length + length % 2
     return 0, 0
 
 
 def _ends_ogg(file: BinaryIO, size: int) -> bool:
-    """Whether the last page of an Ogg file is complete, and its stream's last."""
+    """Whether the last page of an Ogg file is complete and the last of its stream."""
     file.seek(max(0, size - 2 * _OGG_PAGE))
     tail = file.read()
     place = tail.rfind(b"OggS\0")

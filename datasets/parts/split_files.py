@@ -1,5 +1,6 @@
-"""Which files of a Hugging Face data set have the rows of which split: as it says itself, or by
-their names, as the library `datasets` tells them apart.
+"""Assigns the files of a Hugging Face data set to its splits.
+
+The data set itself may list them; otherwise file names decide, as in the library `datasets`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ MEANINGS = {
     **dict.fromkeys(("valid", "validation", "val", "dev"), "valid"),
     **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
 }
-"""What the library's words for splits are called here."""
+"""The library's names of splits, and the names here."""
 
 EXPECTED = (
     "a folder written by save_to_disk, .arrow or .parquet files, a folder of them, or NAME of "
@@ -33,34 +34,35 @@ _SHARD = re.compile(r"([^-]+)-\d{5}-of-\d{5}")
 _HEADER = re.compile(r"\s*---\n(.*?)\n---(?:\n|$)", re.DOTALL)
 _CONFIGS = re.compile(r"^configs:.*?(?=^[^\s#-]|\Z)", re.DOTALL | re.MULTILINE)
 _LONGEST = 100_000
-"""Characters of a README's list of files."""
+"""Most characters of a README's list of files."""
 
 
 def files_by_split(place: Path) -> dict[str, list[Path]]:
-    """The files of `train`, `valid` and `test`, as far as there are such splits.
+    """Return the files of `train`, `valid` and `test`, as far as these splits exist.
 
-    All are `train` if nothing says otherwise. Other splits are left out.
+    All files are `train` if nothing else is said. Other splits are left out.
 
     Args:
         place: A file; a folder that `save_to_disk` wrote, whose dataset_dict.json lists its splits;
-            or a folder of files. Of these, a README.md may list the splits, under `configs`; else
-            the names of files in the library's cache and in `data/` end in the split
+            or a folder of files. A README.md in the folder may list the splits, under `configs`;
+            else the names of files in the library's cache and in `data/` end in the split
             (`data/extra-00000-of-00002.parquet`); else a word in the name of a file or its folders
-            says it (`train.clean/0000.parquet`).
+            names it (`train.clean/0000.parquet`).
 
-    Raises: DataError: there are none; some say their split and others do not, or two things; there
-        are two splits of one meaning, or none of ours.
+    Raises:
+        DataError: There are no files; some name their split and others do not, or two; two splits
+            have the same meaning; or no split is known.
     """
     if place.is_file():
         return {"train": [place]}
     if (state := place / "state.json").is_file():
         return {"train": _saved_files(state)}
-    if (of_all := place / "dataset_dict.json").is_file():
+    if (dictionary := place / "dataset_dict.json").is_file():
         return _by_meaning(
             place,
             {
                 name: _saved_files(place / name / "state.json")
-                for name in _saved(of_all, lambda given: given["splits"])
+                for name in _saved(dictionary, lambda content: content["splits"])
             },
         )
     files = [
@@ -81,50 +83,52 @@ def files_by_split(place: Path) -> dict[str, list[Path]]:
     return _by_meaning(place, _listed(place, files) or _told_apart(place, files))
 
 
-def _by_meaning(place: Path, found: Mapping[str, list[Path]]) -> dict[str, list[Path]]:
+def _by_meaning(place: Path, files_by_name: Mapping[str, list[Path]]) -> dict[str, list[Path]]:
     names = dict[str, list[str]]()
-    for name in found:
+    for name in files_by_name:
         names.setdefault(MEANINGS.get(name.lower(), name), []).append(name)
-    kept = {
-        meaning: found[some[0]] for meaning, some in names.items() if meaning in MEANINGS.values()
+    files_by_meaning = {
+        meaning: files_by_name[spellings[0]]
+        for meaning, spellings in names.items()
+        if meaning in MEANINGS.values()
     }
-    for meaning in kept:
+    for meaning in files_by_meaning:
         if len(names[meaning]) > 1:
-            words = f"has {len(names[meaning])} splits that mean {meaning}"
+            reason = f"has {len(names[meaning])} splits that mean {meaning}"
             raise DataError(
                 Problem(
                     str(place),
-                    words,
+                    reason,
                     names[meaning],
                     "one of them",
                     "join them, or give the others another name",
                 )
             )
-    if not kept:
+    if not files_by_meaning:
         hint = "dataset.root can also be the folder, or the file, of one split"
         raise DataError(
-            Problem(str(place), "has no split for training", sorted(found), "train", hint)
+            Problem(str(place), "has no split for training", sorted(files_by_name), "train", hint)
         )
-    return kept
+    return files_by_meaning
 
 
 def _is_left_out(file: Path) -> bool:
-    """Whether the library's map or filter wrote a file, or its folder is no data set's."""
+    """Whether the library's map or filter wrote a file, or its folder belongs to no data set."""
     return file.match("cache-*.arrow") or any(part.startswith("__") for part in file.parts[:-1])
 
 
 def _told_apart(place: Path, files: Sequence[Path]) -> dict[str, list[Path]]:
-    """The files by what their names say."""
+    """Return the files by the splits that their names say."""
     splits = {file: _split_of(file, place) for file in files}
     if len({*splits.values()}) == 1 and not MEANINGS.keys() & {*splits.values()}:
         return {"train": [*files]}
-    found = dict[str, list[Path]]()
+    files_of_split = dict[str, list[Path]]()
     for file, name in splits.items():
-        found.setdefault(
+        files_of_split.setdefault(
             name or _of_shard(file) or _of_converted(file.relative_to(place)), []
         ).append(file)
-    if silent := found.get(""):
-        words = (
+    if silent := files_of_split.get(""):
+        reason = (
             "other files say which split they are of, but not "
             f"{first_few([str(file.relative_to(place)) for file in silent], 5)}"
         )
@@ -132,55 +136,52 @@ def _told_apart(place: Path, files: Sequence[Path]) -> dict[str, list[Path]]:
         raise DataError(
             Problem(
                 str(place),
-                words,
+                reason,
                 expected="the split in each file's name, as train-00000-of-00001.parquet, or its "
                 "folder's",
                 hint=hint,
             )
         )
-    return found
+    return files_of_split
 
 
 def _split_of(file: Path, place: Path) -> str:
-    """What a file's name says last, or its folders: test for `my-train-test.parquet` and
-    `default/test/0000.parquet`; empty: nothing.
+    """Return the split that a file's name says last, or its folders; empty if none does.
+
+    Examples are test for `my-train-test.parquet` and `default/test/0000.parquet`.
     """
     below = file.relative_to(place)
-    if (
-        file.suffix == ".arrow" and (file.parent / "dataset_info.json").is_file()
-    ):  # the library's cache: NAME-SPLIT
+    if file.suffix == ".arrow" and (file.parent / "dataset_info.json").is_file():
+        # The library's cache names its files NAME-SPLIT
         return _of_shard(file) or file.stem.rpartition("-")[2].lower()
     if below.parts[:-1] == ("data",) and (name := _of_shard(file)):
         return name
-    told = dict[str, str]()
+    name_of_split = dict[str, str]()
     for name in (file.stem, *reversed(below.parts[:-1])):
-        if found := [
+        if meanings := [
             MEANINGS[word] for word in _BETWEEN_WORDS.split(name.lower()) if word in MEANINGS
         ]:
-            told.setdefault(found[-1], name)
-    if len(told) > 1:
-        words = " but ".join(f"{name!r} says {split}" for split, name in told.items())
+            name_of_split.setdefault(meanings[-1], name)
+    if len(name_of_split) > 1:
+        names = " but ".join(f"{name!r} says {split}" for split, name in name_of_split.items())
         raise DataError(
             Problem(
                 str(file),
-                f"has two splits in its name: {words}",
+                f"has two splits in its name: {names}",
                 expected="one",
                 hint="rename it, or set dataset.root to a folder below",
             )
         )
-    return next(iter(told), "")
+    return next(iter(name_of_split), "")
 
 
 def _of_shard(file: Path) -> str:
-    """The split of SPLIT-00000-of-00001, which may have any name; empty: it has another form."""
-    return found[1].lower() if (found := _SHARD.search(file.stem)) else ""
+    """Return the split in a name SPLIT-00000-of-00001; empty for other names."""
+    return match[1].lower() if (match := _SHARD.search(file.stem)) else ""
 
 
 def _of_converted(below: Path) -> str:
-    """The split of SPLIT/0000.parquet, as Hugging Face converts data sets.
-
-    Empty: it has another form.
-    """
+    """Return the split in SPLIT/0000.parquet, as Hugging Face converts data sets; else empty."""
     return (
         below.parts[-2].lower()
         if len(below.parts) > 1 and re.fullmatch(r"\d{4}", below.stem)
@@ -189,10 +190,7 @@ def _of_converted(below: Path) -> str:
 
 
 def _listed(place: Path, files: Sequence[Path]) -> dict[str, list[Path]]:
-    """The files by what README.md lists for its only, or its default, configuration.
-
-    Empty: it lists none.
-    """
+    """Return the files that README.md lists for its only, or default, configuration; else empty."""
     readme = place / "README.md"
     text = _HEADER.match(read_text(readme)) if readme.is_file() else None
     block = _CONFIGS.search(text[1]) if text else None
@@ -201,19 +199,19 @@ def _listed(place: Path, files: Sequence[Path]) -> dict[str, list[Path]]:
     try:
         configs = _configs(block[0])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        words = (
+        reason = (
             f"has a list of configs that cannot be read: {type(error).__name__}: "
             f"{first_line(error)}"
         )
         raise DataError(
             Problem(
                 str(readme),
-                words,
+                reason,
                 expected="configs as https://huggingface.co/docs/hub/datasets-manual-configuration "
                 "has them",
             )
         ) from None
-    chosen = [one for one in configs if len(configs) == 1 or one[0] == "default" or one[1]]
+    chosen = [x for x in configs if len(configs) == 1 or x[0] == "default" or x[1]]
     if len(chosen) != 1:
         names = [name for name, *_ in configs]
         folder = next(
@@ -238,33 +236,35 @@ def _listed(place: Path, files: Sequence[Path]) -> dict[str, list[Path]]:
     inside = [file for file in files if file.is_relative_to(place / folder)]
     if not patterns and inside:
         return _told_apart(place / folder, inside)
-    found = dict[str, list[Path]]()
-    for split, some in (patterns or {"train": [folder]}).items():
-        found[split] = [
+    files_of_split = dict[str, list[Path]]()
+    for split, patterns_of_split in (patterns or {"train": [folder]}).items():
+        files_of_split[split] = [
             file
             for file in inside
             if any(
-                _matches(file.relative_to(place / folder).parts, Path(one).parts) for one in some
+                _matches(file.relative_to(place / folder).parts, Path(x).parts)
+                for x in patterns_of_split
             )
         ]
-        if not found[split]:
-            words = f"lists files for {split} that are not here, or are neither .parquet nor .arrow"
+        if not files_of_split[split]:
+            reason = (
+                f"lists files for {split} that are not here, or are neither .parquet nor .arrow"
+            )
             raise DataError(
                 Problem(
                     str(readme),
-                    words,
-                    some,
+                    reason,
+                    patterns_of_split,
                     hint="download them too, or set dataset.root to the folder of others",
                 )
             )
-    return found
+    return files_of_split
 
 
 def _configs(block: str) -> list[tuple[str, bool, str, dict[str, list[str]]]]:
-    """(name, whether it is the default, folder, patterns of files by split) of each of a README's
-    configurations.
-    """
-    import yaml  # comes with omegaconf
+    """Return (name, whether it is the default, folder, file patterns by split) of each config."""
+    # PyYAML is a dependency of omegaconf
+    import yaml
 
     if len(block) > _LONGEST:
         raise ValueError(f"it is longer than {_LONGEST:,} characters")
@@ -272,49 +272,50 @@ def _configs(block: str) -> list[tuple[str, bool, str, dict[str, list[str]]]]:
         configs = yaml.load(block, Loader=yaml.SafeLoader)["configs"]
     except yaml.YAMLError as error:
         raise ValueError(first_line(error)) from None
-    found = list[tuple[str, bool, str, dict[str, list[str]]]]()
-    for one in configs:
-        given = one.get("data_files") or {}
-        if isinstance(given, list) and any(isinstance(part, dict) for part in given):
-            given = [(part["split"], part["path"]) for part in given]
-        elif isinstance(given, dict):
-            given = list(given.items())
+    parsed = list[tuple[str, bool, str, dict[str, list[str]]]]()
+    for config in configs:
+        data_files = config.get("data_files") or {}
+        if isinstance(data_files, list) and any(isinstance(part, dict) for part in data_files):
+            data_files = [(part["split"], part["path"]) for part in data_files]
+        elif isinstance(data_files, dict):
+            data_files = list(data_files.items())
         else:
-            given = [("train", given)]
-        patterns = {split: [some] if isinstance(some, str) else [*some] for split, some in given}
+            data_files = [("train", data_files)]
+        patterns = {
+            split: [paths] if isinstance(paths, str) else [*paths] for split, paths in data_files
+        }
         texts = [
-            one["config_name"],
-            one.get("data_dir") or "",
+            config["config_name"],
+            config.get("data_dir") or "",
             *patterns,
-            *(text for some in patterns.values() for text in some),
+            *(text for paths in patterns.values() for text in paths),
         ]
-        if len(patterns) < len(given) or not all(isinstance(text, str) for text in texts):
+        if len(patterns) < len(data_files) or not all(isinstance(text, str) for text in texts):
             raise ValueError("a split is listed twice, or a name is not a text")
-        found.append((texts[0], bool(one.get("default")), texts[1], patterns))
-    return found
+        parsed.append((texts[0], bool(config.get("default")), texts[1], patterns))
+    return parsed
 
 
-@lru_cache(maxsize=1 << 16)  # else many ** would take forever
+# Without the cache, a pattern with many ** takes exponential time
+@lru_cache(maxsize=1 << 16)
 def _matches(parts: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
-    """Whether a path fits a pattern, in which `*` stands for some of a name, and `**` for any
-    number of folders.
-    """
+    """Whether a path fits a pattern: `*` is any part of a name, `**` any number of folders."""
     if not pattern:
         return not parts
     if pattern[0] == "**":
-        return any(_matches(parts[at:], pattern[1:]) for at in range(len(parts) + 1))
+        return any(_matches(parts[count:], pattern[1:]) for count in range(len(parts) + 1))
     return bool(parts) and fnmatchcase(parts[0], pattern[0]) and _matches(parts[1:], pattern[1:])
 
 
 def _saved_files(state: Path) -> list[Path]:
     names = _saved(
-        state, lambda given: [Path(one["filename"]).name for one in given["_data_files"]]
+        state, lambda content: [Path(x["filename"]).name for x in content["_data_files"]]
     )
     return [state.parent / name for name in names]
 
 
 def _saved(file: Path, names_in: Callable[[Any], list[str]]) -> list[str]:
-    """The names that one of save_to_disk's files lists."""
+    """Return the names that a file of save_to_disk lists."""
     try:
         names = names_in(json.loads(read_text(file)))
         if (

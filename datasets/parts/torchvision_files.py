@@ -1,4 +1,4 @@
-"""Gets the files of a torchvision data set, and explains what is missing."""
+"""Loads torchvision's data sets, and explains missing files."""
 
 from __future__ import annotations
 
@@ -17,27 +17,26 @@ Made = TypeVar("Made")
 
 
 def load(make: Callable[..., Made], *, root: str, expected: str, download: bool) -> Made:
-    """`make(root=..., download=...)`: a torchvision data set with verified checksums.
+    """Return `make(root=..., download=...)`: a torchvision data set with verified checksums.
 
-    Several processes may ask at once: one downloads, the others wait for it.
+    Several processes may call it at once: one downloads, the others wait.
 
     Args:
-        make: Makes the data set; raises RuntimeError where files are missing or altered.
+        make: Makes the data set; raises RuntimeError if files are missing or altered.
         root: The folder that holds the data set's own folder.
-        expected: What should lie in the root.
-        download: Fetch what is missing.
+        expected: Description of the files in the root, for messages.
+        download: Download missing files.
 
     Raises:
-        DataError: it is not there, altered, or cannot be downloaded.
+        DataError: The files are missing, altered, or cannot be downloaded.
     """
     folder = Path(root).expanduser().absolute()
     try:
         if not download:
             return make(root=folder, download=False)
         folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(
-            folder / ".download.lock", fallback_to_soft=False
-        ):  # a lock that goes with its process, on any file system that has such
+        # A soft lock would outlive a process that is killed
+        with FileLock(folder / ".download.lock", fallback_to_soft=False):
             return make(root=folder, download=True)
     except (URLError, TimeoutError, ConnectionError) as error:
         reason = f"the data set could not be downloaded: {getattr(error, 'reason', error)}"
@@ -80,8 +79,9 @@ def load(make: Callable[..., Made], *, root: str, expected: str, download: bool)
 def load_part(
     kind: Callable[..., Made], split: str, *, root: str, expected: str, download: bool
 ) -> Made:
-    """The part of such a data set that contains a split: "test" has its own, "train" and "valid"
-    share the other. Otherwise as `load`.
+    """Return the part of a torchvision data set that contains a split; otherwise as `load`.
+
+    "test" has its own part; "train" and "valid" share the other.
     """
     return load(
         partial(kind, train=split != "test"), root=root, expected=expected, download=download
@@ -91,12 +91,16 @@ def load_part(
 def split_held_out(
     images: Tensor, labels: Tensor, *, split: str, held_out: int
 ) -> tuple[Tensor, Tensor]:
-    """A split's share of its part: all for "test".
+    """Return a split's samples of its part.
 
-    Otherwise the last `held_out` samples for "valid", and the rest for "train".
+    Args:
+        images: The part's images, [N, ...].
+        labels: The part's labels, [N].
+        split: "test" takes all samples, "valid" the last `held_out`, "train" the rest.
+        held_out: Number of samples to validate on.
 
     Raises:
-        ConfigError: nothing would be left of one of the two.
+        ConfigError: `held_out` leaves no sample for a split.
     """
     if split == "test" or (held_out == 0 and split == "train"):
         return images, labels

@@ -1,4 +1,4 @@
-"""Images turned by their EXIF orientation, as the library `datasets` turns them.
+"""Images turned by their EXIF orientation, as in the library `datasets`.
 
 All other data sets take the pixels as they are stored.
 """
@@ -22,20 +22,23 @@ _FLIPS: dict[object, tuple[int, ...]] = {
     7: (-2, -1),
     8: (-2,),
 }
-"""The dimensions to flip by orientation, from 5 on after exchanging height and width."""
+"""Dimensions to flip, by orientation; from 5 on after exchanging height and width."""
 
+# Pillow would decode a whole PNG to look for an orientation
 _IN_PNG = (b"eXIf", b"exif", b"adobe")
-"""One of them is in each PNG that has an orientation. Without, Pillow would decode the whole image
-to look for it."""
+"""Marks, at least one of which is in each PNG that has an orientation."""
 
 
 def turn_upright(image: Tensor, raw: bytes, name: str) -> Tensor:
-    """uint8[C, H, W], decoded from these bytes, turned as they say.
+    """Turn an image by the EXIF orientation of its file; Pillow has already turned a TIFF.
 
-    Pillow has already turned a TIFF.
+    Args:
+        image: uint8[C, H, W], decoded from the bytes.
+        raw: The file's bytes.
+        name: The file's name, for errors.
 
     Raises:
-        DataError: what they say cannot be read; it names `name`.
+        DataError: The EXIF data cannot be read.
     """
     if raw.startswith(b"\x89PNG") and not any(mark in raw for mark in _IN_PNG):
         return image
@@ -59,6 +62,10 @@ def turn_upright(image: Tensor, raw: bytes, name: str) -> Tensor:
 
 
 def read_upright(path: str | os.PathLike[str], *, mode: Mode = "rgb") -> Tensor:
-    """The same of an image file; raises what `decode.read_image` raises, too."""
+    """Read an image file as `read_image` does, and turn it upright.
+
+    Raises:
+        DataError: As `read_image` and `turn_upright` raise.
+    """
     raw = read_file(path)
     return turn_upright(decode_file(raw, path, mode=mode), raw, os.fspath(path))

@@ -1,4 +1,4 @@
-"""The base of data sets of transcribed recordings: recordings with transcripts, and their spelling."""
+"""Base of data sets of transcribed recordings: recordings, transcripts, and their spelling."""
 
 from __future__ import annotations
 
@@ -18,20 +18,22 @@ from samewise.datasets.parts.recordings import Cache, Recordings, Texts
 from samewise.runner.errors import ConfigError, DataError, Problem, truncate
 
 LETTERS = " 'abcdefghijklmnopqrstuvwxyz"
-"""Space, apostrophe and the alphabet: what LibriSpeech's transcripts are written with, in lower
-case."""
+"""Space, apostrophe and alphabet: the letters of LibriSpeech's transcripts, in lower case."""
 
 
 _DOTLESS = "\u0131"
 
 
 class Spelling:
-    """How a transcript is normalised before it is split into letters.
+    """Normalisation of a transcript before it is split into letters.
 
     Args:
-        letters: All that may occur.
-        lowercase: Make capitals small first.
-        ignore: Characters to leave out, as punctuation.
+        letters: The allowed letters.
+        lowercase: Convert capitals first.
+        ignore: Characters to leave out, such as punctuation.
+
+    Raises:
+        ConfigError: The letters are empty, repeated, or not composed.
     """
 
     def __init__(self, *, letters: str = LETTERS, lowercase: bool = True, ignore: str = "") -> None:
@@ -44,19 +46,19 @@ class Spelling:
         self.letters = frozenset(letters)
         self._shown = letters
         self._lowercase = lowercase
-        # In alphabets with a dotless i, as Turkish, it is the small letter of I
+        # In alphabets with a dotless i, such as Turkish, it is the lower case of I
         self._capitals = str.maketrans({"I": _DOTLESS, "İ": "i"}) if _DOTLESS in letters else {}
         self._ignored = dict.fromkeys(map(ord, ignore), None)
 
     def __call__(self, text: str, where: str) -> str:
-        """The text with single spaces and composed accents; `where` names it in errors.
+        """Return the text with single spaces and composed accents; `where` names it in errors.
 
         Raises:
-            DataError: it has an unknown letter.
+            DataError: The text has an unknown letter.
         """
-        given = unicodedata.normalize("NFC", text)
-        small = given.translate(self._capitals).lower() if self._lowercase else given
-        text = " ".join(small.translate(self._ignored).split())
+        composed = unicodedata.normalize("NFC", text)
+        lowered = composed.translate(self._capitals).lower() if self._lowercase else composed
+        text = " ".join(lowered.translate(self._ignored).split())
         unknown = next((letter for letter in text if letter not in self.letters), None)
         if unknown is not None:
             hint = (
@@ -66,7 +68,7 @@ class Spelling:
             if self._lowercase and unknown.upper() in self.letters:
                 keep = "+dataset.train.lowercase=false +dataset.valid.lowercase=false"
                 written = (
-                    f"the transcript is {truncate(given, 60, ending='…')!r} in the file, and "
+                    f"the transcript is {truncate(composed, 60, ending='…')!r} in the file, and "
                     "is made lower case first"
                 )
                 hint = f"{written}: give dataset.letters in lower case, or set {keep}"
@@ -89,16 +91,18 @@ class Utterances(Dataset[dict[str, Any]], abc.ABC):
     A subclass lists the files.
 
     Args:
-        folder: What the files' names are relative to.
-        names: Of the files, with "/" between folders.
-        transcripts: One for each.
-        sample_rate: In Hz; files at another rate are resampled.
-        spelling: How transcripts are written; all are checked here, before training.
-        cache: "memory": all recordings are decoded once, here, and kept.
-        sections, whole_within: As in `Recordings`.
+        folder: The folder that the names are relative to.
+        names: File names, with "/" between folders.
+        transcripts: A transcript for each file.
+        sample_rate: The waveforms' rate in Hz; files at another rate are resampled.
+        spelling: Normalises the transcripts; all are checked at the start.
+        cache: "memory" decodes all recordings once, at the start, and keeps them.
+        sections: (start, length) in seconds of each recording in its file, as in `Recordings`.
+        whole_within: Tolerance in seconds of whole files, as in `Recordings`.
 
-    Raises: DataError: a transcript has an unknown letter; there are no files; with cache="memory",
-        a file is damaged.
+    Raises:
+        DataError: A transcript has an unknown letter; there are no files; or, with cache="memory",
+            a file is damaged.
     """
 
     def __init__(
@@ -136,28 +140,28 @@ class Utterances(Dataset[dict[str, Any]], abc.ABC):
         return sample(self.waveform(index), self.transcript(index), self.name(index))
 
     def path(self, index: int) -> Path:
-        """The file of a sample."""
+        """Return the file of a sample."""
         return self._recordings.path(index)
 
     def name(self, index: int) -> str:
-        """The file of a sample, as listed."""
+        """Return the file of a sample, as listed."""
         return self._recordings.names[index]
 
     def transcript(self, index: int) -> str:
-        """A recording's transcript as spelled."""
+        """Return a recording's normalised transcript."""
         return self._transcripts[index]
 
     def waveform(self, index: int) -> Tensor:
-        """float32[T] of one recording, at `sample_rate`."""
+        """Return float32[T] of a recording, at `sample_rate`."""
         return self._recordings.stretch(index)
 
     @property
     def preparation(self) -> dict[str, Any]:
-        """How a recording becomes a waveform, for those who do it elsewhere."""
+        """How a recording becomes a waveform, for programs that prepare recordings elsewhere."""
         return audio_preparation(self.sample_rate)
 
     def fingerprint(self) -> str:
-        """32 hex digits of the samples: those of the recordings, and the transcripts."""
+        """Return 32 hex digits that cover the recordings and the transcripts."""
         digest = blake2b(self._recordings.fingerprint().encode(), digest_size=16)
         digest.update(self._transcripts.block)
         digest.update(self._transcripts.ends)
@@ -165,5 +169,5 @@ class Utterances(Dataset[dict[str, Any]], abc.ABC):
 
 
 def sample(waveform: Tensor, transcript: str, name: str) -> dict[str, Any]:
-    """The sample that every data set of utterances returns."""
+    """Return the sample that every data set of utterances returns."""
     return {"waveform": waveform, "length": len(waveform), "transcript": transcript, "name": name}

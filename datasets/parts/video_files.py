@@ -1,6 +1,4 @@
-"""Decodes a section of a video file to a tensor, by torchcodec, which needs FFmpeg's libraries from
-the system.
-"""
+"""Decodes sections of video files by torchcodec, which needs FFmpeg's libraries from the system."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ _ATOMS = (
     b"sidx",
     b"moof",
 )
-"""What an MP4 or MOV begins with, after a length."""
+"""Atoms that an MP4 or MOV may begin with, after a length."""
 
 _IN_ORDER = {
     *("mjpeg", "rawvideo", "png", "ffv1", "huffyuv", "ffvhuff", "utvideo", "cinepak"),
@@ -43,10 +41,10 @@ _LAYER, _B_FRAME = (
     re.compile(rb"\0\0\x01[\x20-\x2f](.{8})", re.DOTALL),
     re.compile(rb"\0\0\x01\xb6[\x80-\xbf]"),
 )
-"""Of MPEG-4 (XviD, DivX): the header of a layer, and the beginning of a B-frame."""
+"""MPEG-4 (XviD, DivX): the header of a layer, and the beginning of a B-frame."""
 
 _SIMPLE = (1, 17)
-"""Its types that have no B-frames unless their header says so: Simple, Advanced Simple."""
+"""MPEG-4 types without B-frames unless their header says so: Simple, Advanced Simple."""
 
 _GLANCE = 4 << 20
 
@@ -56,18 +54,19 @@ _INSTALL = (
 
 
 def read_frames(path: str | os.PathLike[str], choose: Callable[[int], Sequence[int]]) -> Tensor:
-    """uint8[T, 3, H, W]: selected frames of a video, in the order of selection.
+    """Return selected frames of a video, uint8[T, 3, H, W], in the order of selection.
 
     Decoding takes one thread; the pixels do not depend on which frames were read before.
 
     Args:
         path: The file.
-        choose: From the number of frames in the video to the numbers, from 0, of those wanted.
+        choose: Returns the numbers of the selected frames, from 0, for the number of frames in the
+            video.
 
-    Raises: DataError: the file does not exist, or it is empty, damaged or no video, or one for
-        which `require_exact` raises; it names
-            the file.
-        ConfigError: torchcodec or FFmpeg is not there.
+    Raises:
+        DataError: The file does not exist, is empty, damaged or not a video, or `require_exact`
+            refuses it.
+        ConfigError: torchcodec or FFmpeg is missing.
     """
     name = os.fspath(path)
     decoder = require_torchcodec()
@@ -88,10 +87,9 @@ def read_frames(path: str | os.PathLike[str], choose: Callable[[int], Sequence[i
         _require_times(path, str(video.metadata.codec))
         PIXELS.check(name, (video.metadata.width or 0) * (video.metadata.height or 0))
         frames = torch.tensor(choose(len(video)))
-        # Decoding is forward from the keyframe before: each frame once, then repeated where it was
-        # asked for more than once.
-        wanted, places = frames.unique(return_inverse=True)
-        return video.get_frames_at(wanted.tolist()).data[places]
+        # Decoding goes forward from the last keyframe: each distinct frame is decoded once.
+        distinct, places = frames.unique(return_inverse=True)
+        return video.get_frames_at(distinct.tolist()).data[places]
     except OSError as error:
         raise DataError(Problem(name, f"cannot be read: {error.strerror}")) from None
     except (RuntimeError, ValueError, IndexError) as error:
@@ -113,13 +111,13 @@ def read_frames(path: str | os.PathLike[str], choose: Callable[[int], Sequence[i
 
 
 def require_exact(path: str | os.PathLike[str], *, most: int = _GLANCE) -> None:
-    """Refuse a video in which torchcodec would find other frames than those asked for, as far as
-    its first `most` bytes tell.
+    """Refuse a video in which torchcodec would return other frames than the requested ones.
 
-    A file that cannot be opened is no error here, but when it is read.
+    It judges by the first `most` bytes. A file that cannot be opened passes here, and fails when it
+    is read.
 
     Raises:
-        DataError: it is such a video; it names the file.
+        DataError: Frames of the video cannot be found exactly.
     """
     try:
         require_regular(path, whole=False)
@@ -133,15 +131,13 @@ def require_exact(path: str | os.PathLike[str], *, most: int = _GLANCE) -> None:
 
 
 def _require_times(path: str | os.PathLike[str], codec: str, most: int | None = None) -> None:
-    """Torchcodec finds frames by their times.
-
-    AVI stores none: they are right only if frames are stored as they are shown, so without
-    B-frames.
-    """
+    """Raise a DataError unless frames can be found by their times."""
     if _has_times(path):
         return
     with open(path, "rb") as file:
         is_avi = file.read(12)[8:] == b"AVI "
+    # AVI stores no times: they are right only if frames are stored as they are shown, so without
+    # B-frames
     if is_avi and (codec in _IN_ORDER or (codec == "mpeg4" and not _is_reordered(path, most))):
         return
     reason = (
@@ -162,25 +158,25 @@ def _require_times(path: str | os.PathLike[str], codec: str, most: int | None = 
 
 
 def _has_times(path: str | os.PathLike[str]) -> bool:
-    """Whether it is MP4, MOV, Matroska or WebM, which store the time of each frame."""
+    """Whether a file is MP4, MOV, Matroska or WebM, which store the time of each frame."""
     with open(path, "rb") as file:
         first = file.read(8)
     return first.startswith(b"\x1aE\xdf\xa3") or first[4:] in _ATOMS
 
 
 def _is_reordered(path: str | os.PathLike[str], most: int | None) -> bool:
-    """Whether frames of MPEG-4 are, or may be, stored in another order than they are shown."""
-    found = os.stat(path)
+    """Whether MPEG-4 frames are, or may be, stored in another order than they are shown."""
+    status = os.stat(path)
     return _scan(
         os.fspath(path),
-        found.st_size if most is None else min(most, found.st_size),
-        found.st_mtime_ns,
+        status.st_size if most is None else min(most, status.st_size),
+        status.st_mtime_ns,
     )
 
 
 @lru_cache(maxsize=1 << 16)
 def _scan(path: str, size: int, changed: int) -> bool:
-    """The same of a file's first bytes; one that changes is read again."""
+    """Do the same for the first bytes of a file; a changed file is read again."""
     with (
         open(path, "rb") as file,
         mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as content,
@@ -192,23 +188,22 @@ def _scan(path: str, size: int, changed: int) -> bool:
 def _is_delayed(header: bytes) -> bool:
     """Whether a decoder holds a frame back for B-frames, even if there are none."""
     bits = f"{int.from_bytes(header, 'big'):064b}"
-    place = 17 if bits[9] == "1" else 10  # after the type, an identifier
-    place += 20 if bits[place : place + 4] == "1111" else 4  # the shape of a pixel
+    # An identifier may follow the type, then the pixel's aspect ratio
+    place = 17 if bits[9] == "1" else 10
+    place += 20 if bits[place : place + 4] == "1111" else 4
     return bits[place + 3] == "0" if bits[place] == "1" else int(bits[1:9], 2) not in _SIMPLE
 
 
 def clip_frames(
     available: int, *, frames: int, stride: int, start: Callable[[int], int]
 ) -> list[int]:
-    """The numbers of a clip's frames in a video with so many.
-
-    A video that is too short repeats its last frame.
+    """Return the numbers of a clip's frames; a video that is too short repeats its last frame.
 
     Args:
-        available: Frames of the video.
-        frames: Of the clip.
-        stride: From one to the next.
-        start: From the number of frames to spare to how many of them lie before the clip.
+        available: Number of frames in the video.
+        frames: Number of frames in the clip.
+        stride: Distance between frames of the clip.
+        start: Returns the frames before the clip, for the number of frames to spare.
     """
     if available < 1:
         raise ValueError("it has no frames")
@@ -217,15 +212,15 @@ def clip_frames(
 
 
 def centre(spare: int) -> int:
-    """The `start` of a clip in the middle of the video."""
+    """Return the `start` of a clip in the middle of the video."""
     return spare // 2
 
 
 def require_torchcodec() -> Any:
-    """Return the VideoDecoder of torchcodec, or raise an error.
+    """Return the VideoDecoder of torchcodec.
 
     Raises:
-        ConfigError: it is not installed, does not fit this torch, or finds no FFmpeg.
+        ConfigError: torchcodec is not installed, does not match this torch, or finds no FFmpeg.
     """
     try:
         import torchcodec
@@ -244,9 +239,8 @@ def require_torchcodec() -> Any:
             "cannot find FFmpeg"
         )
         raise ConfigError(Problem("dataset", reason, hint=_INSTALL)) from None
-    if not getattr(
-        torchcodec, "ffmpeg_major_version", True
-    ):  # older ones could not be imported without it
+    # Versions without this attribute cannot be imported without FFmpeg
+    if not getattr(torchcodec, "ffmpeg_major_version", True):
         raise ConfigError(
             Problem(
                 "dataset",
@@ -258,7 +252,7 @@ def require_torchcodec() -> Any:
 
 
 def versions() -> tuple[str, str]:
-    """The versions of torchcodec and FFmpeg, which affect pixels."""
+    """Return the versions of torchcodec and FFmpeg, which affect pixels."""
     import torchcodec
 
     return str(torchcodec.__version__), str(getattr(torchcodec, "ffmpeg_major_version", ""))

@@ -18,15 +18,19 @@ from samewise.runner.interfaces import Batch
 class RandomAffine(ImageTransform):
     """Rotation, shift, scale and shear about the image's centre.
 
-    Choices, float64[B]: `angle`, `x`, `y`, `scale`, `shear`.
+    Takes uint8 or float32[B, C, H, W]. Choices, float64[B]: `angle` in degrees, `x` and `y` in
+    pixels, `scale`, `shear` in degrees.
 
     Args:
-        degrees: Rotation, clockwise, from -degrees to degrees.
-        translate: Largest shift, as shares of (width, height); whole pixels.
-        scale: The interval of magnifications.
-        shear: Shear along x, from -shear to shear degrees.
-        interpolation: bilinear or nearest.
-        fill: The value outside the image, in its own scale.
+        degrees: Largest rotation: the angle is uniform in [-degrees, degrees], clockwise.
+        translate: Largest shift, as shares of (width, height); shifts are whole pixels.
+        scale: Interval of magnifications.
+        shear: Largest shear along x in degrees, uniform in [-shear, shear].
+        interpolation: "bilinear" or "nearest".
+        fill: Value outside the image, on the image's own scale.
+
+    Raises:
+        ConfigError: `scale` is not a valid interval, or the interpolation is unknown.
     """
 
     moves_pixels = True
@@ -74,24 +78,32 @@ def inverse_matrices(
     shear_y: Tensor | None = None,
     centre: tuple[float, float] = (0.0, 0.0),
 ) -> Tensor:
-    """float64[B, 2, 3], from output to input pixels, both relative to the image's centre.
+    """Return float64[B, 2, 3] from output to input pixels, relative to the image's centre.
 
-    The map is M = T C R(angle) S(scale) SHy SHx C^-1 in torchvision's convention (angles in
-    degrees, clockwise); this is its inverse. Arguments are float64[B], None where nothing happens;
-    `centre` is the fixed point.
+    The map is M = T C R(angle) S(scale) SHy SHx C^-1 in torchvision's convention; the matrices are
+    its inverse.
+
+    Args:
+        angle: float64[B], rotation in degrees, clockwise; None: no rotation (likewise below).
+        x: float64[B], shift along x in pixels.
+        y: float64[B], shift along y in pixels.
+        scale: float64[B], magnification.
+        shear: float64[B], shear along x in degrees.
+        shear_y: float64[B], shear along y in degrees.
+        centre: The fixed point (x, y) in pixels.
     """
-    given = next(value for value in (angle, x, y, scale, shear, shear_y) if value is not None)
-    nothing = torch.zeros_like(given, dtype=torch.float64)
+    example = next(value for value in (angle, x, y, scale, shear, shear_y) if value is not None)
+    zeros = torch.zeros_like(example, dtype=torch.float64)
     rotation, sx, sy = (
-        torch.deg2rad(nothing if value is None else value) for value in (angle, shear, shear_y)
+        torch.deg2rad(zeros if value is None else value) for value in (angle, shear, shear_y)
     )
-    x, y = (nothing if value is None else value for value in (x, y))
-    scale = nothing + 1 if scale is None else scale
+    x, y = (zeros if value is None else value for value in (x, y))
+    scale = zeros + 1 if scale is None else scale
     a = torch.cos(rotation - sy) / torch.cos(sy)
     b = -(a * torch.tan(sx) + torch.sin(rotation))
     c = torch.sin(rotation - sy) / torch.cos(sy)
     d = torch.cos(rotation) - c * torch.tan(sx)
-    # The inverse: the determinant without the scale is 1
+    # The inverse matrix: without the scale, the determinant is 1
     a, b, c, d = (
         d / scale,
         -b / scale,
@@ -106,13 +118,13 @@ def inverse_matrices(
 def warp(
     images: Tensor, matrices: Tensor, *, interpolation: str = "nearest", fill: float = 0.0
 ) -> Tensor:
-    """Each image [B, C, H, W] sampled through its matrix [B, 2, 3] (on the CPU).
+    """Sample each image [B, C, H, W] through its matrix [B, 2, 3], which is on the CPU.
 
-    The same dtype, `fill` outside.
+    Border pixels are blended with `fill` by their coverage; torchvision, with a fill and bilinear
+    interpolation, applies the coverage twice.
 
-    Pixels at the border are blended with `fill` by their coverage; torchvision, given a fill and
-    bilinear, weighs them by it twice. The grid is computed element by element rather than as a
-    matrix product, whose rounding depends on the batch's size.
+    Returns:
+        Images of the same shape and dtype, with `fill` outside.
     """
     height, width = images.shape[-2:]
     halves = torch.tensor([0.5 * width, 0.5 * height]).view(1, 2, 1)
@@ -124,9 +136,11 @@ def warp(
     y = torch.linspace((1 - height) * 0.5, (height - 1) * 0.5, height, device=images.device)[
         :, None
     ]
-    grid = (matrix[:, :, 0] * x + matrix[:, :, 1] * y) + matrix[:, :, 2]  # [B, 2, H, W]
+    # [B, 2, H, W], element by element: the rounding of a matrix product depends on the batch's size
+    grid = (matrix[:, :, 0] * x + matrix[:, :, 1] * y) + matrix[:, :, 2]
     floats = images if images.is_floating_point() else images.to(torch.float32)
-    if fill:  # outside is zero to grid_sample: so make zero the value wanted outside
+    # grid_sample pads with zeros: the fill value is shifted to zero
+    if fill:
         floats = floats - fill
     moved = grid_sample(
         floats,

@@ -1,5 +1,6 @@
-"""Random boxes by area and aspect ratio, as RandomResizedCrop and RandomErasing choose them: ten
-tries a sample, the first that fits.
+"""Random boxes by area and aspect ratio, as RandomResizedCrop and RandomErasing choose them.
+
+Each sample has ten tries; the first that fits counts.
 """
 
 from __future__ import annotations
@@ -17,13 +18,21 @@ _TRIES = 10
 
 @dataclass(frozen=True)
 class Boxes:
-    """int64[B] each, in pixels; `found` is bool[B]: whether any try fitted."""
+    """Boxes in pixels, one for each sample.
+
+    Args:
+        top: int64[B], first row.
+        left: int64[B], first column.
+        height: int64[B].
+        width: int64[B].
+        fits: bool[B], whether any try fitted.
+    """
 
     top: Tensor
     left: Tensor
     height: Tensor
     width: Tensor
-    found: Tensor
+    fits: Tensor
 
 
 def random_boxes(
@@ -34,13 +43,13 @@ def random_boxes(
     *,
     whole: bool,
 ) -> Boxes:
-    """Boxes in images of (H, W).
+    """Draw boxes in images of (H, W).
 
     Args:
-        size: How many.
-        image: (H, W), a number for all or int64[B].
-        scale: The box's share of the image's area, uniform.
-        ratio: Width / height, uniform in its logarithm.
+        size: Number of boxes.
+        image: (H, W), each a number for all or int64[B].
+        scale: Interval of the box's share of the image's area, uniform.
+        ratio: Interval of width / height, uniform in its logarithm.
         whole: Whether a box may be as high or as wide as the image.
     """
     high_image, wide_image = (torch.as_tensor(side).expand(size) for side in image)
@@ -57,9 +66,9 @@ def random_boxes(
         & (width <= wide_image[:, None] - spare)
         & (height <= high_image[:, None] - spare)
     )
-    first = fits.long().argmax(1, keepdim=True)  # of equal values argmax gives the first
-    height, width, found = height.gather(1, first)[:, 0], width.gather(1, first)[:, 0], fits.any(1)
-    height, width = height.clamp(max=high_image), width.clamp(max=wide_image)
-    return Boxes(
-        integers(high_image - height + 1), integers(wide_image - width + 1), height, width, found
-    )
+    # argmax returns the first of equal values
+    first_fit = fits.long().argmax(1, keepdim=True)
+    height = height.gather(1, first_fit)[:, 0].clamp(max=high_image)
+    width = width.gather(1, first_fit)[:, 0].clamp(max=wide_image)
+    top, left = integers(high_image - height + 1), integers(wide_image - width + 1)
+    return Boxes(top, left, height, width, fits.any(1))

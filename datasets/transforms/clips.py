@@ -13,8 +13,12 @@ from samewise.runner.interfaces import Batch, BatchTransform
 
 @final
 class ChannelsBeforeTime(BatchTransform):
-    """`image` [B, T, C, H, W] to [B, C, T, H, W], as torchvision's video models and 3-d
-    convolutions take it: the last transform.
+    """`image` [B, T, C, H, W] to [B, C, T, H, W], the layout of torchvision's video models.
+
+    3-d convolutions expect it too. It is the last transform.
+
+    Raises:
+        ConfigError: The images are not clips of one size.
     """
 
     def apply(self, batch: Batch, choices: dict[str, Tensor]) -> Batch:
@@ -24,11 +28,11 @@ class ChannelsBeforeTime(BatchTransform):
                 if isinstance(batch["image"], Tensor)
                 else "clips that differ in size"
             )
-            words = "ChannelsBeforeTime requires clips"
+            reason = "ChannelsBeforeTime requires clips"
             raise ConfigError(
                 Problem(
                     "transforms",
-                    words,
+                    reason,
                     form,
                     "[batch, time, channels, height, width]",
                     "transforms=images is for images",

@@ -1,8 +1,7 @@
-"""Colour operations on uint8[B, C, H, W], C 1 or 3, with a separate strength for each image, as
-torchvision (and PIL) define them.
+"""Colour operations on uint8[B, C, H, W], C 1 or 3, as torchvision (and PIL) define them.
 
-Saturation and sharpness may differ from torchvision's by one level, in fewer than 1 of 100 values,
-where rounding decides.
+Each image has its own strength. Saturation and sharpness may differ from torchvision's by one
+level, in fewer than 1 of 100 values, where rounding decides.
 """
 
 from __future__ import annotations
@@ -27,22 +26,27 @@ from samewise.datasets.transforms.images import (
 from samewise.runner.interfaces import Batch
 
 Operation = Callable[[Tensor, Tensor], Tensor]
-"""uint8[n, C, H, W] and a strength, float64[n] on the CPU, to changed images."""
+"""Maps uint8[n, C, H, W] and strengths, float64[n] on the CPU, to changed images."""
 
 
 def apply_operations(
-    images: Tensor, which: Tensor, strength: Tensor, operations: Sequence[Operation]
+    images: Tensor, operation_numbers: Tensor, strength: Tensor, operations: Sequence[Operation]
 ) -> Tensor:
     """Apply each image's operation, grouped by operation.
 
+    There are at most as many calls as operations, whatever B.
+
     Args:
         images: uint8[B, C, H, W].
-        which: int64[B] on the CPU, the number of each image's operation.
+        operation_numbers: int64[B] on the CPU, the number of each image's operation.
         strength: float64[B] on the CPU.
-        operations: At most as many calls as there are of these, whatever B.
+        operations: The operations by number.
+
+    Returns:
+        uint8[B, C, H, W].
     """
-    order = which.argsort(stable=True)
-    counts = which.bincount(minlength=len(operations)).tolist()
+    order = operation_numbers.argsort(stable=True)
+    counts = operation_numbers.bincount(minlength=len(operations)).tolist()
     sorted_images = images.index_select(0, order.to(images.device, non_blocking=True))
     pieces = zip(
         operations, sorted_images.split(counts), strength[order].split(counts), strict=True
@@ -54,35 +58,37 @@ def apply_operations(
 
 
 def identity(images: Tensor, strength: Tensor) -> Tensor:
-    """The images unchanged."""
+    """Return the images unchanged."""
     return images
 
 
 def brightness(images: Tensor, strength: Tensor) -> Tensor:
-    """Strength 0: black, 1: unchanged."""
+    """Scale the brightness; strength 0: black, 1: unchanged."""
     return images.mul(per_sample(strength, images, torch.float32)).clamp_(0, 255).to(torch.uint8)
 
 
 def contrast(images: Tensor, strength: Tensor) -> Tensor:
-    """Strength 0: the mean grey, 1: unchanged."""
+    """Scale the contrast; strength 0: the mean grey, 1: unchanged."""
     return _blend(images, _grey(images).mean(dim=(1, 2, 3), keepdim=True), strength)
 
 
 def saturation(images: Tensor, strength: Tensor) -> Tensor:
-    """Strength 0: grey, 1: unchanged."""
+    """Scale the saturation; strength 0: grey, 1: unchanged."""
     return images if images.shape[1] == 1 else _blend(images, _grey(images), strength)
 
 
 def sharpness(images: Tensor, strength: Tensor) -> Tensor:
-    """Strength 0: smoothed (3x3, the centre weighted five times as much as a neighbour), 1:
-    unchanged; the one-pixel border stays.
+    """Scale the sharpness; strength 0: smoothed, 1: unchanged.
+
+    The smoothing is 3x3, the centre weighted five times as much as a neighbour; the one-pixel
+    border stays.
     """
     if min(images.shape[-2:]) <= 2:
         return images
     floats = images.to(torch.float32)
     inner = floats[..., 1:-1, 1:-1]
-    # A convolution would do, but on CUDA its precision depends on the TF32 setting; thirteenths
-    # never fall on a half, so rounding is exact.
+    # On CUDA, a convolution's precision would depend on the TF32 setting. Thirteenths never fall on
+    # a half, so rounding is exact.
     smooth = avg_pool2d(floats, 3, stride=1).mul_(9).add_(inner, alpha=4).div_(13).round_()
     inner.add_(smooth.sub_(inner).mul_(per_sample(1.0 - strength, images, torch.float32)))
     return floats.clamp_(0, 255).to(torch.uint8)
@@ -95,7 +101,7 @@ def posterize(images: Tensor, strength: Tensor) -> Tensor:
 
 
 def solarize(images: Tensor, strength: Tensor) -> Tensor:
-    """Invert values from 255 * strength."""
+    """Invert values from 255 * strength on."""
     return torch.where(
         images >= per_sample(255.0 * strength, images, torch.float32),
         functional.invert(images),
@@ -117,15 +123,18 @@ def equalize(images: Tensor, strength: Tensor) -> Tensor:
 class ColorJitter(ImageTransform):
     """Brightness, contrast and saturation changed by random factors in a random order.
 
-    Choices: `order` int64[B, 3], which of the three comes when; `factor` float64[B, 3], by number,
-    not by place.
+    Takes uint8[B, C, H, W], C 1 or 3. Choices: `order` int64[B, 3], the numbers of the three
+    operations in order; `factor` float64[B, 3], by the operation's number.
 
     Args:
-        brightness: Factors are uniform in [1 - brightness, 1 + brightness], not below 0; 0: as it
-            is.
-        contrast: Factors are uniform in [1 - contrast, 1 + contrast], not below 0; 0: as it is.
-        saturation: Factors are uniform in [1 - saturation, 1 + saturation], not below 0; 0: as it
-            is.
+        brightness: Factors are uniform in [1 - brightness, 1 + brightness], not below 0; 0:
+            unchanged.
+        contrast: Factors are uniform in [1 - contrast, 1 + contrast], not below 0; 0: unchanged.
+        saturation: Factors are uniform in [1 - saturation, 1 + saturation], not below 0; 0:
+            unchanged.
+
+    Raises:
+        ConfigError: An amount is negative.
     """
 
     _operations = (brightness, contrast, saturation)
@@ -145,16 +154,28 @@ class ColorJitter(ImageTransform):
 
     def change(self, images: Tensor, choices: dict[str, Tensor]) -> Tensor:
         images = needs_bytes(images, self)
-        for which in choices["order"].unbind(1):
+        for operation in choices["order"].unbind(1):
             images = apply_operations(
-                images, which, choices["factor"].gather(1, which[:, None])[:, 0], self._operations
+                images,
+                operation,
+                choices["factor"].gather(1, operation[:, None])[:, 0],
+                self._operations,
             )
         return images
 
 
 @final
 class RandomGrayscale(ImageTransform):
-    """All three channels set to the grey value, with probability `p`. Choices: `grey`, bool[B]."""
+    """All three channels set to the grey value, with probability `p`.
+
+    Takes images [B, C, H, W], C 1 or 3. Choices: `grey`, bool[B].
+
+    Args:
+        p: Probability for each image.
+
+    Raises:
+        ConfigError: `p` is not a probability.
+    """
 
     def __init__(self, p: float = 0.1) -> None:
         super().__init__()
@@ -174,7 +195,7 @@ class RandomGrayscale(ImageTransform):
 
 
 def _grey(images: Tensor) -> Tensor:
-    """float32[n, 1, H, W]: whole numbers, weighted as in ITU-R BT.601."""
+    """Return float32[n, 1, H, W]: whole numbers, weighted as in ITU-R BT.601."""
     if images.shape[1] == 1:
         return images.to(torch.float32)
     red, green, blue = images.split(1, dim=1)
@@ -182,5 +203,7 @@ def _grey(images: Tensor) -> Tensor:
 
 
 def _blend(images: Tensor, other: Tensor, strength: Tensor) -> Tensor:
-    own, others = (per_sample(share, images, torch.float32) for share in (strength, 1.0 - strength))
-    return images.mul(own).add_(other * others).clamp_(0, 255).to(torch.uint8)
+    share_of_image, share_of_other = (
+        per_sample(share, images, torch.float32) for share in (strength, 1.0 - strength)
+    )
+    return images.mul(share_of_image).add_(other * share_of_other).clamp_(0, 255).to(torch.uint8)

@@ -13,12 +13,15 @@ from samewise.runner.interfaces import Batch, BatchTransform
 
 @final
 class Decode(BatchTransform):
-    """Encoded images (`parts.encoded`) to uint8[B, C, H, W], or to a list of B images [C, H, W]
-    where they differ in size.
+    """Decodes encoded images (`parts.encoded`) to uint8[B, C, H, W] on the device.
 
-    On the CPU the pixels are those of `decode: worker`. On CUDA nvJPEG decodes, to slightly other
-    pixels, and the host waits for it. Images that are decoded already, as those that `samewise
-    predict` reads, stay as they are.
+    Images that differ in size become a list of B tensors [C, H, W]. On the CPU the pixels are those
+    of `decode: worker`. On CUDA nvJPEG decodes, to slightly different pixels, and the host waits
+    for it. Images that are already decoded, such as those of `samewise predict`, stay as they are.
+
+    Raises:
+        DataError: A file is damaged, or nvJPEG cannot decode it.
+        ConfigError: This build of torchvision has no nvJPEG.
     """
 
     takes_encoded = True

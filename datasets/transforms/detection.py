@@ -2,9 +2,9 @@
 
 The colour transforms in `colour` accept these batches too.
 
-A batch's images are one tensor [B, C, H, W] or, where they differ in size, a list of B tensors [C,
-H, W]; `boxes` is a list of float32[N, 4], (x1, y1, x2, y2) in pixels. Crops (RandomIoUCrop,
-RandomZoomOut) change how many boxes there are: they are torchvision's, on samples.
+A batch's images are one tensor [B, C, H, W] or, if they differ in size, a list of B tensors [C, H,
+W]; `boxes` is a list of float32[N, 4], (x1, y1, x2, y2) in pixels. Crops (RandomIoUCrop,
+RandomZoomOut) change the number of boxes: they are torchvision's, on samples.
 """
 
 from __future__ import annotations
@@ -22,24 +22,27 @@ from samewise.runner.interfaces import Batch, BatchTransform
 
 
 class _BoxFlip(Flip):
-    """Choices: `flip`, bool[B]."""
+    """Flip of images and their boxes.
+
+    Choices: `flip`, bool[B].
+    """
 
     def apply(self, batch: Batch, choices: dict[str, Tensor]) -> Batch:
         images, flip = batch["image"], choices["flip"].tolist()
         boxes = [
-            self._mirror(one, image) if flipped else one
-            for one, image, flipped in zip(batch["boxes"], images, flip, strict=True)
+            self._mirror(image_boxes, image) if flipped else image_boxes
+            for image_boxes, image, flipped in zip(batch["boxes"], images, flip, strict=True)
         ]
         if isinstance(images, Tensor):
             return {**batch, "image": self.change(images, choices), "boxes": boxes}
         flipped = [
-            image.flip(self.dimension) if turned else image
-            for image, turned in zip(images, flip, strict=True)
+            image.flip(self.dimension) if is_flipped else image
+            for image, is_flipped in zip(images, flip, strict=True)
         ]
         return {**batch, "image": flipped, "boxes": boxes}
 
     def _mirror(self, boxes: Tensor, image: Tensor) -> Tensor:
-        """Boxes float32[N, 4] of an image [C, H, W]."""
+        """Mirror the boxes float32[N, 4] of an image [C, H, W]."""
         x1, y1, x2, y2 = boxes.unbind(1)
         height, width = image.shape[-2:]
         return torch.stack(
@@ -52,39 +55,53 @@ class _BoxFlip(Flip):
 
 @final
 class RandomHorizontalFlipWithBoxes(_BoxFlip):
-    """Flip from left to right. Choices: `flip`, bool[B]."""
+    """Flip of images and boxes from left to right, with probability `p`.
+
+    Choices: `flip`, bool[B].
+
+    Args:
+        p: Probability for each image.
+    """
 
     dimension = -1
 
 
 @final
 class RandomVerticalFlipWithBoxes(_BoxFlip):
-    """Flip from top to bottom. Choices: `flip`, bool[B]."""
+    """Flip of images and boxes from top to bottom, with probability `p`.
+
+    Choices: `flip`, bool[B].
+
+    Args:
+        p: Probability for each image.
+    """
 
     dimension = -2
 
 
 @final
 class RandomShortestSide(BatchTransform):
-    """Each image resized so that its shorter side is one of several lengths, and its longer side at
-    most `longest` (bilinear, antialiased).
+    """Resizes each image so that its shorter side has one of several lengths.
 
-    As RandomShortestSize of torchvision's references; with model.resize_in_training=false. Choices:
-    `shortest`, int64[B], in pixels.
+    As RandomShortestSize of torchvision's references (bilinear, with antialiasing). Set
+    model.resize_in_training=false with it. Choices: `shortest`, int64[B], in pixels.
 
     Args:
-        shortest: The lengths, in pixels, each as likely.
-        longest: In pixels.
+        shortest: Lengths of the shorter side in pixels, each equally likely.
+        longest: Upper limit of the longer side in pixels.
+
+    Raises:
+        ConfigError: The lengths are not valid, or `longest` is shorter than one of them.
     """
 
     def __init__(self, *, shortest: Sequence[int], longest: int) -> None:
         super().__init__()
         if not shortest or min(shortest) < 1 or longest < max(shortest):
-            words = "shortest and longest do not fit together"
+            reason = "shortest and longest do not fit together"
             raise ConfigError(
                 Problem(
                     "transforms",
-                    words,
+                    reason,
                     {"shortest": list(shortest), "longest": longest},
                     "pixels, longest last",
                 )
@@ -97,7 +114,7 @@ class RandomShortestSide(BatchTransform):
 
     def apply(self, batch: Batch, choices: dict[str, Tensor]) -> Batch:
         images, boxes = [], []
-        for image, own, shortest in zip(
+        for image, image_boxes, shortest in zip(
             batch["image"], batch["boxes"], choices["shortest"].tolist(), strict=True
         ):
             height, width = image.shape[-2:]
@@ -105,13 +122,17 @@ class RandomShortestSide(BatchTransform):
             size = [max(1, int(height * ratio)), max(1, int(width * ratio))]
             images.append(functional.resize(image, size, antialias=True))
             scale = torch.tensor(
-                [size[1] / width, size[0] / height] * 2, dtype=own.dtype, device=own.device
+                [size[1] / width, size[0] / height] * 2,
+                dtype=image_boxes.dtype,
+                device=image_boxes.device,
             )
-            boxes.append(own * scale)
-        same = isinstance(batch["image"], Tensor) and len({image.shape for image in images}) == 1
+            boxes.append(image_boxes * scale)
+        is_one_size = (
+            isinstance(batch["image"], Tensor) and len({image.shape for image in images}) == 1
+        )
         sizes = (
             {"file_size": [tuple(image.shape[-2:]) for image in batch["image"]], **batch}
             if "area" in batch
             else batch
         )
-        return {**sizes, "image": torch.stack(images) if same else images, "boxes": boxes}
+        return {**sizes, "image": torch.stack(images) if is_one_size else images, "boxes": boxes}

@@ -21,16 +21,20 @@ from samewise.runner.interfaces import Batch
 
 @final
 class RandomErasing(ImageTransform):
-    """A box set to `value`, with probability `p` (arXiv 1708.04896).
+    """A box set to `value`, with probability `p`.
 
-    Choices: `top`, `left`, `height`, `width`, int64[B]; height 0 erases nothing.
+    Source: Zhong et al. 2017, Random Erasing Data Augmentation, arXiv 1708.04896. Choices: `top`,
+    `left`, `height`, `width`, int64[B] in pixels; height 0 erases nothing.
 
     Args:
-        p: The probability for an image.
-        scale: The box's share of the image's area.
-        ratio: Height / width of the box.
-        value: In the images' own scale, so 0 after Normalize is the mean; one number, or one a
-            channel.
+        p: Probability for each image.
+        scale: Interval of the box's share of the image's area.
+        ratio: Interval of the box's height / width.
+        value: Value of the box on the images' own scale, so 0 after Normalize is the mean; one
+            number, or one for each channel.
+
+    Raises:
+        ConfigError: `p` is not a probability, or an interval is not valid.
     """
 
     def __init__(
@@ -57,7 +61,7 @@ class RandomErasing(ImageTransform):
         chosen = torch.rand(size) < self.p
         low, high = self.ratio
         boxes = random_boxes(size, image_size(batch), self.scale, (1 / high, 1 / low), whole=False)
-        height = torch.where(chosen & boxes.found, boxes.height, 0)
+        height = torch.where(chosen & boxes.fits, boxes.height, 0)
         return {"top": boxes.top, "left": boxes.left, "height": height, "width": boxes.width}
 
     def change(self, images: Tensor, choices: dict[str, Tensor]) -> Tensor:
@@ -70,17 +74,23 @@ class RandomErasing(ImageTransform):
 
 
 def inside(images: Tensor, *, top: Tensor, left: Tensor, height: Tensor, width: Tensor) -> Tensor:
-    """bool[B, 1, H, W] (of clips, [B, 1, 1, H, W]): which pixels of each image are in its box,
-    int64[B] each in pixels.
+    """Return bool[B, 1, H, W], or [B, 1, 1, H, W] for clips: the pixels inside each image's box.
+
+    Args:
+        images: The images [B, C, H, W] or clips [B, T, C, H, W].
+        top: int64[B], the box's first row.
+        left: int64[B], the box's first column.
+        height: int64[B] in pixels.
+        width: int64[B] in pixels.
     """
     first_row, first_column, rows, columns = (
         per_sample(value, images) for value in (top, left, height, width)
     )
-    row = torch.arange(images.shape[-2], device=images.device).view(-1, 1)
-    column = torch.arange(images.shape[-1], device=images.device)
+    rows_of_image = torch.arange(images.shape[-2], device=images.device).view(-1, 1)
+    columns_of_image = torch.arange(images.shape[-1], device=images.device)
     return (
-        (row >= first_row)
-        & (row < first_row + rows)
-        & (column >= first_column)
-        & (column < first_column + columns)
+        (rows_of_image >= first_row)
+        & (rows_of_image < first_row + rows)
+        & (columns_of_image >= first_column)
+        & (columns_of_image < first_column + columns)
     )

@@ -1,6 +1,4 @@
-"""The base of image transforms: which keys they change, and arguments checked before training
-starts.
-"""
+"""Base of image transforms: the keys that they change, and checks of their arguments."""
 
 from __future__ import annotations
 
@@ -16,27 +14,27 @@ from samewise.runner.interfaces import Batch, BatchTransform
 
 
 def map_images(batch: Batch, keys: Sequence[str], change: Callable[[Tensor], Any]) -> Batch:
-    """A new batch with `change` applied to the values at `keys`.
-
-    Other values are the same objects.
-    """
+    """Return a batch with `change` applied to the values at `keys`; other values are shared."""
     return {name: change(value) if name in keys else value for name, value in batch.items()}
 
 
 class ImageTransform(BatchTransform):
-    """A transform of `image`: uint8 or float32[B, C, H, W], or a list of B images [C, H, W] of
-    different sizes; every other key is left as it is.
+    """A transform of `image` that leaves every other key as it is.
 
-    Clips, [B, T, C, H, W] or a list of B clips [T, C, H, W], are taken too: one choice for each
-    clip, the same for all of its frames. A list stays a list, except where a transform that gives
-    one size has made it one.
+    The images are uint8 or float32[B, C, H, W], or a list of B images [C, H, W] of different sizes.
+    Clips, [B, T, C, H, W] or a list of B clips [T, C, H, W], have one choice each, the same for all
+    frames. A list stays a list unless the transform gives one size (`gives_one_size`).
+
+    Raises:
+        ConfigError: The transform moves pixels, and the batch has boxes or masks that it does not
+            move.
     """
 
     keys: Sequence[str] = ("image",)
     moves_pixels = False
-    """Whether things come to lie elsewhere in the image: then boxes would no longer fit."""
+    """Whether pixels change their places, so that boxes would no longer fit."""
     gives_one_size = False
-    """Whether images of several sizes come out as one tensor."""
+    """Whether images of several sizes become one tensor."""
 
     def apply(self, batch: Batch, choices: dict[str, Tensor]) -> Batch:
         if self.moves_pixels and "boxes" in batch:
@@ -47,7 +45,7 @@ class ImageTransform(BatchTransform):
             raise ConfigError(
                 Problem("transforms", f"{name} would move the image but not its boxes", hint=hint)
             )
-        if self.moves_pixels and (others := _as_large(batch, self.keys)):
+        if self.moves_pixels and (moved := _as_large(batch, self.keys)):
             hint = (
                 "give samples torchvision's tv_tensors.Image and tv_tensors.Mask, which "
                 "transforms.train.sample moves together"
@@ -56,7 +54,7 @@ class ImageTransform(BatchTransform):
                 Problem(
                     "transforms",
                     f"{type(self).__name__} would move the image but not "
-                    f"{', '.join(others)}, of the same size",
+                    f"{', '.join(moved)}, of the same size",
                     hint=hint,
                 )
             )
@@ -67,13 +65,13 @@ class ImageTransform(BatchTransform):
     ) -> Tensor | list[Tensor]:
         if isinstance(images, Tensor):
             return self._change_frames(images, choices)
-        alone = (
+        choices_by_image = (
             {name: values[place : place + 1] for name, values in choices.items()}
             for place in range(len(images))
         )
         changed = [
-            self._change_frames(image[None], own)[0]
-            for image, own in zip(images, alone, strict=True)
+            self._change_frames(image[None], image_choices)[0]
+            for image, image_choices in zip(images, choices_by_image, strict=True)
         ]
         return (
             torch.stack(changed)
@@ -84,26 +82,34 @@ class ImageTransform(BatchTransform):
     def _change_frames(self, images: Tensor, choices: dict[str, Tensor]) -> Tensor:
         if images.dim() < 5:
             return self.change(images, choices)
-        each = {
+        frame_choices = {
             name: values.repeat_interleave(images.shape[1], dim=0)
             for name, values in choices.items()
         }
-        return self.change(images.flatten(0, 1), each).unflatten(0, images.shape[:2])
+        return self.change(images.flatten(0, 1), frame_choices).unflatten(0, images.shape[:2])
 
     @abc.abstractmethod
     def change(self, images: Tensor, choices: dict[str, Tensor]) -> Tensor:
-        """The changed images; the given ones are not modified. `choices` are on the CPU."""
+        """Return the changed images without modifying the input.
+
+        Args:
+            images: uint8 or float32[B, C, H, W].
+            choices: Tensors [B, ...] from `draw`, on the CPU.
+        """
 
 
 def _as_large(batch: Batch, keys: Sequence[str]) -> list[str]:
-    """The entries of a batch, such as masks, that are as high and wide as its images."""
+    """Return the entries of a batch, such as masks, that are as high and wide as its images."""
 
     def size(value: Any) -> tuple[int, ...] | None:
-        """Of a tensor without its length, which would fix the batch's size in an exported program."""
+        """Return a value's height and width; None if it has none."""
+        # Reading a tensor's length would fix the batch's size in an exported program
         if isinstance(value, Tensor):
             return tuple(value.shape[-2:]) if value.dim() > 2 else None
-        one = value[0] if isinstance(value, list) and value else None
-        return tuple(one.shape[-2:]) if isinstance(one, Tensor) and one.dim() > 1 else None
+        element = value[0] if isinstance(value, list) and value else None
+        return (
+            tuple(element.shape[-2:]) if isinstance(element, Tensor) and element.dim() > 1 else None
+        )
 
     image = size(batch.get("image"))
     return [
@@ -114,10 +120,10 @@ def _as_large(batch: Batch, keys: Sequence[str]) -> list[str]:
 
 
 def image_size(batch: Batch) -> tuple[int, int]:
-    """(H, W) of the batch's images.
+    """Return (H, W) of the batch's images.
 
     Raises:
-        ConfigError: they differ in size.
+        ConfigError: The images differ in size.
     """
     if not isinstance(batch["image"], Tensor):
         sizes = sorted({tuple(image.shape[-2:]) for image in batch["image"]})
@@ -138,7 +144,7 @@ def image_size(batch: Batch) -> tuple[int, int]:
 
 
 def image_sizes(batch: Batch) -> tuple[Tensor, Tensor]:
-    """Heights and widths, int64[B] each, of images that may differ in size."""
+    """Return heights and widths, int64[B] each, of images that may differ in size."""
     images = batch["image"]
     sizes = (
         [tuple(images.shape[-2:])] * len(images)
@@ -150,24 +156,24 @@ def image_sizes(batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 def per_sample(values: Tensor, images: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """[B] on the CPU to [B, 1, 1, 1] on the images' device, or [B, 1, 1, 1, 1] for clips."""
+    """Reshape [B] to [B, 1, 1, 1] on the images' device, or [B, 1, 1, 1, 1] for clips."""
     return values.to(device=images.device, dtype=dtype or values.dtype, non_blocking=True).view(
         -1, *[1] * (images.dim() - 1)
     )
 
 
 def uniform(size: int, low: float, high: float) -> Tensor:
-    """float64[size] from [low, high), by the CPU's default generator."""
+    """Draw float64[size] from [low, high) with the CPU's default generator."""
     return torch.rand(size, dtype=torch.float64) * (high - low) + low
 
 
 def integers(ends: Tensor) -> Tensor:
-    """int64 of the shape of `ends`, each from 0 to its end - 1."""
+    """Draw int64 of the shape of `ends`, each from 0 to its end - 1."""
     return (torch.rand(ends.shape, dtype=torch.float64) * ends).long()
 
 
 def chance(name: str, value: float) -> float:
-    """A checked probability."""
+    """Return a probability; a ConfigError if it is not from 0 to 1."""
     if not 0.0 <= value <= 1.0:
         raise ConfigError(
             Problem(name, "is not a valid probability", value, "a number from 0 to 1")
@@ -176,7 +182,11 @@ def chance(name: str, value: float) -> float:
 
 
 def pair(name: str, value: int | Sequence[int]) -> tuple[int, int]:
-    """(height, width) from one number for both, or two; checked."""
+    """Return (height, width) from one number for both, or from two.
+
+    Raises:
+        ConfigError: The value is not a valid size.
+    """
     numbers = (value, value) if isinstance(value, int) else tuple(value)
     if len(numbers) != 2 or min(numbers) < 1:
         raise ConfigError(
@@ -193,7 +203,11 @@ def pair(name: str, value: int | Sequence[int]) -> tuple[int, int]:
 def interval(
     name: str, value: Sequence[float], *, low: float = float("-inf")
 ) -> tuple[float, float]:
-    """A checked (from, to)."""
+    """Return an interval as (low, high).
+
+    Raises:
+        ConfigError: The value is not a valid interval, or starts below `low`.
+    """
     numbers = tuple(float(number) for number in value)
     if len(numbers) != 2 or not low <= numbers[0] <= numbers[1]:
         raise ConfigError(Problem(name, "is not a valid interval", list(value), "[low, high]"))
@@ -201,7 +215,7 @@ def interval(
 
 
 def needs_colours(images: Tensor, transform: object) -> Tensor:
-    """The images, if they have 1 or 3 channels."""
+    """Return the images; a ConfigError unless they have 1 or 3 channels."""
     name = type(transform).__name__
     if images.shape[-3] not in (1, 3):
         hint = f"leave {name} out: colours are not defined for other channels"
@@ -217,7 +231,7 @@ def needs_colours(images: Tensor, transform: object) -> Tensor:
 
 
 def needs_bytes(images: Tensor, transform: object) -> Tensor:
-    """The images, if they are uint8 with 1 or 3 channels, as colour operations require."""
+    """Return the images; a ConfigError unless they are uint8 with 1 or 3 channels."""
     name = type(transform).__name__
     if needs_colours(images, transform).dtype != torch.uint8:
         raise ConfigError(
@@ -232,7 +246,7 @@ def needs_bytes(images: Tensor, transform: object) -> Tensor:
 
 
 def needs_floats(images: Tensor, transform: object) -> Tensor:
-    """The images, if they are floating point."""
+    """Return the images; a ConfigError unless they are floating point."""
     name = type(transform).__name__
     if not images.is_floating_point():
         raise ConfigError(

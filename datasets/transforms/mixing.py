@@ -16,17 +16,21 @@ from samewise.runner.interfaces import Batch, BatchTransform
 
 
 class Mixing(BatchTransform):
-    """`image` float32[B, C, H, W] and `label` int64[B] or float32[B, K], each mixed with those of
-    its `partner`; the label becomes float32[B, K].
+    """Mixes `image` float32[B, C, H, W] and `label` with those of each sample's `partner`.
 
-    Clips, float32[B, T, C, H, W], are mixed frame by frame, all frames alike. The partner is the
-    sample before, and one draw serves the whole micro-batch (each of `accumulate` x `replicas` has
-    its own), as in torchvision's references on several GPUs: so an order that is itself random is
-    assumed. Choices, all [B]: `partner` int64; `pixel` and `label` float64, the own share of pixels
-    and of the label; `top`, `left`, `height`, `width` int64, the box that is the partner's alone.
+    The label, int64[B] or float32[B, K], becomes float32[B, K]. Clips, float32[B, T, C, H, W], are
+    mixed frame by frame, all frames alike. The partner is the previous sample, and one draw serves
+    the whole micro-batch (each of `accumulate` x `replicas` has its own), as in torchvision's
+    references on several GPUs: the order of samples must be random.
+
+    Choices, all [B]: `partner` int64; `pixel` and `label` float64, the sample's own share of pixels
+    and of the label; `top`, `left`, `height`, `width` int64, the box of the partner's pixels.
 
     Args:
         num_classes: K, the number of classes.
+
+    Raises:
+        ConfigError: The images are not floating point, or differ in size.
     """
 
     mixes = True
@@ -37,7 +41,12 @@ class Mixing(BatchTransform):
 
     @abc.abstractmethod
     def draw_one(self, height: int, width: int) -> dict[str, float]:
-        """Draw `pixel`, `label`, `top`, `left`, `height` and `width` for one batch."""
+        """Draw `pixel`, `label`, `top`, `left`, `height` and `width` for one batch.
+
+        Args:
+            height: Height of the images in pixels.
+            width: Width of the images in pixels.
+        """
 
     def draw(self, batch: Batch, size: int) -> dict[str, Tensor]:
         drawn = self.draw_one(*image_size(batch))
@@ -75,16 +84,26 @@ class Mixing(BatchTransform):
 
     def _mix_labels(self, label: Tensor, partner: Tensor, share: Tensor) -> Tensor:
         soft = one_hot(label, self.num_classes).to(torch.float32) if label.dim() == 1 else label
-        own, others = (
+        own_share, partner_share = (
             value.to(device=label.device, dtype=soft.dtype).view(-1, 1)
             for value in (share, 1 - share)
         )
-        return soft.index_select(0, partner).mul_(others).add_(soft * own)
+        return soft.index_select(0, partner).mul_(partner_share).add_(soft * own_share)
 
 
 @final
 class MixUp(Mixing):
-    """Both images blended, in the proportion Beta(alpha, alpha) (arXiv 1710.09412)."""
+    """Blends both images in the proportion Beta(alpha, alpha).
+
+    Source: Zhang et al. 2017, mixup: Beyond Empirical Risk Minimization, arXiv 1710.09412.
+
+    Args:
+        alpha: Parameter of the Beta distribution, greater than 0.
+        num_classes: K, the number of classes.
+
+    Raises:
+        ConfigError: `alpha` is not greater than 0.
+    """
 
     def __init__(self, alpha: float = 1.0, *, num_classes: int) -> None:
         super().__init__(num_classes=num_classes)
@@ -97,9 +116,17 @@ class MixUp(Mixing):
 
 @final
 class CutMix(Mixing):
-    """A box of the partner pasted over the image.
+    """Pastes a box of the partner over the image.
 
-    The box's share is 1 - Beta(alpha, alpha) before it is cut at the border (arXiv 1905.04899).
+    The box's share is 1 - Beta(alpha, alpha) before it is cut at the border. Source: Yun et al.
+    2019, CutMix, arXiv 1905.04899.
+
+    Args:
+        alpha: Parameter of the Beta distribution, greater than 0.
+        num_classes: K, the number of classes.
+
+    Raises:
+        ConfigError: `alpha` is not greater than 0.
     """
 
     def __init__(self, alpha: float = 1.0, *, num_classes: int) -> None:
@@ -109,28 +136,31 @@ class CutMix(Mixing):
     def draw_one(self, height: int, width: int) -> dict[str, float]:
         half = 0.5 * (1.0 - _beta(self.alpha)) ** 0.5
         x, y = int(torch.randint(width, ())), int(torch.randint(height, ()))
-        left, right = max(0, x - int(half * width)), min(width, x + int(half * width))
-        top, bottom = max(0, y - int(half * height)), min(height, y + int(half * height))
-        share = 1.0 - (right - left) * (bottom - top) / (width * height)
+        first_column, last_column = max(0, x - int(half * width)), min(width, x + int(half * width))
+        first_row, last_row = max(0, y - int(half * height)), min(height, y + int(half * height))
+        share = 1.0 - (last_column - first_column) * (last_row - first_row) / (width * height)
         return {
             "pixel": 1.0,
             "label": share,
-            "top": top,
-            "left": left,
-            "height": bottom - top,
-            "width": right - left,
+            "top": first_row,
+            "left": first_column,
+            "height": last_row - first_row,
+            "width": last_column - first_column,
         }
 
 
 @final
 class MixUpOrCutMix(Mixing):
-    """One of the two for each batch.
+    """MixUp or CutMix, drawn for each batch.
 
     Args:
         mixup_alpha: The `alpha` of MixUp.
         cutmix_alpha: The `alpha` of CutMix.
-        p_mixup: The probability of MixUp; the rest is CutMix's.
+        p_mixup: Probability of MixUp; the rest is CutMix's.
         num_classes: K, the number of classes.
+
+    Raises:
+        ConfigError: An alpha is not greater than 0.
     """
 
     def __init__(
@@ -152,10 +182,11 @@ class MixUpOrCutMix(Mixing):
 
 
 _SMALLEST_ALPHA = 0.01
-"""Of those for which torch's Dirichlet draws what it says."""
+"""Smallest alpha for which torch's Dirichlet draws from the right distribution."""
 
 
 def _positive(alpha: float) -> float:
+    """Return alpha; a ConfigError unless it is greater than 0."""
     if alpha <= 0:
         raise ConfigError(
             Problem("transforms", "alpha must be greater than 0", alpha, "a number greater than 0")
@@ -164,16 +195,18 @@ def _positive(alpha: float) -> float:
 
 
 def _beta(alpha: float) -> float:
-    """A draw from Beta(alpha, alpha), by the CPU's default generator."""
+    """Draw from Beta(alpha, alpha) with the CPU's default generator."""
     concentration = torch.full((2,), alpha, dtype=torch.float64)
     if alpha >= _SMALLEST_ALPHA:
         return float(torch.distributions.Dirichlet(concentration).sample()[0])
-    # Both gammas would underflow, and their ratio be a half. With U uniform, gamma(alpha) is
+    # Both gammas would underflow, and their ratio would be a half. With U uniform, gamma(alpha) is
     # distributed as gamma(alpha + 1) U ** (1 / alpha).
-    grown = (
+    log_grown = (
         torch.distributions.Gamma(concentration + 1.0, torch.ones_like(concentration))
         .sample()
         .log()
     )
-    one, other = grown + torch.rand(2, dtype=torch.float64).log() / concentration
-    return float(torch.sigmoid(one - other))
+    log_gamma, other_log_gamma = (
+        log_grown + torch.rand(2, dtype=torch.float64).log() / concentration
+    )
+    return float(torch.sigmoid(log_gamma - other_log_gamma))

@@ -19,15 +19,15 @@ class ToFloat(ImageTransform):
 
     Floating-point images do not change.
 
-    Raises: ConfigError: they are other integers, whose largest number no image reaches: those that
-        hold 0 to 255 would be almost black.
+    Raises:
+        ConfigError: The images are other integers, whose range is unknown.
     """
 
     def change(self, images: Tensor, choices: dict[str, Tensor]) -> Tensor:
-        if (
-            images.dtype is torch.uint8
-        ):  # torchvision's arithmetic, without the questions that it asks first
+        # torchvision's arithmetic, without its checks
+        if images.dtype is torch.uint8:
             return images.to(torch.float32).mul_(1.0 / 255)
+        # Divided by the type's largest number, images that hold 0 to 255 would be almost black
         if not images.is_floating_point() and images.dtype not in (torch.uint16, torch.bool):
             hint = "convert them where they are read, to uint8 or uint16, or to floats"
             raise ConfigError(
@@ -48,11 +48,15 @@ class ToFloat(ImageTransform):
 
 @final
 class Normalize(ImageTransform):
-    """(image - mean) / std per channel, of float32[B, C, H, W] in [0, 1].
+    """(image - mean) / std by channel, of float32[B, C, H, W] in [0, 1].
 
     Args:
-        mean: Of each of the C channels.
-        std: Of each of the C channels.
+        mean: Mean of each of the C channels.
+        std: Standard deviation of each of the C channels.
+
+    Raises:
+        ConfigError: The numbers are not valid, or the images are not floating point or have other
+            channels.
     """
 
     mean: Tensor

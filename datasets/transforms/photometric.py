@@ -1,5 +1,6 @@
-"""SSD's photometric distortion (Liu et al. 2016, arXiv 1512.02325, section 2.2), with separate
-choices for each image.
+"""SSD's photometric distortion, with separate choices for each image.
+
+Source: Liu et al. 2015, SSD: Single Shot MultiBox Detector, arXiv 1512.02325, section 2.2.
 """
 
 from __future__ import annotations
@@ -25,17 +26,20 @@ from samewise.runner.interfaces import Batch
 
 @final
 class RandomPhotometricDistort(ImageTransform):
-    """Brightness, contrast (before or after the other two), saturation, hue and channel order, each
-    changed with probability `p`.
+    """Brightness, contrast, saturation, hue and channel order, each changed with probability `p`.
 
-    For uint8 images with three channels, as torchvision's transform of this name. Choices:
-    `brightness`, `contrast`, `saturation`, `hue` float64[B] (1, 1, 1 and 0: as it is),
-    `contrast_first` bool[B], `channels` int64[B, 3].
+    Contrast changes before or after saturation and hue. Takes uint8[B, 3, H, W], as torchvision's
+    transform of this name. Choices: `brightness`, `contrast`, `saturation`, `hue` float64[B] (1, 1,
+    1 and 0: unchanged), `contrast_first` bool[B], `channels` int64[B, 3].
 
     Args:
-        brightness, contrast, saturation: The interval of factors.
-        hue: The interval of shifts, as shares of the colour circle, within [-0.5, 0.5].
-        p: The probability of each change.
+        brightness, contrast, saturation: Interval of factors.
+        hue: Interval of shifts, as shares of the colour circle, within [-0.5, 0.5].
+        p: Probability of each change.
+
+    Raises:
+        ConfigError: An interval or the probability is not valid, or the images do not have 3
+            channels.
     """
 
     def __init__(
@@ -80,12 +84,12 @@ class RandomPhotometricDistort(ImageTransform):
                     images.shape[1],
                 )
             )
-        contrast, first = choices["contrast"], choices["contrast_first"]
+        contrast, is_before = choices["contrast"], choices["contrast_first"]
         images = colour.brightness(images, choices["brightness"])
-        images = colour.contrast(images, torch.where(first, contrast, 1.0))
+        images = colour.contrast(images, torch.where(is_before, contrast, 1.0))
         images = colour.saturation(images, choices["saturation"])
         images = _shift(images, choices["hue"])
-        images = colour.contrast(images, torch.where(first, 1.0, contrast))
+        images = colour.contrast(images, torch.where(is_before, 1.0, contrast))
         channels = choices["channels"].to(images.device, non_blocking=True)
         return images.gather(1, channels[:, :, None, None].expand_as(images))
 
@@ -94,9 +98,10 @@ class RandomPhotometricDistort(ImageTransform):
 
 
 def _shift(images: Tensor, hue: Tensor) -> Tensor:
-    """Shift the hue of images one at a time: torchvision's operation takes one number for all."""
+    """Shift the images' hues."""
     if not hue.any():
         return images
+    # torchvision's operation takes one number for all images
     return torch.stack(
         [
             functional.adjust_hue(image, shift) if shift else image

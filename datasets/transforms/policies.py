@@ -1,5 +1,6 @@
-"""RandAugment and TrivialAugmentWide: operations and strengths chosen for each image, applied to
-uint8[B, C, H, W] one operation at a time.
+"""RandAugment and TrivialAugmentWide: operations and strengths chosen for each image.
+
+They are applied to uint8[B, C, H, W], one operation at a time.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from samewise.runner.errors import ConfigError, Problem, require_at_least
 from samewise.runner.interfaces import Batch
 
 NAMES = (
-    "Identity", "ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Brightness", "Color", "Contrast", "Sharpness",
-    "Posterize", "Solarize", "AutoContrast", "Equalize",
+    "Identity", "ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Brightness", "Color",
+    "Contrast", "Sharpness", "Posterize", "Solarize", "AutoContrast", "Equalize",
 )  # fmt: skip
-"""The operations in torchvision's order; choices are numbers in it."""
+"""Operations in torchvision's order; choices are indices into it."""
 
 SIGNED = torch.tensor([1 <= number <= 9 for number in range(len(NAMES))])
-"""bool[14]: those whose magnitude is negated half of the time: the shears to Sharpness."""
+"""bool[14]: operations whose magnitude is negated half of the time, ShearX to Sharpness."""
 
 
 class _Policy(ImageTransform):
@@ -35,9 +36,12 @@ class _Policy(ImageTransform):
     Choices: `operation` int64[B, n] into `NAMES`, `magnitude` float64[B, n], signed.
 
     Args:
-        bins: Into how many steps the range of each magnitude is divided.
-        interpolation: nearest or bilinear, of the geometric operations.
-        fill: The value that comes in from outside the image.
+        bins: Number of steps that divide the range of each magnitude.
+        interpolation: Interpolation of the geometric operations: "nearest" or "bilinear".
+        fill: Value outside the image.
+
+    Raises:
+        ConfigError: A number or the interpolation is not valid.
     """
 
     moves_pixels = True
@@ -52,10 +56,10 @@ class _Policy(ImageTransform):
 
     def change(self, images: Tensor, choices: dict[str, Tensor]) -> Tensor:
         images = needs_bytes(images, self)
-        for which, magnitude in zip(
+        for operation, magnitude in zip(
             choices["operation"].unbind(1), choices["magnitude"].unbind(1), strict=True
         ):
-            images = apply_operations(images, which, magnitude, self._operations)
+            images = apply_operations(images, operation, magnitude, self._operations)
         return images
 
     def _draw_magnitudes(self, operation: Tensor, bins: Tensor, table: Tensor) -> dict[str, Tensor]:
@@ -66,7 +70,16 @@ class _Policy(ImageTransform):
 
 @final
 class TrivialAugmentWide(_Policy):
-    """One operation at any strength (arXiv 2103.10158)."""
+    """One operation at any strength.
+
+    Source: Müller and Hutter 2021, TrivialAugment, arXiv 2103.10158. Takes uint8[B, C, H, W], C 1
+    or 3. Choices: `operation` int64[B, 1], `magnitude` float64[B, 1].
+
+    Args:
+        bins: Number of steps that divide the range of each magnitude.
+        interpolation: Interpolation of the geometric operations: "nearest" or "bilinear".
+        fill: Value outside the image.
+    """
 
     def draw(self, batch: Batch, size: int) -> dict[str, Tensor]:
         operation, bins = torch.randint(len(NAMES), (size, 1)), torch.randint(self.bins, (size, 1))
@@ -78,12 +91,20 @@ class TrivialAugmentWide(_Policy):
 
 @final
 class RandAugment(_Policy):
-    """`num_ops` operations, all at one strength (arXiv 1909.13719).
+    """`num_ops` operations, all at one strength.
+
+    Source: Cubuk et al. 2019, RandAugment, arXiv 1909.13719. Takes uint8[B, C, H, W], C 1 or 3.
+    Choices: `operation` int64[B, num_ops], `magnitude` float64[B, num_ops].
 
     Args:
-        num_ops: How many, one after the other.
-        magnitude: The strength: a bin, from 0 to bins - 1.
-        bins: As in TrivialAugmentWide, and so are the others.
+        num_ops: Number of operations, one after the other.
+        magnitude: The strength: a bin from 0 to bins - 1.
+        bins: Number of steps that divide the range of each magnitude.
+        interpolation: Interpolation of the geometric operations: "nearest" or "bilinear".
+        fill: Value outside the image.
+
+    Raises:
+        ConfigError: The magnitude is not a valid bin.
     """
 
     def __init__(
@@ -119,15 +140,15 @@ def magnitudes(
     strength: float,
     bits: int,
 ) -> Tensor:
-    """float64[14, bins]: the magnitude of each operation in each bin.
+    """Return float64[14, bins]: the magnitude of each operation in each bin.
 
     Args:
-        bins: How many.
-        shear: The largest, as a tangent.
-        shift: The largest along x and y, in pixels.
-        degrees: The largest rotation.
-        strength: The largest departure of a colour factor from 1.
-        bits: How many bits Posterize takes away at most.
+        bins: Number of bins.
+        shear: Largest shear, as a tangent.
+        shift: Largest shift along x and y in pixels.
+        degrees: Largest rotation in degrees.
+        strength: Largest difference of a colour factor from 1.
+        bits: Most bits that Posterize removes.
     """
     largest = [0.0, shear, shear, *shift, degrees, strength, strength, strength, strength]
     table = [torch.linspace(0.0, end, bins) for end in largest]
@@ -138,7 +159,7 @@ def magnitudes(
 
 
 def _operations(interpolation: str, fill: float) -> Sequence[Operation]:
-    """By number: the function of images and magnitudes."""
+    """Return the functions of images and magnitudes, by the operation's number."""
     moved = partial(_shift_or_shear, interpolation=interpolation, fill=fill)
     geometric = [partial(moved, kind) for kind in ("shear", "shear_y", "x", "y", "angle")]
     factors = [
@@ -161,15 +182,18 @@ def _shift_or_shear(
 ) -> Tensor:
     corner = (-0.5 * images.shape[-1], -0.5 * images.shape[-2])
     match kind:
-        case "shear":  # about the upper left corner, and the magnitude is a tangent
+        # Shears are about the upper left corner, and their magnitude is a tangent
+        case "shear":
             matrices = inverse_matrices(shear=torch.rad2deg(magnitude.atan()), centre=corner)
         case "shear_y":
             matrices = inverse_matrices(shear_y=torch.rad2deg(magnitude.atan()), centre=corner)
-        case "x":  # whole pixels
+        # Shifts are whole pixels
+        case "x":
             matrices = inverse_matrices(x=magnitude.trunc())
         case "y":
             matrices = inverse_matrices(y=magnitude.trunc())
-        case _:  # a rotation, counter-clockwise
+        # Rotations are counter-clockwise
+        case _:
             matrices = inverse_matrices(angle=-magnitude)
     return warp(images, matrices, interpolation=interpolation, fill=fill)
 

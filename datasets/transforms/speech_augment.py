@@ -1,6 +1,4 @@
-"""Random changes of utterances, with separate choices for each: masks in the features, speed,
-noise.
-"""
+"""Random changes of utterances, with separate choices for each: masks, speed, noise."""
 
 from __future__ import annotations
 
@@ -20,18 +18,21 @@ from samewise.runner.interfaces import Batch, BatchTransform
 
 @final
 class SpecAugment(BatchTransform):
-    """Frequency bands and time spans set to 0, the mean of normalised features (Park et al. 2019,
-    arXiv 1904.08779, without time warping).
+    """Frequency bands and time spans set to 0, the mean of normalised features.
 
-    Choices: `frequency` float64[B, frequency_masks, 2] and `time` float64[B, time_masks, 2], a
-    width and a place, as shares of what is possible.
+    Source: Park et al. 2019, SpecAugment, arXiv 1904.08779, without time warping. Changes
+    `features` float32[B, F, N]. Choices: `frequency` float64[B, frequency_masks, 2] and `time`
+    float64[B, time_masks, 2], a width and a place, as shares of the possible ones.
 
     Args:
-        frequency_masks: Bands for each utterance.
-        max_band: The widest band, in features.
-        time_masks: Stretches for each utterance.
-        max_stretch: The longest stretch, in frames.
-        max_share: The longest stretch, as a share of the utterance.
+        frequency_masks: Number of bands in each utterance.
+        max_band: Widest band, in features.
+        time_masks: Number of spans in each utterance.
+        max_stretch: Longest span, in frames.
+        max_share: Longest span, as a share of the utterance.
+
+    Raises:
+        ConfigError: A number is negative, or `max_share` is not from 0 to 1.
     """
 
     def __init__(
@@ -89,12 +90,17 @@ class SpecAugment(BatchTransform):
 
 @final
 class SpeedPerturbation(BatchTransform):
-    """Faster or slower, including pitch, by resampling (Ko et al., Interspeech 2015).
+    """Faster or slower speech, with its pitch, by resampling.
 
-    Choices: `speed` int64[B], which of the factors.
+    Source: Ko et al. 2015, Audio Augmentation for Speech Recognition, Interspeech. Changes
+    `waveform` float32[B, T] and `length` int64[B]. Choices: `speed` int64[B], the number of each
+    utterance's factor.
 
     Args:
-        factors: 1.1 is a tenth faster. They are rounded to hundredths.
+        factors: Speeds, rounded to hundredths: 1.1 is a tenth faster.
+
+    Raises:
+        ConfigError: There are no factors, or one is not greater than 0.
     """
 
     def __init__(self, *, factors: Sequence[float] = (0.9, 1.0, 1.1)) -> None:
@@ -116,19 +122,19 @@ class SpeedPerturbation(BatchTransform):
     def apply(self, batch: Batch, choices: dict[str, Tensor]) -> Batch:
         waveform, length = batch["waveform"], batch["length"]
         chosen = [self.factors[number] for number in choices["speed"].tolist()]
-        made = waveform.new_zeros(
+        perturbed = waveform.new_zeros(
             len(chosen), max(_scaled_length(waveform.shape[1], factor) for factor in chosen)
         )
         for factor in dict.fromkeys(chosen):
-            rows = torch.tensor([row for row, other in enumerate(chosen) if other == factor]).to(
+            rows = torch.tensor([row for row, x in enumerate(chosen) if x == factor]).to(
                 waveform.device, non_blocking=True
             )
             changed = waveform[rows] if factor == 100 else resample(waveform[rows], factor, 100)
-            made[rows, : changed.shape[1]] = changed
+            perturbed[rows, : changed.shape[1]] = changed
         length = _scaled_length(length, torch.tensor(chosen).to(length.device, non_blocking=True))
         return {
             **batch,
-            "waveform": torch.where(inside_length(length, made.shape[1]), made, 0.0),
+            "waveform": torch.where(inside_length(length, perturbed.shape[1]), perturbed, 0.0),
             "length": length,
         }
 
@@ -137,13 +143,16 @@ class SpeedPerturbation(BatchTransform):
 class Noise(BatchTransform):
     """White Gaussian noise with the drawn signal-to-noise ratio.
 
-    Choices, all [B]: `snr` float64, in dB; `noisy` bool; `seed` int64, of the noise, which is a
-    function of (seed, place): the same on every device up to rounding, and whatever else is in the
-    batch.
+    Changes `waveform` float32[B, T]. Choices, all [B]: `snr` float64 in dB; `noisy` bool; `seed`
+    int64 of the noise. The noise is a function of seed and position: the same on every device up to
+    rounding, whatever else is in the batch.
 
     Args:
-        snr: The smallest and the largest signal-to-noise ratio, in dB.
-        p: The share of utterances that get noise.
+        snr: Smallest and largest signal-to-noise ratio in dB.
+        p: Share of utterances that get noise.
+
+    Raises:
+        ConfigError: The interval or the share is not valid.
     """
 
     def __init__(self, *, snr: Sequence[float] = (10.0, 40.0), p: float = 1.0) -> None:
@@ -177,23 +186,27 @@ class Noise(BatchTransform):
 
 
 def gaussian(seed: Tensor, count: int) -> Tensor:
-    """float32[B, count] from the standard normal distribution.
+    """Return float32[B, count] from the standard normal distribution.
 
     A value depends only on the sample's seed and its position.
 
-    Two hashes of the place give two uniform numbers, these a normal one (Box and Muller 1958).
+    Args:
+        seed: int64[B].
+        count: Number of values for each sample.
     """
     place = torch.arange(count, device=seed.device)
-    first, second = (
+    radius_bits, angle_bits = (
         _hash(_hash(seed[:, None] + salt) + place) for salt in (0x9E3779B9, 0x85EBCA6B)
     )
-    radius = (-2.0 * ((first + 0.5) / 2.0**32).log()).sqrt()
-    return radius * (2.0 * math.pi * second / 2.0**32).cos()
+    # Two uniform numbers give a normal one (Box and Muller 1958)
+    radius = (-2.0 * ((radius_bits + 0.5) / 2.0**32).log()).sqrt()
+    return radius * (2.0 * math.pi * angle_bits / 2.0**32).cos()
 
 
 def _hash(number: Tensor) -> Tensor:
-    """int64 numbers from 0 to 2^32 - 1, each a mix of the lower 32 bits of the given one (the
-    finaliser of MurmurHash3, which is in the public domain).
+    """Mix the lower 32 bits of int64 numbers to numbers from 0 to 2^32 - 1.
+
+    It is the finaliser of MurmurHash3, which is in the public domain.
     """
     number = number & 0xFFFFFFFF
     number = ((number ^ (number >> 16)) * 0x85EBCA6B) & 0xFFFFFFFF
@@ -201,18 +214,21 @@ def _hash(number: Tensor) -> Tensor:
     return number ^ (number >> 16)
 
 
-def _masks(drawn: Tensor, length: Tensor, widest: Tensor, places: int) -> Tensor:
-    """bool[B, places]: true where one of the [B, M, 2] stretches lies, each 0 to `widest` [B] wide
-    and within the first `length` [B] places.
+def _masks(shares: Tensor, length: Tensor, widest: Tensor, count: int) -> Tensor:
+    """Return bool[B, count]: the places that the spans cover.
+
+    Args:
+        shares: float64[B, M, 2], the width and the place of each span.
+        length: int64[B], the number of places that spans may cover.
+        widest: int64[B], the greatest width of a span.
+        count: Number of places.
     """
-    width = (drawn[..., 0] * (torch.minimum(widest, length) + 1)[:, None]).long()
-    start = (drawn[..., 1] * (length[:, None] - width + 1)).long()
-    place = torch.arange(places, device=drawn.device)
+    width = (shares[..., 0] * (torch.minimum(widest, length) + 1)[:, None]).long()
+    start = (shares[..., 1] * (length[:, None] - width + 1)).long()
+    place = torch.arange(count, device=shares.device)
     return ((place >= start[..., None]) & (place < (start + width)[..., None])).any(1)
 
 
 def _scaled_length(length: Any, factor: Any) -> Any:
-    """The length of `length` frames at `factor` hundredths of their speed, rounded up as in
-    `resample`.
-    """
+    """Return the length at `factor` hundredths of the speed, rounded up as in `resample`."""
     return (length * 100 + factor - 1) // factor

@@ -1,9 +1,8 @@
-"""From waveforms to a speech model's input, for a padded batch on its device: MFCC, log mel
-energies, or the waveform.
+"""Front ends of speech models, on padded batches: MFCC, log mel energies, or the waveform.
 
-Every front end gives what it would give for each utterance by itself: windows at an utterance's end
-see its own reflection, not the batch's padding; statistics are taken over its own frames; and what
-lies beyond them is zero.
+Every front end returns for each utterance what it would return for the utterance alone: windows at
+its end see its own reflection, not the batch's padding; statistics cover its own frames; and frames
+beyond it are zero.
 """
 
 from __future__ import annotations
@@ -28,14 +27,18 @@ _SILENCE = 1e-6
 
 
 class FrontEnd(BatchTransform):
-    """Adds `features` float32[B, F, N] and `feature_length` int64[B] to a batch with `waveform`
-    float32[B, T] and `length` int64[B].
+    """Adds `features` float32[B, F, N] and `feature_length` int64[B] to a batch.
+
+    The batch has `waveform` float32[B, T] and `length` int64[B].
 
     Args:
         normalise: Give each feature mean 0 and standard deviation 1 over the utterance's own
             frames, as the reference of Wav2Letter does (pytorch/audio,
-            examples/pipeline_wav2letter). A feature that never changes becomes 0, where the
-            reference has a division by zero.
+            examples/pipeline_wav2letter). A constant feature becomes 0, where the reference divides
+            by zero.
+
+    Raises:
+        ConfigError: The batch has no waveforms [B, T].
     """
 
     def __init__(self, *, normalise: bool) -> None:
@@ -52,7 +55,8 @@ class FrontEnd(BatchTransform):
                     type(waveform).__name__,
                 )
             )
-        check(length.shape[0] == waveform.shape[0])  # an export knows by this that it is one size
+        # Tells an export that both batch sizes are the same
+        check(length.shape[0] == waveform.shape[0])
         self.to(waveform.device)
         features, frames = self.features(waveform.to(torch.float32), length)
         inside = inside_length(frames, features.shape[-1])[:, None]
@@ -63,12 +67,21 @@ class FrontEnd(BatchTransform):
 
     @abc.abstractmethod
     def features(self, waveform: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
-        """float32[B, F, N], and the number of valid frames int64[B]."""
+        """Return float32[B, F, N], and the number of valid frames, int64[B].
+
+        Args:
+            waveform: float32[B, T].
+            length: int64[B] in samples.
+        """
 
 
 @final
 class Waveform(FrontEnd):
-    """The waveform itself, as one feature: float32[B, 1, T]."""
+    """The waveform itself, as one feature: float32[B, 1, T].
+
+    Args:
+        normalise: As in `FrontEnd`.
+    """
 
     def __init__(self, *, normalise: bool = True) -> None:
         super().__init__(normalise=normalise)
@@ -78,11 +91,11 @@ class Waveform(FrontEnd):
 
 
 class _Mel(FrontEnd):
-    """Mel energies, the basis of the front ends below.
+    """Mel energies, the basis of further front ends.
 
-    Frames are centred at multiples of `hop_length` and windowed by a Hann window. There are `length
-    // hop_length + 1` of them, with an odd `n_fft` `(length - 1) // hop_length + 1`, as torch.stft
-    gives for a recording by itself.
+    Frames are centred at multiples of `hop_length`, with a Hann window. There are `length //
+    hop_length + 1` of them, or `(length - 1) // hop_length + 1` with an odd `n_fft`, as torch.stft
+    returns for a single recording.
     """
 
     window: Tensor
@@ -110,11 +123,11 @@ class _Mel(FrontEnd):
         }
         require_at_least({f"transforms.{name}": value for name, value in sizes.items()})
         if not 0 <= f_min < highest <= sample_rate / 2:
-            words = "f_min and f_max are not a valid range"
+            reason = "f_min and f_max are not a valid range"
             raise ConfigError(
                 Problem(
                     "transforms",
-                    words,
+                    reason,
                     [f_min, highest],
                     f"ascending, between 0 and {sample_rate / 2:g} Hz",
                 )
@@ -138,7 +151,7 @@ class _Mel(FrontEnd):
         self.register_buffer("banks", banks, persistent=False)
 
     def energies(self, waveform: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
-        """float32[B, n_mels, N], not negative, and the valid frames."""
+        """Return float32[B, n_mels, N], not negative, and the valid frames."""
         extended = _pad_reflected(waveform, length, self.n_fft // 2)
         spectrum = torch.stft(
             extended,
@@ -154,21 +167,26 @@ class _Mel(FrontEnd):
 
 @final
 class MFCC(_Mel):
-    """Mel-frequency cepstral coefficients, float32[B, n_mfcc, N]: the DCT of mel energies in dB (as
-    torchaudio.transforms.MFCC, utterance by utterance).
+    """Mel-frequency cepstral coefficients, float32[B, n_mfcc, N].
 
-    torchaudio's cuts energies 80 dB below the loudest of the whole *batch*; here it is the loudest
-    of the utterance.
+    They are the DCT of mel energies in dB, as torchaudio.transforms.MFCC computes them for a single
+    utterance. torchaudio cuts energies 80 dB below the loudest of the whole *batch*; here it is the
+    loudest of the utterance.
 
     Args:
-        sample_rate: Of the waveforms, in Hz.
-        n_mfcc: Coefficients.
-        n_mels: Mel bands.
-        n_fft: Samples of a window, and of the Fourier transform.
+        sample_rate: The waveforms' rate in Hz.
+        n_mfcc: Number of coefficients.
+        n_mels: Number of mel bands.
+        n_fft: Samples in a window and its Fourier transform.
         hop_length: Samples from one frame to the next.
-        f_min, f_max: The range of the bands, in Hz; None: up to half the rate.
+        f_min: Lower end of the bands in Hz.
+        f_max: Upper end of the bands in Hz; None: half the rate.
         mel_scale: "htk" or "slaney".
         normalise: As in `FrontEnd`.
+
+    Raises:
+        ConfigError: A number is not valid, or a mel band is narrower than the spectrum's
+            resolution.
     """
 
     dct: Tensor
@@ -220,19 +238,24 @@ class MFCC(_Mel):
 
 @final
 class LogMel(_Mel):
-    """Natural logarithms of mel energies, float32[B, n_mels, N], clamped to at least 1e-6.
+    """Natural logarithms of mel energies, float32[B, n_mels, N], of at least 1e-6.
 
     Args:
-        sample_rate: Of the waveforms, in Hz.
-        n_mels: Mel bands.
-        n_fft: Samples of a window, and of the Fourier transform.
+        sample_rate: The waveforms' rate in Hz.
+        n_mels: Number of mel bands.
+        n_fft: Samples in a window and its Fourier transform.
         hop_length: Samples from one frame to the next.
-        f_min, f_max: The range of the bands, in Hz; None: up to half the rate.
+        f_min: Lower end of the bands in Hz.
+        f_max: Upper end of the bands in Hz; None: half the rate.
         mel_scale: "htk" or "slaney".
-        normalise: As in `FrontEnd`. It takes out what stays the same throughout, such as the pitch
-            of a steady tone.
-        above_silence: Count from the lowest energy, so that silence is 0, as what follows a
-            recording, and nothing is below.
+        normalise: As in `FrontEnd`. It removes what is constant, such as the pitch of a steady
+            tone.
+        above_silence: Count from the lowest energy: silence is 0, like the padding, and no value is
+            lower.
+
+    Raises:
+        ConfigError: A number is not valid, or a mel band is narrower than the spectrum's
+            resolution.
     """
 
     def __init__(
@@ -268,29 +291,27 @@ class LogMel(_Mel):
 
 
 def inside_length(length: Tensor, longest: int) -> Tensor:
-    """bool[B, longest]: true for each sample's first `length` places."""
+    """Return bool[B, longest]: true for each sample's first `length` places."""
     return torch.arange(longest, device=length.device) < length[:, None]
 
 
 def _pad_reflected(waveform: Tensor, length: Tensor, margin: int) -> Tensor:
-    """float32[B, T + 2 margin]: each waveform extended by `margin` samples mirrored at its own
-    ends.
-
-    Where a waveform is shorter than the margin the mirror image is mirrored again, which torch's
-    reflection padding refuses to do.
-    """
+    """Return float32[B, T + 2 margin]: each waveform mirrored at its own ends."""
     place = torch.arange(-margin, waveform.shape[1] + margin, device=waveform.device)
     last = (length - 1).clamp(min=0)[:, None]
-    folded = place % (2 * last).clamp(min=1)  # a period goes to the last sample and back
+    # A period goes to the last sample and back, so a waveform shorter than the margin is mirrored
+    # again, which torch's reflection padding refuses
+    folded = place % (2 * last).clamp(min=1)
     return waveform.gather(1, torch.minimum(folded, 2 * last - folded).clamp(min=0))
 
 
 def _normalise(features: Tensor, frames: Tensor, inside: Tensor) -> Tensor:
-    """Mean 0 and standard deviation 1 (unbiased, as torch's) of float32[B, F, N] over each sample's
-    valid frames; zero after them.
+    """Give float32[B, F, N] mean 0 and standard deviation 1 over each sample's valid frames.
+
+    The deviation is unbiased, as torch's; frames after the valid ones are zero.
     """
     count = frames.clamp(min=1)[:, None, None].to(features.dtype)
-    # The mean of equal numbers is rounded, and may not be that number
+    # The rounded mean of equal numbers may differ from them
     changing = (inside & (features != features[..., :1])).any(-1, keepdim=True)
     centred = torch.where(inside & changing, features - features.sum(-1, keepdim=True) / count, 0.0)
     std = (centred.square().sum(-1, keepdim=True) / (count - 1).clamp(min=1)).sqrt()

@@ -14,27 +14,32 @@ from samewise.runner.interfaces import Batch, BatchTransform
 
 @final
 class VocoderMel(BatchTransform):
-    """Adds `mel` float32[B, n_mels, N] in [0, 1] to a batch with `waveform` float32[B, S + 2 *
-    context], and cuts the waveform to float32[B, S + 1].
+    """Adds `mel` float32[B, n_mels, N] in [0, 1] to a batch, and cuts its `waveform`.
 
-    These are the S samples that WaveRNN reads for that spectrogram and the one after them: its
-    first convolution takes `kernel_size` frames, so N = S / hop_length + kernel_size - 1 frames,
-    centred at multiples of `hop_length` around the first sample kept, give S samples.
+    The waveform float32[B, S + 2 * context] is cut to float32[B, S + 1]: the S samples that WaveRNN
+    reads for the spectrogram, and the next one. The model's first convolution takes `kernel_size`
+    frames, so N = S / hop_length + kernel_size - 1 frames, centred at multiples of `hop_length`
+    around the first sample, give S samples.
 
-    The magnitudes (not energies) of a Hann window's spectrum, summed in mel bands of unit area, are
-    taken to decibels, and the 100 dB below full scale to the interval from 0 to 1 (pytorch/audio,
-    examples/pipeline_wavernn).
+    The magnitudes (not energies) of a Hann window's spectrum are summed in mel bands of unit area
+    and converted to decibels; the 100 dB below full scale become the interval from 0 to 1, as in
+    pytorch/audio, examples/pipeline_wavernn.
 
     Args:
-        sample_rate: In Hz.
-        n_fft: Samples of the Fourier transform.
-        win_length: Samples of the window in it.
-        hop_length: Samples from frame to frame; the product of the model's `upsample_scales`.
-        n_mels: Mel bands, on Slaney's scale.
-        f_min, f_max: Their range in Hz; None: up to half the rate.
-        kernel_size: That of the model's first convolution, in frames.
-        context: The samples before and after the S ones, at least n_fft / 2 + (kernel_size // 2) *
+        sample_rate: The waveforms' rate in Hz.
+        n_fft: Samples in a Fourier transform.
+        win_length: Samples in a window.
+        hop_length: Samples from one frame to the next; the product of the model's
+            `upsample_scales`.
+        n_mels: Number of mel bands, on Slaney's scale.
+        f_min: Lower end of the bands in Hz.
+        f_max: Upper end of the bands in Hz; None: half the rate.
+        kernel_size: Frames in the model's first convolution; odd.
+        context: Samples before and after the S samples, at least n_fft / 2 + (kernel_size // 2) *
             hop_length.
+
+    Raises:
+        ConfigError: A number is not valid, or a clip does not contain a whole number of frames.
     """
 
     window: Tensor
@@ -131,19 +136,21 @@ class VocoderMel(BatchTransform):
                 )
             )
         frames = samples // self.hop_length + self.kernel_size - 1
-        seen = waveform[
+        section = waveform[
             :, self._before : self._before + (frames - 1) * self.hop_length + self.n_fft
         ]
         return {
             **batch,
-            "mel": self.mel(seen),
+            "mel": self.mel(section),
             "waveform": waveform[:, self.context : self.context + samples + 1],
         }
 
     def mel(self, waveform: Tensor) -> Tensor:
-        """float32[B, n_mels, N] of float32[B, (N - 1) * hop_length + n_fft], on its device.
+        """Return float32[B, n_mels, N] on the waveform's device.
 
-        The first frame is centred at n_fft / 2.
+        Args:
+            waveform: float32[B, (N - 1) * hop_length + n_fft]; the first frame is centred at n_fft
+                / 2.
         """
         if self.window.device != waveform.device:
             self.to(waveform.device)

@@ -49,7 +49,7 @@ def test_a_table_that_repeats_values_beyond_the_limits_is_not_unpacked(tmp_path:
     file = tmp_path / "a.parquet"
 
     def rows() -> list[Any]:
-        return [row.values for row in read_rows(file, ("file", "label"), each="image", setting="dataset.table_path")]
+        return [row.values for row in read_rows(file, ("file", "label"), item="image", setting="dataset.table_path")]
 
     def write(rows: int, name: str) -> None:
         repeated = [arrow.DictionaryArray.from_arrays(arrow.array([0] * rows, arrow.int32()), [one]) for one in (name, "x")]
