@@ -162,13 +162,13 @@ def differing_entry(sample: Any, repeated: Any) -> str | None:
     """
     if value_digest(sample) == value_digest(repeated):
         return None
-    entries_, repeated_entries = entries(sample), entries(repeated)
+    sample_entries, repeated_entries = entries(sample), entries(repeated)
     return next(
         (
             f", {name}"
-            for name in entries_
+            for name in sample_entries
             if name in repeated_entries
-            and value_digest(entries_[name]) != value_digest(repeated_entries[name])
+            and value_digest(sample_entries[name]) != value_digest(repeated_entries[name])
         ),
         "",
     )

@@ -10,6 +10,7 @@ from torch import nn
 from samewise.runner.errors import ConfigError, Problem, first_few, nearest
 from samewise.runner.optim.frozen import bare_statistics, freeze
 from samewise.runner.optim.matching import KINDS, Named, matching, named_parameters
+from samewise.runner.optim.schedules.base import whole
 
 REST = "rest"
 """Name of the group of all parameters that no rule matches."""
@@ -23,10 +24,10 @@ def parameter_groups(
     A rule is `{match: PATTERN or list, OPTION: VALUE, ...}`; of several rules that match a
     parameter the first applies. Its options are those of the optimizer and
 
-        lr_factor: NUMBER          multiplies the optimizer's learning rate frozen_until: EPOCHS
-        trains the parameters from this epoch on (`unfreezing`) frozen: true               freezes
-        the parameters, and with them the layers' running statistics frozen_statistics: train
-        keeps the statistics of frozen layers following the batches
+        lr_factor: NUMBER         multiplies the optimizer's learning rate
+        frozen_until: EPOCHS      trains the parameters from this epoch on (`unfreezing`)
+        frozen: true              freezes the parameters and the layers' running statistics
+        frozen_statistics: train  keeps statistics of frozen layers following the batches
 
     A rule that freezes must take all that it matches, so that no earlier rule leaves a part of a
     layer trained. One that matches every parameter may freeze the rest.
@@ -188,10 +189,8 @@ def _rules(
             if "layer_decay" in settings:
                 factors, waits = _block_settings(settings, parameters, path)
                 continue
-            frozen, statistics = (
-                settings.pop("frozen", False),
-                settings.pop("frozen_statistics", None),
-            )
+            frozen = settings.pop("frozen", False)
+            statistics = settings.pop("frozen_statistics", None)
             matches = matching(
                 settings.pop("match"),
                 [*parameters, *bare_statistics(model)] if frozen is True else parameters,
@@ -200,44 +199,8 @@ def _rules(
         except ConfigError as error:
             problems.extend(error.problems)
             continue
-        if statistics is not None and frozen is not True:
-            problems.append(
-                Problem(
-                    f"{path}.frozen_statistics",
-                    "has no effect: the rule does not freeze anything",
-                    statistics,
-                    "frozen: true in the same rule",
-                )
-            )
-        elif not isinstance(frozen, bool):
-            problems.append(
-                Problem(f"{path}.frozen", "is neither true nor false", frozen, "true or false")
-            )
-        elif (
-            (until := settings.get("frozen_until", 1)) is True
-            or not isinstance(until, int)
-            or until < 1
-            or (frozen and "frozen_until" in settings)
-        ):
-            problems.append(
-                Problem(
-                    f"{path}.frozen_until",
-                    "is not a valid number of epochs",
-                    until,
-                    "at least 1, in a rule without frozen: true",
-                )
-            )
-        elif "lr_factor" in settings and not _is_factor(settings["lr_factor"]):
-            problems.append(
-                Problem(
-                    f"{path}.lr_factor",
-                    "is not a valid factor",
-                    settings["lr_factor"],
-                    "a number of at least 0",
-                )
-            )
-        elif "lr" in settings and "lr_factor" in settings:
-            problems.append(Problem(path, "gives both lr and lr_factor", expected="one of them"))
+        if problem := _option_problem(settings, frozen, statistics, path):
+            problems.append(problem)
         options[name] = settings
         own_matches = [x for x in matches if rule_of_parameter.setdefault(x.name, name) == name]
         if (
@@ -262,6 +225,39 @@ def _rules(
     if problems:
         raise ConfigError(*problems)
     return rule_of_parameter, options, factors, waits
+
+
+def _option_problem(
+    settings: Mapping[str, Any], frozen: object, statistics: object, path: str
+) -> Problem | None:
+    """Describe a wrong option of a rule at `path`, or return None."""
+    if statistics is not None and frozen is not True:
+        return Problem(
+            f"{path}.frozen_statistics",
+            "has no effect: the rule does not freeze anything",
+            statistics,
+            "frozen: true in the same rule",
+        )
+    if not isinstance(frozen, bool):
+        return Problem(f"{path}.frozen", "is neither true nor false", frozen, "true or false")
+    until = settings.get("frozen_until", 1)
+    if not whole(until, least=1) or (frozen and "frozen_until" in settings):
+        return Problem(
+            f"{path}.frozen_until",
+            "is not a valid number of epochs",
+            until,
+            "at least 1, in a rule without frozen: true",
+        )
+    if "lr_factor" in settings and not _is_factor(settings["lr_factor"]):
+        return Problem(
+            f"{path}.lr_factor",
+            "is not a valid factor",
+            settings["lr_factor"],
+            "a number of at least 0",
+        )
+    if "lr" in settings and "lr_factor" in settings:
+        return Problem(path, "gives both lr and lr_factor", expected="one of them")
+    return None
 
 
 def _not_frozen_problem(

@@ -127,7 +127,7 @@ def matching(pattern: Any, parameters: Sequence[Named], *, path: str) -> list[Na
         if isinstance(pattern, Sequence)
         else []
     )
-    if not patterns or not all(isinstance(pattern_, str) and pattern_ for pattern_ in patterns):
+    if not patterns or not all(isinstance(x, str) and x for x in patterns):
         raise ConfigError(
             Problem(
                 path,

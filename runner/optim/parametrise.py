@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
 from samewise.runner.errors import ConfigError, Problem, nearest
-from samewise.runner.optim.matching import matching, named_parameters
+from samewise.runner.optim.matching import Named, matching, named_parameters
 
 
 @final
@@ -121,46 +121,36 @@ def parametrise(model: nn.Module, rules: Mapping[str, Any]) -> None:
                     hint=nearest(unknown[0], accepted),
                 )
             )
-        weights = [
-            parameter
-            for parameter in matching(pattern, named_parameters(model), path=f"{path}.match")
-            if not parameter.is_bias
-        ]
-        for parameter in weights:
-            if (
-                len(
-                    {
-                        (id(module), parameter_name.rpartition(".")[2])
-                        for parameter_name, module in zip(
-                            parameter.names, parameter.modules, strict=True
-                        )
-                    }
-                )
-                > 1
-            ):
-                message = (
-                    f"cannot make {kind} of {parameter.name}: it is also "
-                    f"{', '.join(parameter.names[1:])}, "
-                    "which would then be another weight"
-                )
-                raise ConfigError(
-                    Problem(
-                        f"{path}.match",
-                        message,
-                        pattern,
-                        hint="leave shared weights out of the pattern",
-                    )
-                )
-            try:
-                KINDS[kind](parameter.module, name=parameter.name.rpartition(".")[2], **settings)
-            except (ValueError, RuntimeError, KeyError) as error:
-                raise ConfigError(
-                    Problem(
-                        path,
-                        f"cannot make {kind} of {parameter.name} "
-                        f"{list(parameter.tensor.shape)}: {error}",
-                    )
-                ) from None
+        for parameter in matching(pattern, named_parameters(model), path=f"{path}.match"):
+            if not parameter.is_bias:
+                _require_own_weight(parameter, kind, pattern, path)
+                _parametrise_weight(parameter, kind, settings, path)
+
+
+def _require_own_weight(parameter: Named, kind: str, pattern: Any, path: str) -> None:
+    """Raise a ConfigError for a tied weight: parametrised, it would become another weight."""
+    places = {
+        (id(module), name.rpartition(".")[2])
+        for name, module in zip(parameter.names, parameter.modules, strict=True)
+    }
+    if len(places) > 1:
+        message = (
+            f"cannot make {kind} of {parameter.name}: it is also "
+            f"{', '.join(parameter.names[1:])}, which would then be another weight"
+        )
+        hint = "leave shared weights out of the pattern"
+        raise ConfigError(Problem(f"{path}.match", message, pattern, hint=hint))
+
+
+def _parametrise_weight(
+    parameter: Named, kind: str, settings: Mapping[str, Any], path: str
+) -> None:
+    try:
+        KINDS[kind](parameter.module, name=parameter.name.rpartition(".")[2], **settings)
+    except (ValueError, RuntimeError, KeyError) as error:
+        shape = list(parameter.tensor.shape)
+        message = f"cannot make {kind} of {parameter.name} {shape}: {error}"
+        raise ConfigError(Problem(path, message)) from None
 
 
 def merge(model: nn.Module) -> None:

@@ -154,9 +154,9 @@ def _load_torchaudio(name: str, sha256: str | None) -> Source:
     from torchaudio import pipelines
 
     bundles = {
-        key: bundle_
-        for key, bundle_ in vars(pipelines).items()
-        if key.isupper() and (hasattr(bundle_, "_params") or hasattr(bundle_, "_model_path"))
+        key: value
+        for key, value in vars(pipelines).items()
+        if key.isupper() and (hasattr(value, "_params") or hasattr(value, "_model_path"))
     }
     bundle_name = name.removeprefix("torchaudio:")
     if bundle_name not in bundles:

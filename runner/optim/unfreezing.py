@@ -87,10 +87,10 @@ def waiting(
     ]
 
 
-def _waiting(model: nn.Module, parameters_: Sequence[Named], until: int) -> Waiting:
-    parameters = [x.tensor for x in parameters_]
-    with temporarily_frozen(parameters):
-        return Waiting(until, parameters, frozen_layers(model, parameters_))
+def _waiting(model: nn.Module, parameters: Sequence[Named], until: int) -> Waiting:
+    tensors = [x.tensor for x in parameters]
+    with temporarily_frozen(tensors):
+        return Waiting(until, tensors, frozen_layers(model, parameters))
 
 
 def cautions(

@@ -342,11 +342,11 @@ def _require_matches(patterns: Sequence[str], state: Mapping[str, Tensor]) -> No
                 Problem(
                     "initialise.exclude",
                     message,
-                    pattern_,
+                    name,
                     example,
-                    did_you_mean(pattern_, folders | set(state)) or example,
+                    did_you_mean(name, folders | set(state)) or example,
                 )
-                for pattern_ in unmatched
+                for name in unmatched
             )
         )
 
@@ -419,20 +419,7 @@ def _load(
         for name in common
         if isinstance(own_state[name], Tensor) and state[name].shape != own_state[name].shape
     ]
-    for names in sorted({tuple(sorted(names)) for names in tied_names.values()}):
-        first_name, *other_names = [name for name in names if name in state] or [""]
-        if any(
-            not state[first_name].equal(state[x].to(state[first_name].dtype)) for x in other_names
-        ):
-            message = (
-                f"the model ties {' and '.join(names)} to one tensor, and the file has several "
-                "values for it"
-            )
-            problems.append(
-                Problem(
-                    PATH, message, hint=f"leave out all but one: initialise.exclude={other_names}"
-                )
-            )
+    problems += _tied_problems(tied_names, state)
     merged = {
         name: _plain_name(name)
         for name in unexpected
@@ -471,18 +458,10 @@ def _load(
             )
         ]
     if problems:
-        summary = (
-            [
-                Problem(
-                    PATH,
-                    f"and {len(problems) - SHOWN} more",
-                    hint="initialise.strict=false loads what fits by name",
-                )
-            ]
-            if len(problems) > SHOWN
-            else []
-        )
-        raise ConfigError(*problems[:SHOWN], *summary)
+        if len(problems) > SHOWN:
+            hint = "initialise.strict=false loads what fits by name"
+            problems[SHOWN:] = [Problem(PATH, f"and {len(problems) - SHOWN} more", hint=hint)]
+        raise ConfigError(*problems)
     # The model's own state_dict keeps the version of each module, which torchvision's MNASNet
     # needs.
     own_state.update((name, state[name]) for name in common)
@@ -495,6 +474,24 @@ def _tied_names(target: nn.Module) -> dict[str, set[str]]:
     for name, tensor in target.state_dict(keep_vars=True).items():
         by_tensor.setdefault(id(tensor), set()).add(name)
     return {name: names for names in by_tensor.values() if len(names) > 1 for name in names}
+
+
+def _tied_problems(
+    tied_names: Mapping[str, set[str]], state: Mapping[str, Tensor]
+) -> list[Problem]:
+    """Describe tensors with several names for which the file has several values."""
+    problems = list[Problem]()
+    for names in sorted({tuple(sorted(names)) for names in tied_names.values()}):
+        first_name, *other_names = [name for name in names if name in state] or [""]
+        values = [state[name].to(state[first_name].dtype) for name in other_names]
+        if not all(state[first_name].equal(value) for value in values):
+            message = (
+                f"the model ties {' and '.join(names)} to one tensor, and the file has several "
+                "values for it"
+            )
+            hint = f"leave out all but one: initialise.exclude={other_names}"
+            problems.append(Problem(PATH, message, hint=hint))
+    return problems
 
 
 def _unused_problems(

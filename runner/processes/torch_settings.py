@@ -58,10 +58,10 @@ def flushes_denormals() -> bool:
     return (torch.full((), 1e-310, dtype=torch.float64, device="cpu") * 1).item() == 0
 
 
-def set_switches(switches_: list[Switch], values: list[Any]) -> list[str]:
+def set_switches(settings: list[Switch], values: list[Any]) -> list[str]:
     """Set the switches that have other values, and return their names."""
     changed = list[str]()
-    for switch, value in zip(switches_, values, strict=True):
+    for switch, value in zip(settings, values, strict=True):
         if switch.read() != value:
             switch.write(value)
             changed.append(switch.name)

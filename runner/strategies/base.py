@@ -1,4 +1,4 @@
-"""Where the work runs.
+"""Strategies decide where the work of a step runs.
 
 Only strategies know about processes: recipes, data sets and the loop do not.
 """
@@ -25,146 +25,167 @@ from samewise.runner.strategies.peers import Alone, Peers
 
 @dataclass
 class Tally:
-    """What losses came to in a step: sums, by name, and their count."""
+    """Loss sums by name, and the number of items they cover."""
 
     count: float = 0.0
+    """Number of items the means are taken over."""
     nominal: float = 1.0
-    """What each loss was divided by before its backward pass."""
+    """Divisor of each loss before its backward pass."""
     sums: dict[str, Any] = field(default_factory=dict[str, Any])
     """Numbers; float64[] on a device, until they are read."""
-    seen: tuple[tuple[int, Any], ...] = ()
-    """Digests of each micro-batch as it was loaded and as the model got it, in order; none where
-    nothing is traced. On a device the second is what reads it."""
+    digests: tuple[tuple[int, Any], ...] = ()
+    """Digests of each micro-batch as loaded and as the model received it, in order.
+
+    Empty without a trace. On a device, the second is a function that reads the digest.
+    """
     explain: Callable[[], None] | None = None
-    """Raises what the recipe knows of a loss that is not finite. Of a micro-batch, until it is read
-    or added to others."""
+    """Raises the recipe's explanation of a loss that is not finite.
+
+    A micro-batch has it until its tally is read or added to others.
+    """
 
     @classmethod
-    def of(cls, loss: Loss, *, nominal: float, seen: tuple[tuple[int, Any], ...] = ()) -> Tally:
-        """A micro-batch's, whose loss was divided by `nominal` before its backward pass."""
+    def of(cls, loss: Loss, *, nominal: float, digests: tuple[tuple[int, Any], ...] = ()) -> Tally:
+        """Make a micro-batch's tally.
+
+        Its loss was divided by `nominal` before its backward pass.
+        """
         sums = {
-            name: one.item() if one.is_cpu else one.detach().double()
-            for name, one in {"loss": loss.total, **loss.parts}.items()
+            name: value.item() if value.is_cpu else value.detach().double()
+            for name, value in {"loss": loss.total, **loss.parts}.items()
         }
-        return cls(loss.count, nominal, sums, seen, loss.explain)
+        return cls(loss.count, nominal, sums, digests, loss.explain)
 
     @classmethod
     def begin_reading(
         cls, tallies: Sequence[Tally], norms: Sequence[Tensor] = ()
     ) -> Callable[[], tuple[list[Tally], list[float]]]:
-        """Start to copy some, and tensors' single values, from the device, all together.
+        """Start to copy tallies, and tensors' single values, from the device in one transfer.
 
-        Return what waits for the copy and gives them in numbers.
+        Return a function that waits for the copy and returns them in numbers.
         """
-        copied = begin_numbers(
+        read_numbers = begin_numbers(
             [*(value for tally in tallies for value in tally.sums.values()), *norms]
         )
 
         def read() -> tuple[list[Tally], list[float]]:
-            values = iter(copied())
+            values = iter(read_numbers())
             sums = [{name: next(values) for name in tally.sums} for tally in tallies]
-            seen = [
-                tuple((one, other() if callable(other) else other) for one, other in tally.seen)
+            digests = [
+                tuple(
+                    (loaded, sent() if callable(sent) else sent) for loaded, sent in tally.digests
+                )
                 for tally in tallies
             ]
             return [
-                cls(tally.count, tally.nominal, by_name, digests)
-                for tally, by_name, digests in zip(tallies, sums, seen, strict=True)
+                cls(tally.count, tally.nominal, *numbers)
+                for tally, numbers in zip(tallies, zip(sums, digests, strict=True), strict=True)
             ], list(values)
 
         return read
 
     @property
     def weight(self) -> float:
-        """What the sum of gradients is still to be divided by."""
+        """Number by which the sum of gradients is still to be divided."""
         return self.count / self.nominal
 
     def means(self, *, prefix: str = "") -> dict[str, float]:
-        """The losses by name, per item counted; once it has been read."""
+        """Return the losses by name, per item counted, once the tally has been read."""
         return {f"{prefix}{name}": value / self.count for name, value in self.sums.items()}
 
 
 Forward = Callable[[MicroBatch], tuple[Tensor, Tensor, Callable[[], Tally]]]
-"""Runs a micro-batch up to its loss, calling the module that `wrap` gave. Returns the loss, the
-gradient for its `backward`, and what then gives the tally."""
+"""Runs a micro-batch up to its loss, calling the module that `wrap` returned.
+
+Returns the loss, the gradient for its `backward`, and a function that then returns the tally.
+"""
 
 
 class Strategy(abc.ABC):
     """Carries the replicas of a run.
 
-    The loop asks, for each step: `carry` the micro-batches, forward and backward; then `reduce`,
-    after which every parameter's `.grad` is the *sum* over all micro-batches of the step, wherever
-    they ran. How weights lie in the processes is its `layout`'s matter, what these say to each
-    other its `peers`'.
+    For each step the loop calls `carry` with the micro-batches, which runs their forward and
+    backward passes, and then `reduce`, after which every parameter's `.grad` is the *sum* over all
+    micro-batches of the step, wherever they ran. The `layout` says how weights are divided among
+    the processes; `peers` are the connections between them.
     """
 
     level = "R1"
-    """The strongest promise that a run under it can state."""
+    """Strongest promise (R0 to R3) that a run under this strategy can state."""
     pretends = True
-    """Whether one rank can take a step while the others are only pretended, for `samewise check`.
-    """
+    """Whether one rank can take a step while `samewise check` simulates the others."""
     unfreezes = False
     """Whether parameters may begin to be trained in the midst of training."""
     compiles = False
-    """Whether `compiled` may be other than the model: it is called as a whole."""
+    """Whether `compiled` may differ from the model, which is then called as a whole."""
 
     def __init__(self) -> None:
         self.peers: Peers = Alone()
-        """All ranks of the run. `begin` joins them."""
+        """All ranks of the run; `begin` connects them."""
         self.layout = Layout(self.peers)
-        """How weights lie in them. Settled once `wrap` has been called."""
+        """Division of the weights among the ranks; final once `wrap` has been called."""
         self.compiled: Callable[[nn.Module], nn.Module] = lambda model: model
-        """Makes of a model what `wrap` calls in training, with the same parameters and buffers."""
+        """Makes the module that `wrap` returns, with the model's parameters and buffers."""
 
     @property
     @abc.abstractmethod
     def device(self) -> torch.device:
-        """Where this process computes."""
+        """The device on which this process computes."""
 
     def processes(self, device: str, replicas: int) -> int:
-        """How many processes `samewise train` is to start on this machine.
+        """Return the number of processes that `samewise train` starts on this machine.
 
-        ConfigError if they cannot carry the replicas, or there are not devices enough.
+        Args:
+            device: The config's device.
+            replicas: Number of replicas.
+
+        Raises:
+            ConfigError: The processes cannot carry the replicas, or there are too few devices.
         """
         return 1
 
     @abc.abstractmethod
     def begin(self, device: str, replicas: int, accumulate: int) -> None:
-        """Take up the work on `device`: auto, cpu or cuda.
+        """Connect the processes, and choose the device.
 
-        ConfigError if the device does not exist, or the replicas cannot be carried.
+        Args:
+            device: auto, cpu or cuda.
+            replicas: Number of replicas.
+            accumulate: Micro-batches of each replica in a step.
+
+        Raises:
+            ConfigError: The device does not exist, or the replicas cannot be carried.
         """
 
     @abc.abstractmethod
     def wrap(self, model: nn.Module) -> nn.Module:
-        """The module to call in training, its parameters already on the device."""
+        """Return the module to call in training; its parameters are on the device already."""
 
     @property
     @abc.abstractmethod
     def micro_batches(self) -> Sequence[int]:
-        """The numbers of the micro-batches that this process carries in every step, in order."""
+        """Numbers of the micro-batches that this process carries in every step, in order."""
 
     def micro_batch(self, number: int) -> AbstractContextManager[None]:
-        """Around the forward and backward pass of one of them.
-
-        One that has no samples is left out.
-        """
+        """Enter a context for the forward and backward pass of a micro-batch that has samples."""
         return nullcontext()
 
-    def coming(self, plan: Plan, step: int) -> None:
-        """The step that comes, counted from 0, so that one whose processes wait for each other
-        knows which have samples. Nobody waits here.
+    def prepare_step(self, plan: Plan, step: int) -> None:
+        """Prepare for a step, counted from 0, in which some micro-batches may have no samples.
 
-        ConfigError if the plan has steps that cannot be carried.
+        Raises:
+            ConfigError: The plan has steps that cannot be carried.
         """
 
     def carry(self, micro_batches: Sequence[MicroBatch], forward: Forward) -> list[Tally]:
-        """Run forward and backward of this process's micro-batches of a step, one after the other.
+        """Run forward and backward of this process's micro-batches of a step, in order.
 
-        Their tallies.
+        Args:
+            micro_batches: The micro-batches that have samples.
+            forward: Runs one of them up to its loss. It may be called again, with the same result.
 
-        `forward` runs one of them up to its loss; the same again where it is called again. One that
-        cuts the model, not the batch, has an order of its own.
+        Returns:
+            The tallies of the micro-batches.
         """
         tallies: list[Tally] = []
         for micro in micro_batches:
@@ -178,11 +199,15 @@ class Strategy(abc.ABC):
     def reduce(self, tallies: Sequence[Tally]) -> Tally:
         """Finish the exchange of gradients, and add up the tallies of all replicas.
 
-        `tallies` are this process's, a micro-batch each.
+        Args:
+            tallies: This process's, one for each micro-batch.
+
+        Returns:
+            The step's tally.
         """
 
     def evaluating(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Within it every process may call the model by itself, as often as it likes.
+        """Enter a context in which each process may call the model on its own.
 
         All ranks must enter it.
         """
@@ -191,75 +216,73 @@ class Strategy(abc.ABC):
     def require_fit(self, model: nn.Module) -> None:
         """Raise a ConfigError where `wrap` would refuse the model.
 
-        Asked by `samewise check` where the others cannot be pretended.
+        `samewise check` calls it where other ranks cannot be simulated.
         """
 
     def describe(self) -> list[str]:
-        """Sentences for `samewise check` about how the work is divided, besides which rank takes
-        which micro-batches.
-        """
+        """Describe for `samewise check` how the work is divided, besides the micro-batches."""
         return []
 
     def cautions(self) -> list[Problem]:
-        """What the settings leave unused on this machine; asked after `begin`."""
+        """Warn of settings that leave devices unused; called after `begin`."""
         return []
 
     def buffer_bytes(self) -> int:
-        """What this process's buffers for sums of gradients take, besides the gradients of a
-        backward pass.
+        """Return the bytes of this process's buffers for sums of gradients.
+
+        Without the gradients of a backward pass.
         """
         return 0
 
     def gather(self, tallies: Sequence[Tally], facts: Any = None) -> tuple[list[Tally], list[Any]]:
-        """The tallies of all ranks, in order, and a further small value of each rank.
+        """Return the tallies of all ranks, in order, and a further small value of each rank.
 
-        With them the ranks agree whether to stop.
+        Ranks also agree here whether to stop.
         """
-        said = self.peers.gather(
+        messages = self.peers.gather(
             (
                 [vars(tally) for tally in Tally.begin_reading(tallies)()[0]],
                 facts,
                 self.peers.stop_heard,
             )
         )
-        self.peers.stop_agreed = next((heard for _, _, heard in said if heard), None)
-        return [Tally(**tally) for some, _, _ in said for tally in some], [
-            facts for _, facts, _ in said
+        self.peers.stop_agreed = next((reason for _, _, reason in messages if reason), None)
+        return [Tally(**tally) for rank_tallies, _, _ in messages for tally in rank_tallies], [
+            facts for _, facts, _ in messages
         ]
 
     def abandon(self, error: BaseException) -> None:
-        """This rank fails: tell the others at once."""
+        """Tell the other ranks at once that this one fails."""
         self.peers.abandon(error)
 
     def end(self) -> None:
-        """Leave; called once, when this process has written all it has to write."""
+        """Disconnect; called once, when this process has written everything."""
         self.peers.leave()
 
 
 def add_tallies(tallies: Sequence[Tally]) -> Tally:
-    """The sum over a binary tree of the tallies' numbers, so that it does not depend on who carries
-    them.
-    """
+    """Add up tallies over a binary tree of their numbers, whichever process has them."""
     row = list(tallies)
     while len(row) > 1:
-        pairs = [_pair(row[place], row[place + 1]) for place in range(0, len(row) - 1, 2)]
+        pairs = [_pair(row[index], row[index + 1]) for index in range(0, len(row) - 1, 2)]
         row = pairs + row[len(row) // 2 * 2 :]
     return row[0]
 
 
-def _pair(left: Tally, right: Tally) -> Tally:
-    names = dict.fromkeys([*left.sums, *right.sums])
-    sums = {name: left.sums.get(name, 0.0) + right.sums.get(name, 0.0) for name in names}
-    return Tally(left.count + right.count, left.nominal, sums, left.seen + right.seen)
+def _pair(first: Tally, second: Tally) -> Tally:
+    names = dict.fromkeys([*first.sums, *second.sums])
+    sums = {name: first.sums.get(name, 0.0) + second.sums.get(name, 0.0) for name in names}
+    return Tally(first.count + second.count, first.nominal, sums, first.digests + second.digests)
 
 
 def choose_device(name: str) -> torch.device:
-    """The torch device for `auto`, `cpu` or `cuda`.
+    """Return the torch device for `auto`, `cpu` or `cuda`.
 
-    ConfigError if `cuda` was requested, but there is none, or if its memory is used up.
+    Raises:
+        ConfigError: `cuda` was requested and does not exist, or its memory is used up.
     """
-    found = torch.cuda.is_available()
-    if name == "cuda" and not found:
+    has_cuda = torch.cuda.is_available()
+    if name == "cuda" and not has_cuda:
         raise ConfigError(
             Problem(
                 "device",
@@ -269,14 +292,13 @@ def choose_device(name: str) -> torch.device:
                 "run `samewise doctor` to see what this machine has",
             )
         )
-    if name == "cpu" or not found:
+    if name == "cpu" or not has_cuda:
         return torch.device("cpu")
     try:
         device = torch.device("cuda", torch.cuda.current_device())
         torch.empty(1, device=device)
-    except (
-        RuntimeError
-    ) as error:  # with another process's tensors there, not even CUDA's own memory may be left
+    # Another process may have left too little memory even for CUDA's own context.
+    except RuntimeError as error:
         hint = (
             "`nvidia-smi` shows what uses it; CUDA_VISIBLE_DEVICES selects another device, "
             "device=cpu uses none"

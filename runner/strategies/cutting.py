@@ -1,4 +1,4 @@
-"""Cuts a model into stages, and finds what in them draws random numbers.
+"""Cuts a model into stages, and finds layers in them that draw random numbers.
 
 A stage is a graph over the model's own layers (torch.fx), so it computes what the model computes.
 """
@@ -32,22 +32,19 @@ DRAWING = (
     "gumbel_softmax",
     *(f"fractional_max_pool{n}d{more}" for n in (2, 3) for more in ("", "_with_indices")),
 )
-"""Functions that draw random numbers, beside torch's operators that are tagged so."""
+"""Functions that draw random numbers, besides the operators that torch tags."""
 MAY_DRAW = ("scaled_dot_product_attention", "lstm", "gru", "rnn_tanh", "rnn_relu")
-"""Operators that are tagged, but draw only with dropout."""
+"""Operators with the tag that draw only with dropout."""
 
 
 class _Tracer(fx.Tracer):
-    """Does not trace into modules with hooks, nor, unless it is to open them, into those whose
-    activations are recomputed.
-    """
+    """Tracer that does not enter modules with hooks or, unless opened, recomputed ones."""
 
     def __init__(self, *, opened: bool) -> None:
         super().__init__()
-        self._opened, self._begun = opened, _modes()
+        self._opened, self._initial_modes = opened, _modes()
         self.lost = ""
-        """The first operation in a mode that a graph does not record, such as `torch.no_grad`, with
-        the mode; or an empty text."""
+        """First operation in a mode that a graph does not record (`torch.no_grad`), or ""."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return (
@@ -56,52 +53,81 @@ class _Tracer(fx.Tracer):
             or super().is_leaf_module(m, module_qualified_name)
         )
 
-    def create_node(self, kind: str, *given: Any, **further: Any) -> fx.Node:
-        node = super().create_node(kind, *given, **further)
+    def create_node(self, kind: str, *arguments: Any, **keywords: Any) -> fx.Node:
+        node = super().create_node(kind, *arguments, **keywords)
         modes = _modes()
-        if modes != self._begun and kind.startswith("call") and not self.lost:
+        if modes != self._initial_modes and kind.startswith("call") and not self.lost:
             name = node.target if kind == "call_module" else node.name
-            self.lost = (
-                f"{name} "
-                f"{'under torch.autocast' if modes[2] != self._begun[2] else 'without gradients'}"
-            )
+            is_autocast = modes[2] != self._initial_modes[2]
+            self.lost = f"{name} {'under torch.autocast' if is_autocast else 'without gradients'}"
         return node
 
 
 def _modes() -> tuple[bool, bool, int]:
-    """Whether gradients are enabled, whether inference mode is, and how many autocasts have been
-    entered, of which some may disable it.
-    """
+    """Return (gradients are enabled, inference mode is, number of autocasts entered)."""
+    # Autocasts are counted, since an inner one may disable it.
     depth = torch.autocast_increment_nesting()
     torch.autocast_decrement_nesting()
     return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), depth
 
 
 def _has_hooks(module: nn.Module) -> bool:
-    """Whether something is called around its forward or backward pass."""
-    held = (
+    """Return whether hooks are called around its forward or backward pass."""
+    hooks = (
         module._forward_pre_hooks,  # pyright: ignore[reportPrivateUsage]
         module._forward_hooks,  # pyright: ignore[reportPrivateUsage]
         module._backward_pre_hooks,  # pyright: ignore[reportPrivateUsage]
         module._backward_hooks,  # pyright: ignore[reportPrivateUsage]
-    )  # pyright: ignore[reportPrivateUsage]
-    return any(held)
+    )
+    return any(hooks)
 
 
 def cut_model(model: nn.Module, split: Sequence[str], *, opened: bool = False) -> list[nn.Module]:
     """Split the model into stages that share its layers.
 
-    ConfigError if it cannot be traced, or not be cut there.
-
     Args:
-        model: Takes tensors by position; its control flow does not depend on values.
-        split: The names of the submodules (`layer3`) at which a new stage begins, in order.
-        opened: Look into modules whose activations are computed twice, to see all that is called:
-            the stages do not do that, then.
+        model: Model that takes tensors by position, and whose control flow does not depend on
+            values.
+        split: Names of the submodules (`layer3`) at which a new stage begins, in order.
+        opened: Whether to look into modules with recomputed activations, to see all calls; the
+            stages then do not recompute.
+
+    Returns:
+        The stages, in order.
+
+    Raises:
+        ConfigError: The model cannot be traced, or cannot be cut there.
     """
     _require_names(model, split)
+    graph = _trace(model, opened=opened)
+    number, numbers = 0, dict[fx.Node, int]()
+    for node in graph.graph.nodes:
+        if number < len(split) and any(
+            f"{path}.".startswith(f"{split[number]}.") for path in _enclosing_modules(node)
+        ):
+            number += 1
+        numbers[node] = number
+    if number < len(split):
+        raise ConfigError(
+            Problem(
+                "strategy.split",
+                "the model does not call this part, or calls it in another order",
+                split[number],
+                "parts in the order in which they are called",
+            )
+        )
+    divided = split_module(graph, model, lambda node: numbers[node])
+    _require_chain(divided, len(split) + 1)
+    stages = [divided.get_submodule(f"submod_{number}") for number in range(len(split) + 1)]
+    _require_no_sharing(stages, split)
+    _return_model_output(divided, len(split))
+    return stages
+
+
+def _trace(model: nn.Module, *, opened: bool) -> fx.GraphModule:
+    """Trace the model, and raise a ConfigError if its graph would not compute the same."""
     tracer = _Tracer(opened=opened)
-    before = Generators.now()
+    generators = Generators.now()
     try:
         nodes = tracer.trace(model)
         graph = fx.GraphModule(tracer.root, nodes, type(model).__name__)
@@ -131,49 +157,26 @@ def cut_model(model: nn.Module, split: Sequence[str], *, opened: bool = False) -
                 hint=hint,
             )
         )
-    if not opened and before.differ():
+    if not opened and generators.differ():
         message = (
             "draws random numbers where torch.fx sees no operator, so that they would be the "
             "same in every step"
         )
         raise ConfigError(Problem("model", message, type(model).__name__, hint="strategy=elastic"))
-    number, numbers = 0, dict[fx.Node, int]()
-    for node in graph.graph.nodes:
-        if number < len(split) and any(
-            f"{path}.".startswith(f"{split[number]}.") for path in _around(node)
-        ):
-            number += 1
-        numbers[node] = number
-    if number < len(split):
-        words = "the model does not call this part, or calls it in another order"
-        raise ConfigError(
-            Problem(
-                "strategy.split",
-                words,
-                split[number],
-                "parts in the order in which they are called",
-            )
-        )
-    whole = split_module(graph, model, lambda node: numbers[node])
-    _require_a_chain(whole, len(split) + 1)
-    stages = [whole.get_submodule(f"submod_{number}") for number in range(len(split) + 1)]
-    _require_no_sharing(stages, split)
-    _return_what_the_model_returns(whole, len(split))
-    return stages
+    return graph
 
 
-def _around(node: fx.Node) -> list[str]:
-    """The names of the modules in which a node is called, and its own if it is one."""
+def _enclosing_modules(node: fx.Node) -> list[str]:
+    """Return the names of the modules in which a node is called, and its own if it is one."""
     return [path for path, _ in node.meta.get("nn_module_stack", {}).values()]
 
 
 def _require_names(model: nn.Module, split: Sequence[str]) -> None:
-    known = [name for name, _ in model.named_modules() if name]
-    of_values = (
-        name for named in (model.named_parameters, model.named_buffers) for name, _ in named()
-    )
+    modules = [name for name, _ in model.named_modules() if name]
+    parameters = (name for name, _ in model.named_parameters())
+    buffers = (name for name, _ in model.named_buffers())
     if strange := next(
-        (name for name in (*known, *of_values) if not re.fullmatch(r"[\w.-]+", name)), None
+        (x for x in (*modules, *parameters, *buffers) if not re.fullmatch(r"[\w.-]+", x)), None
     ):
         expected = "letters, digits, _ and -, because torch.fx generates code with these names"
         raise ConfigError(
@@ -185,52 +188,58 @@ def _require_names(model: nn.Module, split: Sequence[str]) -> None:
             )
         )
     if _has_hooks(model):
-        words = "has hooks on the model itself, which stages would not call"
+        message = "has hooks on the model itself, which stages would not call"
         raise ConfigError(
             Problem(
-                "model", words, type(model).__name__, "hooks on its submodules", "strategy=elastic"
+                "model",
+                message,
+                type(model).__name__,
+                "hooks on its submodules",
+                "strategy=elastic",
             )
         )
-    whole = {
+    reasons = {
         name: "activation_checkpointing recomputes as a whole"
         for name, module in model.named_modules()
         if is_recomputed(module)
     }
-    whole |= {
+    reasons |= {
         name: "has hooks and so is called as a whole"
         for name, module in model.named_modules()
         if _has_hooks(module)
     }
     for name in split:
-        if name not in known:
+        if name not in modules:
             raise ConfigError(
                 Problem(
                     "strategy.split",
                     "the model has no such part",
                     name,
                     "names of its submodules",
-                    nearest(name, known),
+                    nearest(name, modules),
                 )
             )
-        if around := next((one for one in whole if name.startswith(f"{one}.")), None):
+        if enclosing := next((outer for outer in reasons if name.startswith(f"{outer}.")), None):
             raise ConfigError(
-                Problem("strategy.split", f"lies within {around}, which {whole[around]}", name)
+                Problem(
+                    "strategy.split", f"lies within {enclosing}, which {reasons[enclosing]}", name
+                )
             )
 
 
-def _require_a_chain(whole: fx.GraphModule, stages: int) -> None:
-    """Require that each stage takes only what the previous one returns."""
-    calls = [node for node in whole.graph.nodes if node.op == "call_module"]
+def _require_chain(divided: fx.GraphModule, stages: int) -> None:
+    """Require that each stage takes only the previous stage's output."""
+    calls = [node for node in divided.graph.nodes if node.op == "call_module"]
     for number, node in enumerate(calls):
-        for taken in node.args:
+        for argument in node.args:
             source = (
-                taken.args[0]
-                if taken.op == "call_function" and taken.target is operator.getitem
-                else taken
+                argument.args[0]
+                if argument.op == "call_function" and argument.target is operator.getitem
+                else argument
             )
-            if taken.op == "get_attr":
+            if argument.op == "get_attr":
                 message = (
-                    f"stage {number} uses {taken.target}, and torch.fx can put only what "
+                    f"stage {number} uses {argument.target}, and torch.fx can put only what "
                     "layers of torch.nn hold into a stage"
                 )
                 raise ConfigError(
@@ -242,11 +251,11 @@ def _require_a_chain(whole: fx.GraphModule, stages: int) -> None:
                     )
                 )
             if source is not (calls[number - 1] if number else source) or (
-                number == 0 and taken.op != "placeholder"
+                number == 0 and argument.op != "placeholder"
             ):
                 message = (
                     f"stage {number} needs a value that stage {number - 1} does not pass on "
-                    f"({taken.name})"
+                    f"({argument.name})"
                 )
                 raise ConfigError(
                     Problem(
@@ -266,16 +275,15 @@ def _require_a_chain(whole: fx.GraphModule, stages: int) -> None:
         )
 
 
-def _return_what_the_model_returns(whole: fx.GraphModule, last: int) -> None:
-    """Make the last stage's values the model's own output, such as a dict: `split_module` leaves it
-    to what calls the stages.
-    """
-    stage = whole.get_submodule(f"submod_{last}")
+def _return_model_output(divided: fx.GraphModule, last: int) -> None:
+    """Make the last stage return the model's output, such as a dict."""
+    # `split_module` leaves it to the caller of the stages.
+    stage = divided.get_submodule(f"submod_{last}")
     assert isinstance(stage, fx.GraphModule)
     values: Any = stage.graph.output_node().args[0]
 
-    def of_last(node: fx.Node) -> Any:
-        source, place = node.args if node.target is operator.getitem else (node, None)
+    def final_value(node: fx.Node) -> Any:
+        source, index = node.args if node.target is operator.getitem else (node, None)
         if not isinstance(source, fx.Node) or source.target != f"submod_{last}":
             message = (
                 f"the model returns a value that the last stage does not compute ({node.name})"
@@ -285,17 +293,17 @@ def _return_what_the_model_returns(whole: fx.GraphModule, last: int) -> None:
                     "strategy.split", message, expected="a place before all that the model returns"
                 )
             )
-        return values if place is None else values[place]
+        return values if index is None else values[index]
 
-    stage.graph.output_node().args = (fx.map_arg(whole.graph.output_node().args[0], of_last),)
+    stage.graph.output_node().args = (fx.map_arg(divided.graph.output_node().args[0], final_value),)
     stage.recompile()
 
 
 def _require_no_sharing(stages: Sequence[nn.Module], split: Sequence[str]) -> None:
-    seen = dict[int, int]()
+    stage_of_parameter = dict[int, int]()
     for number, stage in enumerate(stages):
         for name, parameter in stage.named_parameters():
-            if seen.setdefault(id(parameter), number) != number:
+            if stage_of_parameter.setdefault(id(parameter), number) != number:
                 raise ConfigError(
                     Problem(
                         "strategy.split",
@@ -307,7 +315,7 @@ def _require_no_sharing(stages: Sequence[nn.Module], split: Sequence[str]) -> No
 
 
 def draws(stage: nn.Module) -> str | None:
-    """The name of a layer or function that by its kind draws random numbers in training, or None.
+    """Return the name of a layer or function that draws random numbers by its kind, or None.
 
     Others are noticed when they draw.
     """
@@ -337,28 +345,25 @@ def _function_draws(node: fx.Node) -> bool:
             )
         )
     operators = getattr(torch.ops.aten, name, None)
-    tagged = operators is not None and any(
-        torch.Tag.nondeterministic_seeded in getattr(operators, one).tags
-        for one in operators.overloads()
+    is_tagged = operators is not None and any(
+        torch.Tag.nondeterministic_seeded in getattr(operators, x).tags
+        for x in operators.overloads()
     )
-    return tagged or "dropout" in name or name in DRAWING
+    return is_tagged or "dropout" in name or name in DRAWING
 
 
 def name_of_draw(stage: nn.Module, inputs: Sequence[Tensor], device: torch.device) -> str:
-    """Runs the stage.
-
-    The name of the first layer or function in it that draws random numbers, or an empty text.
-    """
-    found: list[str] = []
+    """Run the stage, and return the first layer or function that draws random numbers, or ""."""
+    names: list[str] = []
 
     class Watched(fx.Interpreter):
         def run_node(self, n: fx.Node) -> Any:
             before = Generators.now(device)
             value = super().run_node(n)
             if before.differ(device):
-                found.append(str(n.target) if n.op == "call_module" else n.name)
+                names.append(str(n.target) if n.op == "call_module" else n.name)
             return value
 
     assert isinstance(stage, fx.GraphModule)
     Watched(stage).run(*inputs)
-    return found[0] if found else ""
+    return names[0] if names else ""

@@ -1,6 +1,6 @@
-"""torch's own DistributedDataParallel, one replica per process.
+"""Strategy on torch's own DistributedDataParallel, with one replica per process.
 
-Fast, but its bits depend on the number of processes.
+It is fast, but its bits depend on the number of processes.
 """
 
 from __future__ import annotations
@@ -38,28 +38,31 @@ HOOKS = ("fp16", "bf16", "powersgd")
 @final
 @dataclass(kw_only=True, eq=False)
 class DDP(OneReplicaEach):
-    """Averages gradients by all-reduce, in an unspecified order: `replicas` is the number of
-    processes, which affects the result.
+    """Data parallelism by all-reduce, which adds gradients in an unspecified order.
 
-    Run again on as many processes it gives the same bits; resumed on three or more it need not,
-    since DDP arranges its buckets anew after the first step, and PowerSGD's error feedback is not
-    saved: a resumed run begins it anew, after `powersgd_start_step` steps. Its further settings are
-    those of `RankStrategy`.
+    `replicas` is the number of processes, and changes the result. Repeated on as many processes, a
+    run has the same bits. Resumed on three or more it may not: DDP rearranges its buckets after the
+    first step, and PowerSGD's error feedback is not saved, so a resumed run starts it anew after
+    `powersgd_start_step` steps. `RankStrategy` has the other settings.
 
     Args:
-        rank_invariant: False: all of these settings belong to the fingerprint, but for those that
-            only say how to wait and start again.
+        rank_invariant: False: all settings belong to the fingerprint, except those of waiting and
+            restarting.
         bucket_mb: MiB of gradients that are exchanged at a time.
-        static_graph: The same parameters are used in every step, in the same order.
-        find_unused_parameters: Look in each step for parameters that the loss does not depend on.
-        hook: Compress gradients as they are exchanged: fp16, bf16 or powersgd (Vogels et al. 2019,
-            arXiv 1905.13727); null: not at all.
+        static_graph: Whether every step uses the same parameters in the same order.
+        find_unused_parameters: Whether to search in each step for parameters that the loss does not
+            depend on.
+        hook: Compression of exchanged gradients: fp16, bf16 or powersgd (Vogels et al. 2019, arXiv
+            1905.13727); null for none.
         powersgd_rank: Rank of PowerSGD's approximation.
         powersgd_start_step: Steps before PowerSGD begins.
-        zero: Each process keeps the optimizer's state of its share of the parameters (Rajbhandari
-            et al. 2019, arXiv 1910.02054, first stage).
-        sync_batch_norm: Batch norms take the mean and variance of all processes' samples
+        zero: Whether each process keeps only its share of the optimizer's state (Rajbhandari et al.
+            2019, arXiv 1910.02054, first stage).
+        sync_batch_norm: Whether batch norms use the mean and variance of all processes' samples
             (torch.nn.SyncBatchNorm); on CUDA devices only.
+
+    Raises:
+        ConfigError: A setting is out of its range.
     """
 
     level = "R0"
@@ -94,12 +97,13 @@ class DDP(OneReplicaEach):
                 Problem("powersgd_start_step", message, self.powersgd_start_step, "at least 2")
             )
         self._network: DistributedDataParallel | None = None
-        self._trained: list[
-            str
-        ] = []  # the names of the parameters that DDP waits for, in its order
-        self._with_samples: Sequence[int] = ()  # the next step's micro-batches, of all processes
-        self._last = 0  # those of this process
-        self._uneven = False  # whether a process has none of them
+        # Names of the parameters that DDP waits for, in its order
+        self._trained: list[str] = []
+        # The next step's micro-batches with samples in all processes, the last of this process, and
+        # whether a process has none
+        self._with_samples: Sequence[int] = ()
+        self._last = 0
+        self._is_uneven = False
 
     def wrap(self, model: nn.Module) -> nn.Module:
         if self.zero and isinstance(self.peers, Processes):
@@ -118,12 +122,12 @@ class DDP(OneReplicaEach):
             ),
             None,
         ):
-            words = (
+            message = (
                 f"DistributedDataParallel sends buffers, and cannot write to {expanded}, an "
                 "expanded tensor, whose elements share memory"
             )
             raise ConfigError(
-                Problem("model", words, hint="add .clone(), or choose strategy=elastic")
+                Problem("model", message, hint="add .clone(), or choose strategy=elastic")
             )
         self._trained = [
             name for name, parameter in model.named_parameters() if parameter.requires_grad
@@ -135,9 +139,8 @@ class DDP(OneReplicaEach):
             static_graph=self.static_graph,
             find_unused_parameters=self.find_unused_parameters,
         )
-        if isinstance(
-            self.peers, SimulatedPeers
-        ):  # its collectives return nothing that DDP could use
+        # Simulated collectives return nothing that DDP could use.
+        if isinstance(self.peers, SimulatedPeers):
             self._network.register_comm_hook(None, noop_hook)
             return self._network
         _register(
@@ -148,7 +151,7 @@ class DDP(OneReplicaEach):
         )
         return self._network
 
-    def coming(self, plan: Plan, step: int) -> None:
+    def prepare_step(self, plan: Plan, step: int) -> None:
         if self.hook == "powersgd" and self._network is not None and not plan.fills_all:
             message = (
                 "PowerSGD cannot exchange gradients if a process has no samples, as in an "
@@ -175,10 +178,10 @@ class DDP(OneReplicaEach):
                     hint="loader.drop_last=true, or strategy.sync_batch_norm=false",
                 )
             )
-        self._uneven, self._last = False, self.micro_batches[-1]
+        self._is_uneven, self._last = False, self.micro_batches[-1]
         if not plan.fills_all:
             self._with_samples = plan.with_samples(step)
-            self._uneven = (
+            self._is_uneven = (
                 len({number // self._accumulate for number in self._with_samples}) < self.peers.size
             )
             self._last = max(
@@ -210,34 +213,33 @@ class DDP(OneReplicaEach):
             ) from error
 
     def _carry(self, micro_batches: Sequence[MicroBatch], forward: Forward) -> list[Tally]:
-        if not self._uneven or self._network is None:
+        if not self._is_uneven or self._network is None:
             return super().carry(micro_batches, forward)
-        tallies = super().carry(micro_batches[:-1], forward)  # without an exchange
-        self._network.require_forward_param_sync = (
-            True  # like the processes with a single micro-batch
-        )
-        kept = [buffer.clone() for buffer in self._network.buffers()]
+        # Without an exchange
+        tallies = super().carry(micro_batches[:-1], forward)
+        # As processes with a single micro-batch do
+        self._network.require_forward_param_sync = True
+        own_buffers = [buffer.clone() for buffer in self._network.buffers()]
         with Join([self._network]):
             tallies += super().carry(micro_batches[-1:], forward)
         Join([self._network], enable=False)
-        # Join has copied another process's buffers here: restore batch norm's statistics of this
-        # process's samples
+        # Join has copied another process's buffers: restore batch norm's statistics of this
+        # process's samples.
         if not micro_batches:
-            copy_buffers(list(self._network.buffers()), kept)
+            copy_buffers(list(self._network.buffers()), own_buffers)
         return tallies
 
     @contextmanager
     def micro_batch(self, number: int) -> Generator[None]:
         is_last = number == self._last
         network = self._network
-        if network is not None and self._uneven and not is_last:
-            network.require_forward_param_sync = (
-                False  # no exchange of buffers: some processes have finished their last micro-batch
-            )
+        # Some processes have finished their last micro-batch and exchange no buffers.
+        if network is not None and self._is_uneven and not is_last:
+            network.require_forward_param_sync = False
         with nullcontext() if is_last or network is None else network.no_sync():
             yield
-        # Else torch tells it only in the next step, before which another process may wait for this
-        # one's gradients forever
+        # Torch would raise the error only in the next step; before that, another process may wait
+        # for this one's gradients for ever.
         if is_last and network is not None:
             network._check_reducer_finalized()  # pyright: ignore[reportPrivateUsage]
 
@@ -247,11 +249,11 @@ class DDP(OneReplicaEach):
             if self._network is None
             else [parameter for parameter in self._network.parameters() if parameter.requires_grad]
         )
-        everyone, touched = self.gather(
+        all_tallies, touched = self.gather(
             tallies,
-            [parameter.grad is not None for parameter in parameters] if self._uneven else None,
+            [parameter.grad is not None for parameter in parameters] if self._is_uneven else None,
         )
-        if self._uneven:
+        if self._is_uneven:
             source = min(self._with_samples) // self._accumulate
             self._follow(
                 source,
@@ -260,21 +262,23 @@ class DDP(OneReplicaEach):
                     for parameter, mark in zip(parameters, touched[source], strict=True)
                     if mark
                 ],
-                mine=bool(tallies),
+                has_samples=bool(tallies),
             )
-        total = add_tallies(everyone)
-        total.nominal *= self.peers.size  # DDP has divided by the number of processes
+        total = add_tallies(all_tallies)
+        # DDP has divided by the number of processes.
+        total.nominal *= self.peers.size
         return total
 
-    def _follow(self, source: int, parameters: Sequence[nn.Parameter], *, mine: bool) -> None:
-        """Copy the averages to processes that had no samples: Join lets them take part in the
-        exchange, but does not give them its result.
-        """
+    def _follow(
+        self, source: int, parameters: Sequence[nn.Parameter], *, has_samples: bool
+    ) -> None:
+        """Copy the averages to processes without samples."""
+        # Join lets them take part in the exchange, but does not give them its result.
         tensors = [
             parameter if parameter.grad is None else parameter.grad for parameter in parameters
         ]
         for parameter, value in zip(parameters, from_rank(source, tensors), strict=True):
-            if not mine:
+            if not has_samples:
                 parameter.grad = value
 
     @contextmanager
@@ -302,15 +306,18 @@ def _register(
 
 @final
 class DividedOptimizer(Layout):
-    """Each process holds all weights, and the optimizer state for its share of them: torch's
-    ZeroRedundancyOptimizer, saved as the optimizer inside it.
+    """Layout with all weights in each process, and the optimizer state divided among them.
+
+    Torch's ZeroRedundancyOptimizer, saved as the optimizer that it contains.
     """
 
     def share_optimizer(self, optimizer: Optimizer) -> Optimizer:
-        """The same optimizer, sharded: each process steps its share of the parameters and sends
-        them to the others. It must not have stepped yet.
+        """Shard an optimizer that has not stepped yet.
 
-        ConfigError if its parameters are not all of one dtype, which torch asks for.
+        Each process steps its share of the parameters and sends them to the others.
+
+        Raises:
+            ConfigError: The parameters have several dtypes, which torch does not support.
         """
         dtypes = sorted(
             {
@@ -330,18 +337,18 @@ class DividedOptimizer(Layout):
                 )
             )
         accepted = inspect.signature(type(optimizer)).parameters
-        every = any(
+        takes_any = any(
             parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in accepted.values()
         )
         settings = {
-            key: value for key, value in optimizer.defaults.items() if every or key in accepted
+            key: value for key, value in optimizer.defaults.items() if takes_any or key in accepted
         }
         return ZeroRedundancyOptimizer(optimizer.param_groups, type(optimizer), **settings)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """The complete state on rank 0, as the optimizer inside would have it.
+        """Return the complete state of the optimizer inside on rank 0, and {} on the other ranks.
 
-        Nothing on the other ranks. All ranks must call it.
+        All ranks must call it.
         """
         if not isinstance(optimizer, ZeroRedundancyOptimizer):
             return optimizer.state_dict()
@@ -349,8 +356,8 @@ class DividedOptimizer(Layout):
         if not self.peers.is_main:
             return {}
         state = optimizer.state_dict()
-        # Torch moves all of it to the CPU, but fused kernels need the step count on the parameter's
-        # device
+        # Torch moves the state to the CPU, except what fused kernels need on the parameter's
+        # device.
         for parameter_state in state["state"].values():
             for name, value in parameter_state.items():
                 if isinstance(value, torch.Tensor):

@@ -22,22 +22,24 @@ from samewise.runner.strategies.tree import subtrees
 @final
 @dataclass(kw_only=True, eq=False)
 class Elastic(RankStrategy):
-    """`replicas` logical workers, divided equally among any number of processes: the same bits as
-    in one process.
+    """Data parallelism with the same bits on any number of processes, including one.
 
-    Each process adds up its replicas' gradients, and the processes' sums are added, in one fixed
-    binary tree (`runner/strategies/tree.py`). Its further settings are those of `RankStrategy`;
-    `nproc=null` means one.
+    The processes share `replicas` logical workers equally. Each adds up its replicas' gradients,
+    and the processes' sums are added, in one fixed binary tree (`runner/strategies/tree.py`).
+    `RankStrategy` has the other settings; `nproc=null` means one.
 
     Args:
-        rank_invariant: Says to the fingerprint that how many processes there are does not matter.
-        uneven: Let some processes have more replicas than others, if the number of processes
-            requires it; the others wait for them.
+        rank_invariant: Whether the fingerprint ignores the number of processes.
+        uneven: Whether some processes may have more replicas than others, which wait for them.
         bucket_mb: MiB of gradients that are exchanged at a time.
-        overlap: Exchange a bucket as soon as the last backward pass has filled it; else after it.
+        overlap: Whether to exchange a bucket as soon as the last backward pass has filled it,
+            instead of after it.
         sync_batch_norm: False: batch statistics are each replica's own.
-        shrink: Where a process dies again before the next checkpoint, or no restart is left, go on
-            with half as many: to the same bits.
+        shrink: Whether to go on with half the processes, to the same bits, if one dies again before
+            the next checkpoint or no restart is left.
+
+    Raises:
+        ConfigError: A setting is out of its range or not supported.
     """
 
     level = "R2"
@@ -60,9 +62,9 @@ class Elastic(RankStrategy):
         self._carried = Carried()
 
     def processes(self, device: str, replicas: int) -> int:
-        wanted = self.count_processes(device, otherwise=1)
-        self._require(replicas, wanted)
-        return wanted
+        count = self.count_processes(device, otherwise=1)
+        self._require(replicas, count)
+        return count
 
     def begin(self, device: str, replicas: int, accumulate: int) -> None:
         self.processes(device, replicas)
@@ -71,9 +73,9 @@ class Elastic(RankStrategy):
         self._parts = subtrees(replicas, self.peers.size)
 
     def _require(self, replicas: int, ranks: int) -> None:
-        """Refuse more processes than replicas, or processes that would get unequal numbers of them."""
+        """Refuse more processes than replicas, or processes with unequal numbers of them."""
         possible = _equal_shares(replicas)
-        words = (
+        choices = (
             ", ".join(map(str, possible[:-1])) + f" or {possible[-1]}" if len(possible) > 1 else "1"
         )
         if ranks > replicas:
@@ -83,7 +85,7 @@ class Elastic(RankStrategy):
                     "strategy.nproc",
                     message,
                     ranks,
-                    words,
+                    choices,
                     f"replicas={ranks} makes it a different experiment, which they can share",
                 )
             )
@@ -94,7 +96,7 @@ class Elastic(RankStrategy):
                 "strategy.uneven=true gives the same bits; a step then lasts as long as "
                 f"{most} replicas in one process"
             )
-            raise ConfigError(Problem("strategy.nproc", reason, ranks, words, hint))
+            raise ConfigError(Problem("strategy.nproc", reason, ranks, choices, hint))
 
     def describe(self) -> list[str]:
         sizes = self._carried.bucket_bytes()
@@ -131,7 +133,7 @@ class Elastic(RankStrategy):
 
     def wrap(self, model: nn.Module) -> nn.Module:
         require_none(model, "strategy=elastic")
-        mine = self._parts[self.peers.rank]
+        own_replicas = self._parts[self.peers.rank]
         if self._parts[-1].stop > 1:
             exchange = (
                 TreeExchange(self.peers, self._parts, overlap=self.overlap)
@@ -140,7 +142,7 @@ class Elastic(RankStrategy):
             )
             self._carried = Replicas(
                 model,
-                mine,
+                own_replicas,
                 accumulate=self._accumulate,
                 exchange=exchange,
                 bucket_mb=self.bucket_mb,
@@ -149,8 +151,8 @@ class Elastic(RankStrategy):
 
     @property
     def micro_batches(self) -> Sequence[int]:
-        mine = self._parts[self.peers.rank]
-        return range(mine.start * self._accumulate, mine.stop * self._accumulate)
+        own_replicas = self._parts[self.peers.rank]
+        return range(own_replicas.start * self._accumulate, own_replicas.stop * self._accumulate)
 
     def micro_batch(self, number: int) -> AbstractContextManager[None]:
         return self._carried.micro_batch(number)
@@ -165,7 +167,7 @@ class Elastic(RankStrategy):
 
 
 def _equal_shares(replicas: int) -> list[int]:
-    """The numbers of processes that can share the replicas equally, so that each has a subtree."""
+    """Return the numbers of processes that can share the replicas equally, a subtree each."""
     return [
         number
         for number in range(1, replicas + 1)

@@ -1,5 +1,6 @@
-"""torch's fully sharded data parallelism (FSDP2), one replica per process: each holds a shard of
-the weights, gradients and optimizer state.
+"""Strategy on torch's fully sharded data parallelism (FSDP2), with one replica per process.
+
+Each process holds a shard of the weights, gradients and optimizer state.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from samewise.runner.data.plan import Plan
 from samewise.runner.errors import ConfigError, Problem, nearest
 from samewise.runner.records.digest import begin, combine
 from samewise.runner.strategies.base import Forward, Tally, add_tallies
-from samewise.runner.strategies.fsdp_units import SecondPasses, Used, require_all_called
+from samewise.runner.strategies.fsdp_units import SecondPasses, UsedParameters, require_all_called
 from samewise.runner.strategies.layout import Layout
 from samewise.runner.strategies.peers import Processes
 from samewise.runner.strategies.ranks import OneReplicaEach
@@ -45,10 +46,14 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @final
 class Shards(Layout):
-    """Each process holds its shard of every parameter, gradient and optimizer state.
+    """Layout with a shard of every parameter, gradient and optimizer state in each process.
 
-    `template` is the model as it was before it was cut, without values; `cut` cuts a model as the
-    run's is cut.
+    Args:
+        peers: The ranks.
+        mesh: The processes, for torch.
+        device: This process's device.
+        template: The model before it was sharded, without values.
+        cut: Shards a model in the same way.
     """
 
     def __init__(
@@ -81,57 +86,62 @@ class Shards(Layout):
         return empty(shape, dtype=dtype, device_mesh=self._mesh, placements=[Shard(0)])
 
     def digests(self, tensors: Sequence[Tensor | None], algorithm: str) -> Callable[[], list[int]]:
-        """The digest of a sharded tensor combines its shards' digests.
-
-        Each process reads its own at once, since all processes need them.
-        """
-        everyone = self.peers.gather(
+        """Combine the digests of a sharded tensor's shards."""
+        # Each process reads its digests at once, since all processes need them.
+        digests_by_rank = self.peers.gather(
             begin(
-                [one.to_local() if isinstance(one, DTensor) else one for one in tensors], algorithm
+                [
+                    tensor.to_local() if isinstance(tensor, DTensor) else tensor
+                    for tensor in tensors
+                ],
+                algorithm,
             )()
         )
-        found = [
-            combine(shards) if isinstance(one, DTensor) else shards[0]
-            for one, shards in zip(tensors, zip(*everyone, strict=True), strict=True)
+        result = [
+            combine(shards) if isinstance(tensor, DTensor) else shards[0]
+            for tensor, shards in zip(tensors, zip(*digests_by_rank, strict=True), strict=True)
         ]
-        return lambda: found
+        return lambda: result
 
     def total_norm(self, gradients: Sequence[Tensor]) -> Tensor:
         norm = nn.utils.get_total_norm(gradients)
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
     def copy_model(self, model: nn.Module) -> nn.Module:
-        """A copy that is sharded like the model."""
-        another = copy.deepcopy(self._template)
-        self._cut(another)
-        fill(another, model, self._device)
-        return another
+        """Copy the model, sharded in the same way."""
+        copied = copy.deepcopy(self._template)
+        self._cut(copied)
+        fill(copied, model, self._device)
+        return copied
 
 
 @final
 @dataclass(kw_only=True, eq=False)
 class FSDP(OneReplicaEach):
-    """Gathers weights for each unit's forward and backward pass, and sums and scatters gradients
-    (`torch.distributed.fsdp.fully_shard`).
+    """Fully sharded data parallelism (`torch.distributed.fsdp.fully_shard`).
 
-    `replicas` is the number of processes and part of what the result is. Batch norm uses each
-    process's own statistics, and its buffers follow rank 0. Its further settings are those of
-    `RankStrategy`.
+    Weights are gathered for each unit's forward and backward pass, and gradients summed and
+    scattered. `replicas` is the number of processes, and changes the result. Batch norm uses each
+    process's own statistics, and its buffers follow rank 0. `RankStrategy` has the other settings.
 
     Args:
-        rank_invariant: False: all of these settings belong to the fingerprint, but for those that
-            only say how to wait and start again.
+        rank_invariant: False: all settings belong to the fingerprint, except those of waiting and
+            restarting.
         shard: Modules whose weights are gathered together, by class (`BasicBlock`) or name
-            (`layer4.*`); null: the model's children that have at least `shard_min_parameters`. What
-            is in none of them is gathered for the whole step.
-        shard_min_parameters: The fewest parameters for which a child is gathered separately.
-        reshard_after_forward: Free a unit's weights between its forward and backward pass; false
-            takes more memory and a third less traffic.
-        param_dtype: float16 or bfloat16: gather the weights, and compute, in it; null: in the
-            weights' own. Weights and optimizer stay float32.
-        reduce_dtype: float32, bfloat16 or float16: sum gradients in it; null: in `param_dtype`.
-        activation_checkpointing: What older versions had in place of the experiment's own setting,
-            for their runs.
+            (`layer4.*`); null: the model's children with at least `shard_min_parameters`. All other
+            weights are gathered for the whole step.
+        shard_min_parameters: Fewest parameters of a child that is gathered separately.
+        reshard_after_forward: Whether to free a unit's weights between its forward and backward
+            pass; false needs more memory and a third less traffic.
+        param_dtype: Dtype in which weights are gathered and computed, float16 or bfloat16; null:
+            their own. Weights and optimizer stay float32.
+        reduce_dtype: Dtype in which gradients are summed, float32, bfloat16 or float16; null:
+            `param_dtype`.
+        activation_checkpointing: Setting of older versions, for their runs; the experiment has one
+            of its own now.
+
+    Raises:
+        ConfigError: A setting is out of its range.
     """
 
     shard: Sequence[str] | str | None = None
@@ -163,21 +173,22 @@ class FSDP(OneReplicaEach):
                 )
         self._model: nn.Module = nn.Identity()
         self._units: list[str] = []
-        self._with_samples: Sequence[int] = ()  # the next step's micro-batches, of all processes
-        self._used: Used | None = None
+        # The next step's micro-batches with samples in all processes
+        self._with_samples: Sequence[int] = ()
+        self._used: UsedParameters | None = None
         self._second_passes: SecondPasses | None = None
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        chosen = (
+        unit_modules = (
             large_children(model, self.shard_min_parameters)
             if self.shard is None
             else match_modules(model, self.shard, "strategy.shard")
         )
-        self._model, self._units = model, [name for name, _ in chosen]
+        self._model, self._units = model, [name for name, _ in unit_modules]
         _require_one_dtype_each(model, self._units)
         recompute(model, self.activation_checkpointing, "strategy.activation_checkpointing")
         if not isinstance(self.peers, Processes):
-            self._require_nothing_of_many()
+            self._require_no_exchange()
             return model
         if not hasattr(FSDPModule, "reset_iter_state"):
             raise ConfigError(
@@ -191,11 +202,11 @@ class FSDP(OneReplicaEach):
             self.peers, mesh=mesh, device=self._device, template=template(model), cut=cut
         )
         cut(model)
-        self._used = Used(model, reshards=self.reshard_after_forward)
+        self._used = UsedParameters(model, reshards=self.reshard_after_forward)
         self._second_passes = SecondPasses(model)
         return model
 
-    def _require_nothing_of_many(self) -> None:
+    def _require_no_exchange(self) -> None:
         for name in ("param_dtype", "reduce_dtype"):
             if getattr(self, name) is not None:
                 message = "needs more than one process: a single one has nothing to exchange"
@@ -227,10 +238,9 @@ class FSDP(OneReplicaEach):
 
     @contextmanager
     def _gather_weights(self, model: FSDPModule) -> Generator[None]:
-        """Gather all weights in every process: recipes call a model as often as a batch needs,
-        which may differ between processes.
-        """
+        """Gather all weights in every process."""
         assert isinstance(model, nn.Module)
+        # Recipes call a model as often as a batch needs, which may differ between processes.
         self.peers.doing = "gathering the weights for an evaluation"
         for part in parts(model):
             part.unshard()
@@ -242,63 +252,66 @@ class FSDP(OneReplicaEach):
             model.set_reshard_after_forward(False, recurse=False)
             model.reset_iter_state()
 
-    def coming(self, plan: Plan, step: int) -> None:
+    def prepare_step(self, plan: Plan, step: int) -> None:
         self._with_samples = plan.with_samples(step)
 
     def carry(self, micro_batches: Sequence[MicroBatch], forward: Forward) -> list[Tally]:
         self.peers.doing = "exchanging weights and gradients"
         if len(self._with_samples) == self.peers.size * self._accumulate:
             return super().carry(micro_batches, forward)
-        mine = [
+        counts = [
             sum(number // self._accumulate == rank for number in self._with_samples)
             for rank in range(self.peers.size)
         ]
-        missing = max(mine) - len(micro_batches)
-        lent, lender = None, mine.index(max(mine))
-        if min(mine) < max(mine):
+        missing = max(counts) - len(micro_batches)
+        lent, lender = None, counts.index(max(counts))
+        if min(counts) < max(counts):
             lent = self.peers.gather(
                 replace(micro_batches[0], sent=None) if self.peers.rank == lender else None
             )[lender]
         tallies = super().carry(micro_batches, forward)
         if lent is not None and missing:
-            self._take_part(lent, missing, forward)
+            self._repeat_borrowed(lent, missing, forward)
         return tallies
 
-    def _take_part(self, lent: MicroBatch, times: int, forward: Forward) -> None:
-        """If others have more micro-batches, as in an epoch's last step: run another's as often as
-        they do and discard the result, since they wait.
+    def _repeat_borrowed(self, lent: MicroBatch, times: int, forward: Forward) -> None:
+        """Run another process's micro-batch and discard the result.
+
+        Processes with more micro-batches, as in an epoch's last step, wait for it.
         """
         buffers = [buffer.clone() for buffer in self._model.buffers()]
         for _ in range(times):
-            loss, first, _ = forward(lent.copied())
-            loss.backward(first * 0.0)
+            loss, gradient, _ = forward(lent.copied())
+            loss.backward(gradient * 0.0)
         copy_buffers(list(self._model.buffers()), buffers)
 
     def reduce(self, tallies: Sequence[Tally]) -> Tally:
-        everyone, used = self.gather(tallies, None if self._used is None else self._used.take())
+        all_tallies, usage = self.gather(tallies, None if self._used is None else self._used.take())
         if self._used is not None and self._second_passes is not None:
-            self._used.settle(used)
+            self._used.settle(usage)
             self._second_passes.forget()
         self._follow_first(self._model, "sharing batch norm's statistics")
-        return add_tallies(everyone)
+        return add_tallies(all_tallies)
 
 
 def _require_one_dtype_each(model: nn.Module, units: Sequence[str]) -> None:
-    """What a unit trains is gathered as one tensor; what is in none is gathered as another."""
-    found: dict[str, dict[torch.dtype, str]] = {}
+    """Require one dtype of a unit's trained weights, and of all outside of units."""
+    # Each of these sets is gathered as one tensor.
+    dtypes_by_unit: dict[str, dict[torch.dtype, str]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            unit = max((one for one in units if name.startswith(f"{one}.")), key=len, default="")
-            found.setdefault(unit, {}).setdefault(parameter.dtype, name)
-    for kinds in found.values():
-        if len(kinds) > 1:
-            listed = " and ".join(
-                f"{name} ({str(dtype).removeprefix('torch.')})" for dtype, name in kinds.items()
+            unit = max((x for x in units if name.startswith(f"{x}.")), key=len, default="")
+            dtypes_by_unit.setdefault(unit, {}).setdefault(parameter.dtype, name)
+    for names_by_dtype in dtypes_by_unit.values():
+        if len(names_by_dtype) > 1:
+            description = " and ".join(
+                f"{name} ({str(dtype).removeprefix('torch.')})"
+                for dtype, name in names_by_dtype.items()
             )
             raise ConfigError(
                 Problem(
                     "strategy.shard",
-                    f"gathers weights of different dtypes together: {listed}",
+                    f"gathers weights of different dtypes together: {description}",
                     expected="modules of one dtype each",
                 )
             )

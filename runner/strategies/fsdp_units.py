@@ -1,5 +1,7 @@
-"""Watches the units of a model under FSDP: what each process's loss depends on, which may differ, as
-with several heads or experts; and backward passes in which torch hangs, or may add wrong gradients.
+"""Watches the units of a model under FSDP.
+
+Each process's loss may depend on other units, as with several heads or experts, and in some
+backward passes torch hangs or may add wrong gradients.
 """
 
 from __future__ import annotations
@@ -22,53 +24,57 @@ from samewise.runner.torch_private import current_autograd_node, current_graph_t
 OTHER_STRATEGIES = "strategy=elastic, or strategy=ddp with strategy.find_unused_parameters=true"
 
 
-class Used:
+class UsedParameters:
     """Marks the parameters that get a gradient in this process, and the units that it calls.
 
-    torch would sum a unit's gradients packed: those of different parameters together, without an
-    error if they have as many elements. So all take part, those that were not used with zeros; what
-    no process used has no gradient after that, as in other strategies, since weight decay and
-    momentum would move it.
+    Torch sums a unit's gradients packed: those of different parameters are added without an error
+    if they have as many elements. All parameters therefore take part, unused ones with zeros.
+    Parameters that no process used have no gradient afterwards, as in other strategies, since
+    weight decay and momentum would move them.
     """
 
     def __init__(self, model: nn.Module, *, reshards: bool) -> None:
         self._model, self._reshards = model, reshards
-        self._place = {name: place for place, (name, _) in enumerate(model.named_parameters())}
+        self._index = {name: index for index, (name, _) in enumerate(model.named_parameters())}
         self._marks, self._calls = 0, list[int]()
         names = {id(module): name for name, module in model.named_modules()}
         for number, part in enumerate(parts(model)):
             assert isinstance(part, nn.Module)
             part.set_reduce_scatter_unused_params(True)
-            part.unshard()  # the tensors that get the gradients exist from here on
+            # The tensors that get the gradients exist from here on.
+            part.unshard()
             for name, parameter in part.named_parameters(prefix=names[id(part)]):
                 if parameter.requires_grad and not isinstance(parameter, DTensor):
                     parameter.register_post_accumulate_grad_hook(
-                        partial(self._mark, self._place[name])
+                        partial(self._mark, self._index[name])
                     )
             part.reshard()
-            if number:  # the model's own weights, which are part 0, are gathered for the whole step
+            # Part 0 has the model's own weights, which are gathered for the whole step.
+            if number:
                 part.register_forward_pre_hook(partial(self._enter, number))
 
     def _enter(self, number: int, part: nn.Module, inputs: Any) -> None:
         if torch.is_grad_enabled():
             self._calls.append(number)
 
-    def _mark(self, place: int, parameter: Tensor) -> None:
-        self._marks |= 1 << place
+    def _mark(self, index: int, parameter: Tensor) -> None:
+        self._marks |= 1 << index
 
     def take(self) -> tuple[int, str]:
-        """This process's marks since the last call, and a digest of its calls."""
+        """Return this process's marks since the last call, and a digest of its calls."""
         calls = self._calls if self._reshards else list(dict.fromkeys(self._calls))
-        taken = self._marks, hashlib.sha256(str(calls).encode()).hexdigest()
+        usage = self._marks, hashlib.sha256(str(calls).encode()).hexdigest()
         self._marks, self._calls = 0, []
-        return taken
+        return usage
 
-    def settle(self, everyone: Sequence[tuple[int, str]]) -> None:
-        """Remove the gradients of what no process used.
+    def settle(self, usage_by_rank: Sequence[tuple[int, str]]) -> None:
+        """Remove the gradients of parameters that no process used.
 
-        ConfigError if the processes called different units, whose weights torch has then mixed up.
+        Raises:
+            ConfigError: The processes called different units, whose weights torch has then mixed
+                up.
         """
-        if len({calls for _, calls in everyone}) > 1:
+        if len({calls for _, calls in usage_by_rank}) > 1:
             message = (
                 "the processes call different layers, or in another order, and each layer is "
                 "gathered in all of them as it is called"
@@ -81,24 +87,23 @@ class Used:
                     hint=OTHER_STRATEGIES,
                 )
             )
-        used = 0
-        for marks, _ in everyone:
-            used |= marks
+        used_anywhere = 0
+        for marks, _ in usage_by_rank:
+            used_anywhere |= marks
         for name, parameter in self._model.named_parameters():
-            if not used >> self._place[name] & 1:
+            if not used_anywhere >> self._index[name] & 1:
                 parameter.grad = None
 
 
 def require_all_called(model: nn.Module, units: Sequence[str]) -> None:
-    """Raise a ConfigError if the model drops layers at random: each process draws the layers that
-    it leaves out.
-    """
+    """Raise a ConfigError if the model drops layers at random, since each process draws its own."""
     for name, module in model.named_modules():
-        rate = getattr(module, "layer_drop", None)  # torchaudio's
+        # torchaudio's name
+        rate = getattr(module, "layer_drop", None)
         if (
             isinstance(rate, float)
             and rate > 0
-            and (own := [unit for unit in units if unit.startswith(f"{name}.")])
+            and (dropped_units := [unit for unit in units if unit.startswith(f"{name}.")])
         ):
             message = (
                 f"each process drops other layers ({name}.layer_drop = {rate:g}), where each "
@@ -107,12 +112,15 @@ def require_all_called(model: nn.Module, units: Sequence[str]) -> None:
             hint = f"shard {name} as a whole; {OTHER_STRATEGIES}"
             raise ConfigError(
                 Problem(
-                    "strategy.shard", message, own, f"modules above {name}, or layer_drop = 0", hint
+                    "strategy.shard",
+                    message,
+                    dropped_units,
+                    f"modules above {name}, or layer_drop = 0",
+                    hint,
                 )
             )
-        for key, rate in getattr(
-            getattr(module, "config", None), "__dict__", {}
-        ).items():  # of transformers, which then drops no layer
+        # The configuration of transformers, which drops no layer under FSDP.
+        for key, rate in getattr(getattr(module, "config", None), "__dict__", {}).items():
             if (
                 key in ("layerdrop", "encoder_layerdrop", "decoder_layerdrop")
                 and isinstance(rate, float)
@@ -127,12 +135,12 @@ def require_all_called(model: nn.Module, units: Sequence[str]) -> None:
 
 
 class SecondPasses:
-    """Raises a ConfigError in the backward pass, before FSDP's own hooks exchange anything.
+    """Refuses backward passes that FSDP computes wrongly, before its hooks exchange anything.
 
-    Refused are a gradient that is differentiated itself, where it passes through a unit: FSDP frees
-    the weights that the second backward pass reads; and a unit that is called several times, once
-    or more within a reentrant checkpoint: FSDP reduces gradients after one of these, and may lose
-    the others'.
+    One is a gradient that is differentiated itself and passes through a unit: FSDP frees the
+    weights that the second backward pass reads. The other is a unit called several times, once or
+    more within a reentrant checkpoint: FSDP reduces gradients after one of the calls, and may lose
+    those of the others.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -141,34 +149,31 @@ class SecondPasses:
         for number, part in enumerate(parts(model)):
             assert isinstance(part, nn.Module)
             part.register_forward_hook(partial(self._leave, names[id(part)]), prepend=True)
-            if number:  # the model's own weights, which are part 0, are gathered for the whole step
+            # Part 0 has the model's own weights, which are gathered for the whole step.
+            if number:
                 part.register_forward_pre_hook(partial(self._enter, number, names[id(part)]))
 
     def forget(self) -> None:
-        """A step has ended."""
-        # By unit, since the last backward pass: of its forward pass; within a reentrant checkpoint
-        self._calls, self._repeated = (
-            dict[int, int](),
-            set[int](),
-        )
-        self._went_back = False
+        """Forget the calls of a step that has ended."""
+        # Calls of each unit since the last backward pass, and units called within a reentrant
+        # checkpoint
+        self._calls, self._repeated = dict[int, int](), set[int]()
+        self._was_backward = False
 
     def _enter(self, number: int, name: str, part: nn.Module, inputs: Any) -> None:
-        goes_back = current_graph_task_id() != -1
-        if self._went_back and not goes_back:
+        is_backward = current_graph_task_id() != -1
+        if self._was_backward and not is_backward:
             self.forget()
-        self._went_back = goes_back
-        if not torch.is_grad_enabled():  # as in a reentrant checkpoint's forward pass
+        self._was_backward = is_backward
+        # As in a reentrant checkpoint's forward pass
+        if not torch.is_grad_enabled():
             return
-        within = (
-            goes_back
-            and getattr(current_autograd_node(), "_forward_cls", None) is CheckpointFunction
-        )
-        if (
-            within or not goes_back
-        ):  # otherwise a checkpoint that is not reentrant computes again what was counted
+        node = current_autograd_node() if is_backward else None
+        is_reentrant = getattr(node, "_forward_cls", None) is CheckpointFunction
+        # Other checkpoints recompute in the backward pass what has been counted.
+        if is_reentrant or not is_backward:
             self._calls[number] = self._calls.get(number, 0) + 1
-        if within:
+        if is_reentrant:
             self._repeated.add(number)
         if number in self._repeated and self._calls[number] > 1:
             message = (
@@ -188,12 +193,15 @@ class SecondPasses:
         for tensor in tensors_in(outputs):
             if tensor.requires_grad:
                 tensor.register_hook(
-                    partial(_require_first, name or type(part).__name__.removeprefix("FSDP"))
+                    partial(
+                        _require_first_derivative, name or type(part).__name__.removeprefix("FSDP")
+                    )
                 )
 
 
-def _require_first(name: str, gradient: Tensor) -> None:
-    if torch.is_grad_enabled():  # in a backward pass only with create_graph=True
+def _require_first_derivative(name: str, gradient: Tensor) -> None:
+    # Gradients are enabled in a backward pass only with create_graph=True.
+    if torch.is_grad_enabled():
         message = (
             "differentiates a gradient (create_graph=True), as for a gradient penalty, and "
             "torch's FSDP cannot"

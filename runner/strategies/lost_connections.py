@@ -1,4 +1,4 @@
-"""Explains a lost connection to another rank: names the rank."""
+"""Explains a lost connection to another rank by naming the rank."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ TIMEOUT = re.compile(
     r"Timed out waiting|timeout caused pair closure|timed out|Watchdog caught collective"
 )
 places: dict[int, list[str]] = {}
-"""Of each rank that has joined: `here`, and its process."""
+"""Machine and process of each rank that has joined."""
 
 
 def is_lost_connection(error: BaseException) -> bool:
-    """Whether an error is one that torch raises if another process does not answer."""
+    """Return whether torch raised the error because another process does not answer."""
     return (
         isinstance(error, RuntimeError)
         and not isinstance(error, SamewiseError)
@@ -32,25 +32,17 @@ def is_lost_connection(error: BaseException) -> bool:
 
 
 def peer_lost(when: str) -> PeerFailed:
-    """Names the ranks of this machine whose processes are gone.
+    """Explain that ranks are lost, naming those on this machine whose processes have ended.
 
     Processes of other machines cannot be seen.
     """
-    end = time.monotonic() + 1.0  # a process closes its connections before it ends
-    while (
-        not (
-            gone := [
-                rank
-                for rank, (place, process) in places.items()
-                if place == here() and _is_gone(process)
-            ]
-        )
-        and time.monotonic() < end
-    ):
+    # A process closes its connections before it ends.
+    end = time.monotonic() + 1.0
+    while not (lost := _lost_ranks()) and time.monotonic() < end:
         time.sleep(0.05)
     who = (
-        f"{ranks_in_words(gone)}, whose process{'es are' if len(gone) > 1 else ' is'} gone,"
-        if gone
+        f"{ranks_in_words(lost)}, whose process{'es are' if len(lost) > 1 else ' is'} gone,"
+        if lost
         else "another rank"
     )
     hint = "run the same command again to resume from the last checkpoint"
@@ -59,28 +51,40 @@ def peer_lost(when: str) -> PeerFailed:
     )
 
 
-def here() -> str:
-    """This machine, and its process namespace: in a container only its own processes can be seen."""
-    seen = os.readlink("/proc/self/ns/pid") if os.path.exists("/proc/self/ns/pid") else ""
-    return f"{socket.gethostname()}/{seen}"
+def _lost_ranks() -> list[int]:
+    """Return the ranks of this machine whose processes have ended."""
+    return [
+        rank
+        for rank, (place, process) in places.items()
+        if place == machine_name() and _is_gone(process)
+    ]
+
+
+def machine_name() -> str:
+    """Return this machine and its process namespace.
+
+    A container sees only its own processes.
+    """
+    link = "/proc/self/ns/pid"
+    namespace = os.readlink(link) if os.path.exists(link) else ""
+    return f"{socket.gethostname()}/{namespace}"
 
 
 def _is_gone(process: str) -> bool:
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2][0] in "ZX"
     except OSError:
-        return os.path.exists("/proc/self/stat")  # not known on other systems than Linux
+        # Systems other than Linux do not show it.
+        return os.path.exists("/proc/self/stat")
 
 
 def explain(error: BaseException) -> BaseException:
-    """The error to raise: a lost connection is explained, for cases before a run exists that could
-    explain it.
-    """
+    """Explain a lost connection before a run exists that could do so; other errors are returned."""
     return peer_lost("before the training began") if is_lost_connection(error) else error
 
 
 def ranks_in_words(numbers: Sequence[int]) -> str:
-    """`rank 0`, or `ranks 0, 1 and 3`."""
+    """Return `rank 0`, or `ranks 0, 1 and 3`."""
     if len(numbers) == 1:
         return f"rank {numbers[0]}"
     return f"ranks {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"

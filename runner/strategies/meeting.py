@@ -1,5 +1,6 @@
-"""The rendezvous of a job's ranks: a store of torch.distributed, in which a failing rank leaves its
-reason so that the others end too.
+"""Rendezvous of a job's ranks: a store of torch.distributed.
+
+A failing rank leaves its reason in it, so that the others end too.
 """
 
 from __future__ import annotations
@@ -19,34 +20,35 @@ from samewise.runner.errors import ConfigError, PeerFailed, Problem, first_line
 
 LOOPBACK = "127.0.0.1"
 FAILED = "failed"
-"""The key of that message."""
+"""Key of the message of the first rank that failed."""
 
 _LINGER_S = 3.0
 _met: dict[str, Any] = {}
-"""The store, once it is there."""
+"""The store, once it exists."""
 
 
 def meeting_point(timeout_s: float, init_method: str | None = None) -> Any:
-    """The store at which the ranks of this process's job meet.
+    """Return the store at which the ranks of this process's job meet.
 
     The environment defines the ranks (RANK, WORLD_SIZE).
 
-    ConfigError if the meeting point cannot be reached, its port is taken, or it is not valid.
-
     Args:
         timeout_s: Seconds to wait for it.
-        init_method: Where: `tcp://host:port` at rank 0, `file:///path` that all see and that is not
-            there yet; null or `env://`: MASTER_ADDR and MASTER_PORT.
+        init_method: `tcp://host:port` at rank 0, or `file:///path` of a new file that all ranks
+            see; null or `env://`: MASTER_ADDR and MASTER_PORT.
+
+    Raises:
+        ConfigError: The address is not valid or cannot be reached, or its port is taken.
     """
     if "store" in _met:
         return _met["store"]
-    given = {name: os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE")}
-    if not all(value.isdigit() for value in given.values()):
+    variables = {name: os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE")}
+    if not all(value.isdigit() for value in variables.values()):
         raise ConfigError(
             Problem(
                 "strategy",
                 "the environment does not specify this process's rank",
-                given,
+                variables,
                 "RANK and WORLD_SIZE, as torchrun sets them",
             )
         )
@@ -69,32 +71,32 @@ def meeting_point(timeout_s: float, init_method: str | None = None) -> Any:
 
 
 def _tcp_store(address: str, timeout_s: float) -> Any:
-    """A store kept by rank 0, or by torch's agent if it keeps one and no other address is given."""
+    """Connect to the store of rank 0, or to that of torch's agent if no address is given."""
     agent_keeps_it = not address and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     if address:
         os.environ["MASTER_ADDR"], _, os.environ["MASTER_PORT"] = address.rpartition(":")
-    given = {name: os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT")}
-    where = f"{given['MASTER_ADDR']}:{given['MASTER_PORT']}"
-    if not all(given.values()) or not given["MASTER_PORT"].isdigit():
-        missing = ", ".join(name for name, value in given.items() if not value) or "a port"
+    variables = {name: os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT")}
+    place = f"{variables['MASTER_ADDR']}:{variables['MASTER_PORT']}"
+    if not all(variables.values()) or not variables["MASTER_PORT"].isdigit():
+        missing = ", ".join(name for name, value in variables.items() if not value) or "a port"
         raise ConfigError(
             Problem(
                 "strategy",
                 f"the environment lacks {missing}",
-                where,
-                f"{', '.join(given)}, as torchrun sets them",
+                place,
+                f"{', '.join(variables)}, as torchrun sets them",
             )
         )
-    # Otherwise torch would take a port in use for the agent's store
-    told = os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None) if address else None
+    # Otherwise torch would mistake a port in use for the agent's store.
+    agent_store = os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None) if address else None
     is_keeper = os.environ["RANK"] == "0" and not agent_keeps_it
-    host = LOOPBACK if is_one_machine() else given["MASTER_ADDR"]
+    host = LOOPBACK if is_one_machine() else variables["MASTER_ADDR"]
     try:
         if is_keeper and host == LOOPBACK:
-            return store_on_this_machine(int(given["MASTER_PORT"]), timeout_s)
+            return store_on_this_machine(int(variables["MASTER_PORT"]), timeout_s)
         return dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
             host,
-            int(given["MASTER_PORT"]),
+            int(variables["MASTER_PORT"]),
             is_master=is_keeper,
             timeout=timedelta(seconds=timeout_s),
             wait_for_workers=False,
@@ -103,22 +105,22 @@ def _tcp_store(address: str, timeout_s: float) -> Any:
         path = "strategy.init_method" if address else "MASTER_PORT"
         if "EADDRINUSE" in str(error) or "already in use" in str(error):
             raise ConfigError(
-                Problem(path, "another program uses this port", where, "a free port")
+                Problem(path, "another program uses this port", place, "a free port")
             ) from None
         message = f"rank 0 does not answer within {timeout_s:g} s"
         path = "strategy.init_method" if address else "MASTER_ADDR"
         raise ConfigError(
-            Problem(path, message, where, "the address of rank 0's machine, and a port it may use")
+            Problem(path, message, place, "the address of rank 0's machine, and a port it may use")
         ) from None
     finally:
-        if told is not None:
-            os.environ["TORCHELASTIC_USE_AGENT_STORE"] = told
+        if agent_store is not None:
+            os.environ["TORCHELASTIC_USE_AGENT_STORE"] = agent_store
 
 
 def is_one_machine() -> bool:
-    """Whether all ranks are on this machine, according to the environment."""
+    """Return whether all ranks are on this machine, according to the environment."""
     if os.environ.get("LOCAL_WORLD_SIZE", "") == os.environ.get("WORLD_SIZE"):
-        # Torchrun chooses its own
+        # Torchrun chooses its address itself.
         return (
             os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
             or os.environ.get("MASTER_ADDR") == LOOPBACK
@@ -127,18 +129,19 @@ def is_one_machine() -> bool:
 
 
 def listen_locally() -> None:
-    """Make gloo, and the calls of `rpc`, listen on this machine only, unless the environment says
-    where they listen.
-    """
+    """Make gloo and `rpc` listen on this machine only, unless the environment sets an interface."""
     if any(name == "lo" for _, name in socket.if_nameindex()):
         for name in ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
             os.environ.setdefault(name, "lo")
 
 
 def store_on_this_machine(port: int, timeout_s: float) -> Any:
-    """A store that accepts connections from this machine only.
+    """Open a store that accepts connections from this machine only.
 
-    Torch's own accepts any. Port 0 means any free port; OSError if another program uses it.
+    Torch's own accepts any. Port 0 means any free port.
+
+    Raises:
+        OSError: Another program uses the port.
     """
     with socket.socket() as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -156,16 +159,13 @@ def store_on_this_machine(port: int, timeout_s: float) -> Any:
 
 
 def _file_store(path: Path, timeout_s: float) -> Any:
-    """A store in a file.
-
-    A file left by an earlier job lists ranks that no longer exist, so each job needs its own.
-    """
+    """Open a store in a file."""
     size, rank = int(os.environ["WORLD_SIZE"]), os.environ["RANK"]
     try:
         path.touch()
         store = dist.FileStore(str(path), size)  # pyright: ignore[reportPrivateImportUsage]
         store.set_timeout(timedelta(seconds=timeout_s))
-        came = store.add(f"came/{rank}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", 1)
+        joins = store.add(f"came/{rank}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", 1)
     except (OSError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or first_line(error)
         raise ConfigError(
@@ -176,7 +176,8 @@ def _file_store(path: Path, timeout_s: float) -> Any:
                 "a path that every rank can write to",
             )
         ) from None
-    if came > 1:
+    # A file left by an earlier job lists ranks that no longer exist.
+    if joins > 1:
         raise ConfigError(
             Problem(
                 "strategy.init_method",
@@ -190,27 +191,25 @@ def _file_store(path: Path, timeout_s: float) -> Any:
 
 
 def announce(error: BaseException) -> bool:
-    """Tell the other ranks why this one ends.
+    """Tell the other ranks why this one ends, and return whether it is the first to do so.
 
-    Returns whether it is the first, whose message is shown.
+    The first one's message is shown.
     """
     store = _met.get("store")
     if isinstance(error, PeerFailed) or store is None:
         return True
-    me = f"rank {os.environ['RANK']} failed"
+    announcement = f"rank {os.environ['RANK']} failed"
     with contextlib.suppress(RuntimeError):
         return (
-            store.compare_set(FAILED, "", f"{me}: {str(error) or type(error).__name__}")
+            store.compare_set(FAILED, "", f"{announcement}: {str(error) or type(error).__name__}")
             .decode()
-            .startswith(me)
+            .startswith(announcement)
         )
     return True
 
 
 def linger() -> None:
-    """In an ending rank that keeps the store: wait until the others have had time to read the
-    reason.
-    """
+    """Wait in the ending rank that keeps the store until the others have read the reason."""
     store = _met.get("store")
     with contextlib.suppress(RuntimeError):
         if (
@@ -226,7 +225,7 @@ def linger() -> None:
 
 
 def first_failure(store: Any, *, wait_s: float = 0.0) -> str:
-    """The message of the first rank that failed, or empty."""
+    """Return the message of the first rank that failed, or an empty string."""
     with contextlib.suppress(RuntimeError, PeerFailed):
         if not wait_for(store, [], wait_s, until_failed=True):
             return store.get(FAILED).decode()
@@ -236,19 +235,29 @@ def first_failure(store: Any, *, wait_s: float = 0.0) -> str:
 def wait_for(
     store: Any, keys: list[str], timeout_s: float, *, until_failed: bool = False
 ) -> list[str]:
-    """Wait up to so many seconds for all keys, or with `until_failed` for a failed rank's message.
+    """Wait for all keys, or with `until_failed` for a failed rank's message.
 
-    Return the missing keys. PeerFailed if a rank has failed.
+    Args:
+        store: The store.
+        keys: Keys to wait for.
+        timeout_s: Seconds to wait.
+        until_failed: Whether to wait for the message instead of the keys.
+
+    Returns:
+        The missing keys.
+
+    Raises:
+        PeerFailed: A rank has failed.
     """
-    end, wanted = time.monotonic() + timeout_s, [FAILED] if until_failed else keys
+    end, awaited = time.monotonic() + timeout_s, [FAILED] if until_failed else keys
     try:
-        while not store.check(wanted):
+        while not store.check(awaited):
             if not until_failed and store.check([FAILED]):
                 raise PeerFailed(
                     f"rank {os.environ['RANK']} stopped, because {store.get(FAILED).decode()}"
                 )
             if time.monotonic() > end:
-                return [key for key in wanted if not store.check([key])]
+                return [key for key in awaited if not store.check([key])]
             time.sleep(0.05)
     except RuntimeError:
         raise PeerFailed(

@@ -10,9 +10,9 @@ from torch import Tensor
 
 
 def pack(tensors: list[Tensor]) -> tuple[Tensor, list[int]]:
-    """uint8[bytes]: the tensors one after another, row-major, each aligned to 16 bytes.
+    """Pack tensors, row-major, into uint8[bytes], and return it with their offsets.
 
-    And their offsets.
+    Each is aligned to 16 bytes.
     """
     offsets, end = list[int](), 0
     for tensor in tensors:
@@ -26,7 +26,7 @@ def pack(tensors: list[Tensor]) -> tuple[Tensor, list[int]]:
 
 
 def unpack(flat: Tensor, tensors: list[Tensor], offsets: list[int]) -> list[Tensor]:
-    """Split what `pack` returned.
+    """Split the tensor that `pack` returned.
 
     Each tensor gets new memory with the layout of its counterpart in `tensors`, such as
     channels_last.
@@ -42,7 +42,7 @@ def unpack(flat: Tensor, tensors: list[Tensor], offsets: list[int]) -> list[Tens
 
 
 def from_rank(rank: int, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The values that a rank has for these tensors, which have the same layout everywhere.
+    """Return a rank's values of these tensors, which have the same layout everywhere.
 
     All ranks must call it.
     """

@@ -1,6 +1,4 @@
-"""The other ranks of a run: exchanges of small values besides gradients, and which ranks are
-missing.
-"""
+"""The other ranks of a run: exchanges of small values, and which ranks are missing."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ from samewise.runner.strategies.sealed import seal, unseal
 _GATHERED, _FIRST = "gathered", "from rank 0"
 
 all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # pyright: ignore[reportDeprecated]
-"""(out, mine): everyone's tensors in sequence. The newer name, if torch has it."""
+"""Gathers everyone's tensors in sequence: (output, own). Torch's newer name, if it has it."""
 
 
 class Peers(abc.ABC):
@@ -38,13 +36,13 @@ class Peers(abc.ABC):
     rank = 0
     size = 1
     doing = ""
-    """What this rank is at, for messages."""
+    """Current activity of this rank, for messages."""
 
     def __init__(self) -> None:
         self.stop_heard: str | None = None
-        """Why this process was asked to stop."""
+        """Reason for which this process was asked to stop."""
         self.stop_agreed: str | None = None
-        """Why all ranks are to stop, once they have agreed on it."""
+        """Reason for which all ranks stop, once they have agreed on it."""
 
     @property
     def is_main(self) -> bool:
@@ -61,11 +59,11 @@ class Peers(abc.ABC):
             self.stop_agreed = reason
 
     def portion(self, batches: int) -> Sequence[int]:
-        """Which of an evaluation's batches this process computes."""
+        """Return the numbers of an evaluation's batches that this process computes."""
         return range(self.rank, batches, self.size)
 
     def collect(self, outcomes: Sequence[Any]) -> list[Any]:
-        """The evaluation results of all processes, in batch order. All ranks must call it."""
+        """Return the evaluation results of all processes in batch order. All ranks must call it."""
         by_rank = self.gather(list(outcomes))
         return [
             by_rank[number % len(by_rank)][number // len(by_rank)]
@@ -74,29 +72,29 @@ class Peers(abc.ABC):
 
     @abc.abstractmethod
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, in rank order. All ranks must call it."""
+        """Return every rank's value, in rank order. All ranks must call it."""
 
     @abc.abstractmethod
     def first(self, make: Callable[[], Any]) -> Any:
-        """The result of rank 0 on every rank.
+        """Return the result of rank 0 on every rank. All ranks must call it.
 
-        An exception there ends all ranks. All ranks must call it.
+        An exception on rank 0 ends all ranks.
         """
 
     def explain(self, error: BaseException, *, step: int) -> BaseException:
-        """The error, or its cause if another rank caused it. `step` counts from 1."""
+        """Return the error, or its cause if another rank caused it. `step` counts from 1."""
         return error
 
     def abandon(self, error: BaseException) -> None:
-        """Tell the others that this rank fails, and disconnect, so that none waits for it."""
+        """Tell the other ranks that this one fails, and disconnect, so that none waits for it."""
 
     def leave(self) -> None:
-        """Wait for the others, then disconnect."""
+        """Wait for the other ranks, then disconnect."""
 
 
 @final
 class Alone(Peers):
-    """A run in a single process."""
+    """Peers of a run in a single process."""
 
     def gather(self, value: Any) -> list[Any]:
         return [value]
@@ -106,13 +104,13 @@ class Alone(Peers):
 
 
 class Processes(Peers):
-    """The ranks of a torch.distributed process group, connected through a store."""
+    """Ranks of a torch.distributed process group, connected through a store."""
 
     ROOM = 1024
     """Bytes of a rank's message that go out in one collective; longer ones take a second."""
 
     PATIENCE_S = 4.0
-    """How long ranks whose wait timed out wait for each other's notes."""
+    """Seconds for which ranks whose wait timed out wait for each other's notes."""
 
     def __init__(self, store: Any, *, rank: int, size: int, timeout_s: float) -> None:
         super().__init__()
@@ -121,31 +119,30 @@ class Processes(Peers):
         self._timeout_s = timeout_s
         self._over = False
         self.doing = "starting"
-        """What this rank last began to exchange, for messages."""
+        """Last exchange that this rank began, for messages."""
 
     def gather(self, value: Any) -> list[Any]:
-        """As torch's `all_gather_object`, which needs two collectives per message.
-
-        Here a short message, such as a step's, needs one.
-        """
+        """Return every rank's value, in rank order. All ranks must call it."""
+        # Torch's `all_gather_object` needs two collectives; a short message, such as a step's,
+        # needs one here.
         self.doing = "exchanging small values"
-        said = seal(pickle.dumps(value), _GATHERED)
-        messages = self._gather_bytes(said, self.ROOM)
+        message = seal(pickle.dumps(value), _GATHERED)
+        messages = self._gather_bytes(message, self.ROOM)
         longest = max(length for length, _ in messages)
         if longest > self.ROOM - 8:
-            messages = self._gather_bytes(said, -(-longest // 8) * 8 + 8)
+            messages = self._gather_bytes(message, -(-longest // 8) * 8 + 8)
         return [pickle.loads(unseal(body, _GATHERED)) for _, body in messages]
 
-    def _gather_bytes(self, said: bytes, room: int) -> list[tuple[int, bytes]]:
-        mine, everyone = (
+    def _gather_bytes(self, message: bytes, room: int) -> list[tuple[int, bytes]]:
+        own, gathered = (
             torch.zeros(room, dtype=torch.uint8),
             torch.empty(self.size * room, dtype=torch.uint8),
         )
-        mine[:8].view(torch.int64)[0] = len(said)
-        if len(said) <= room - 8:
-            mine[8 : 8 + len(said)] = torch.frombuffer(bytearray(said), dtype=torch.uint8)
-        all_gather(everyone, mine)
-        rows = everyone.view(self.size, room)
+        own[:8].view(torch.int64)[0] = len(message)
+        if len(message) <= room - 8:
+            own[8 : 8 + len(message)] = torch.frombuffer(bytearray(message), dtype=torch.uint8)
+        all_gather(gathered, own)
+        rows = gathered.view(self.size, room)
         lengths = [int(row[:8].view(torch.int64)[0]) for row in rows]
         return [
             (length, row[8 : 8 + length].numpy().tobytes())
@@ -162,25 +159,25 @@ class Processes(Peers):
                 announce(error)
                 outcome, raised = (False, f"{type(error).__name__}: {error}"), error
         self.doing = "waiting for a message from rank 0"
-        said = seal(pickle.dumps(outcome), _FIRST) if self.rank == 0 else b""
-        heard = self._from_first(said)
+        message = seal(pickle.dumps(outcome), _FIRST) if self.rank == 0 else b""
+        received = self._from_first(message)
         if raised:
             raise raised
-        done, value = outcome if self.rank == 0 else pickle.loads(unseal(heard, _FIRST))
-        if not done:
+        succeeded, value = outcome if self.rank == 0 else pickle.loads(unseal(received, _FIRST))
+        if not succeeded:
             raise PeerFailed(Problem(f"rank {self.rank}", f"stopped, because rank 0 did: {value}"))
         return value
 
-    def _from_first(self, said: bytes) -> bytes:
-        length = torch.tensor([len(said)])
+    def _from_first(self, payload: bytes) -> bytes:
+        length = torch.tensor([len(payload)])
         dist.broadcast(length, src=0)
         message = (
-            torch.frombuffer(bytearray(said), dtype=torch.uint8)
+            torch.frombuffer(bytearray(payload), dtype=torch.uint8)
             if self.rank == 0
             else torch.empty(int(length), dtype=torch.uint8)
         )
         dist.broadcast(message, src=0)
-        return message.numpy().tobytes() if self.rank else said
+        return message.numpy().tobytes() if self.rank else payload
 
     def explain(self, error: BaseException, *, step: int) -> BaseException:
         if not is_lost_connection(error):
@@ -193,47 +190,45 @@ class Processes(Peers):
         return peer_lost(f"while {self.doing} at step {step}")
 
     def _explain_timeout(self, step: int) -> SamewiseError:
-        """Every rank whose wait times out leaves a note.
-
-        Ranks that leave none are the ones that hang.
-        """
+        """Name the ranks that hang: those that leave no note when their wait times out."""
         keys = [f"waited/{number}" for number in range(self.size)]
-        mine, end = (
+        own_note, end = (
             f"{self.doing} at step {step}{_collective()}",
             time.monotonic() + self.PATIENCE_S,
         )
         try:
             self._store.set_timeout(timedelta(seconds=self.PATIENCE_S))
-            self._store.set(keys[self.rank], mine)
+            self._store.set(keys[self.rank], own_note)
             while (
                 absent := [key for key in keys if not self._store.check([key])]
             ) and time.monotonic() < end:
                 if culprit := first_failure(self._store):
                     return PeerFailed(Problem(f"rank {self.rank}", f"stopped, because {culprit}"))
                 time.sleep(0.05)
-            words = {
+            notes = {
                 number: self._store.get(key).decode()
                 for number, key in enumerate(keys)
                 if key not in absent
             }
-        except RuntimeError:  # the process that keeps the store does not answer either
-            absent, words = [keys[0]], {self.rank: mine}
+        # The process that keeps the store does not answer either.
+        except RuntimeError:
+            absent, notes = [keys[0]], {self.rank: own_note}
         missing = [number for number, key in enumerate(keys) if key in absent]
-        waited = "; ".join(
-            f"{ranks_in_words(numbers)} waited {self._timeout_s:g} s while {word}"
-            for word, numbers in _group_by_word(words).items()
+        waits = "; ".join(
+            f"{ranks_in_words(numbers)} waited {self._timeout_s:g} s while {note}"
+            for note, numbers in _group_by_note(notes).items()
         )
         hint = "strategy.timeout_s sets how long to wait"
         if missing:
             return TrainingError(
                 Problem(
                     ranks_in_words(missing),
-                    f"did not respond: {waited}",
+                    f"did not respond: {waits}",
                     hint=f"look at its log: it hangs, or is slower than the others; {hint}",
                 )
             )
         return TrainingError(
-            Problem(ranks_in_words(list(words)), f"wait for each other: {waited}", hint=hint)
+            Problem(ranks_in_words(list(notes)), f"wait for each other: {waits}", hint=hint)
         )
 
     def abandon(self, error: BaseException) -> None:
@@ -253,21 +248,17 @@ class Processes(Peers):
         self._over = True
 
 
-def _group_by_word(words: Mapping[int, str]) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
-    for number, word in words.items():
-        found.setdefault(word, []).append(number)
-    return found
+def _group_by_note(notes: Mapping[int, str]) -> dict[str, list[int]]:
+    ranks: dict[str, list[int]] = {}
+    for rank, note in notes.items():
+        ranks.setdefault(note, []).append(rank)
+    return ranks
 
 
 def _collective() -> str:
-    """The last collective that this process started, from torch's flight recorder, in brackets.
-
-    Empty if nothing is recorded.
-    """
-    with contextlib.suppress(
-        Exception
-    ):  # private, and different in each version: only for a message
+    """Name the last collective that this process started, in brackets; empty if unknown."""
+    # Torch's flight recorder is private and differs between versions; only a message needs it.
+    with contextlib.suppress(Exception):
         from samewise.runner.torch_private import dump_fr_trace_json
 
         entries = json.loads(dump_fr_trace_json())["entries"]

@@ -1,5 +1,6 @@
-"""The model as a pipeline of stages, one per process, for a step's micro-batches:
-torch.distributed.pipelining.
+"""Strategy that runs a step's micro-batches through a pipeline of stages, one per process.
+
+Built on torch.distributed.pipelining.
 """
 
 from __future__ import annotations
@@ -31,22 +32,24 @@ SCHEDULES: dict[str, type[ScheduleGPipe] | type[Schedule1F1B]] = {
 @final
 @dataclass(kw_only=True, eq=False)
 class Pipeline(StageStrategy):
-    """Each process runs one stage of the model.
+    """Model in stages, one per process, through which the run's micro-batches pass in order.
 
-    The pipeline's micro-batches are the run's (`accumulate`), in order: the bits of one process.
-
-    Its further settings are those of `RankStrategy`; `nproc=null` means one for each stage.
+    `accumulate` is their number; the bits are those of one process. `RankStrategy` has the other
+    settings; `nproc=null` means one for each stage.
 
     Args:
-        rank_invariant: Says to the fingerprint that the result is that of one process. Refused
-            where a later stage draws random numbers (dropout), which would be others, and where the
-            recipe draws some after it has called a model whose first stage draws.
-        split: The names of the submodules at which a new stage begins, in order; one stage, and
-            process, more than names.
+        rank_invariant: Whether the fingerprint is that of one process. Refused where a later stage
+            draws random numbers (dropout), which would differ, and where the recipe draws some
+            after calling a model whose first stage draws.
+        split: Names of the submodules at which a new stage begins, in order. There is one stage,
+            and process, more than names.
         schedule: gpipe: all forward passes, then all backward passes (Huang et al. 2019, arXiv
-            1811.06965). 1f1b: a backward pass as soon as there can be one, so that fewer
-            activations wait (PipeDream-Flush, Narayanan et al. 2021, arXiv 2006.09503); wants
-            `accumulate` of at least the stages.
+            1811.06965). 1f1b: a backward pass as soon as possible, so that fewer activations wait
+            (PipeDream-Flush, Narayanan et al. 2021, arXiv 2006.09503); needs `accumulate` of at
+            least the number of stages.
+
+    Raises:
+        ConfigError: A setting is out of its range.
     """
 
     schedule: str = "gpipe"
@@ -63,15 +66,11 @@ class Pipeline(StageStrategy):
                     nearest(self.schedule, SCHEDULES),
                 )
             )
-        self._made: dict[
-            Any, Any
-        ] = {}  # torch's schedules, by the number and shapes of micro-batches
-        # In this step: what in this process's stage; and whether the recipe did after calling the
-        # model
-        self._drew, self._recipe_drew = (
-            "",
-            False,
-        )
+        # Torch's schedules, by the number and shapes of micro-batches
+        self._schedules: dict[Any, Any] = {}
+        # The layer of this process's stage that drew random numbers in this step, and whether the
+        # recipe drew some after calling the model
+        self._drew, self._recipe_drew = "", False
 
     def begin(self, device: str, replicas: int, accumulate: int) -> None:
         if self.schedule == "1f1b" and accumulate <= len(self.split):
@@ -96,12 +95,12 @@ class Pipeline(StageStrategy):
         for number, stage in enumerate(cut_model(model, self.split, opened=True)[1:], 1):
             name = draws(stage)
             if name and self.rank_invariant:
-                raise _other_draws(f"stage {number} draws random numbers ({name})")
+                raise _differing_draws(f"stage {number} draws random numbers ({name})")
         return stages
 
     def wrap(self, model: nn.Module) -> nn.Module:
         self._keep_stages(self._cut(model))
-        self._mine = Mine(
+        self._stage = StageModule(
             self._stages[self.peers.rank],
             self._device,
             first=self.peers.rank == 0,
@@ -115,23 +114,22 @@ class Pipeline(StageStrategy):
         return range(self._accumulate)
 
     def carry(self, micro_batches: Sequence[MicroBatch], forward: Forward) -> list[Tally]:
-        """As the base class. Only the last stage's process has tallies.
-
-        The loss is the recipe's own: a first call of `forward` stops where it calls the model, and
-        tells the first stage's input; in a second one, in the last stage, the model gives what came
-        out of the pipeline.
-        """
+        """Run forward and backward of the micro-batches; only the last stage returns tallies."""
         self.peers.doing = "passing activations between stages"
-        # Which calls the recipe again: it must find the batch as it was loaded
-        last = self.peers.rank == len(self._stages) - 1
-        asked = [
-            (micro, self._network.capture_call(partial(forward, micro.copied() if last else micro)))
+        # The loss is the recipe's own. A first call of `forward` stops where it calls the model,
+        # and shows the first stage's input. In a second one, in the last stage, the model returns
+        # the pipeline's output; it must find the batch as it was loaded.
+        is_last = self.peers.rank == len(self._stages) - 1
+        calls = [
+            (
+                micro,
+                self._network.capture_call(partial(forward, micro.copied() if is_last else micro)),
+            )
             for micro in micro_batches
         ]
         tallies: list[Tally] = []
-        for _, group in groupby(
-            asked, key=lambda pair: pair[1].form
-        ):  # an epoch's last one may be smaller
+        # An epoch's last micro-batch may be smaller.
+        for _, group in groupby(calls, key=lambda pair: pair[1].form):
             tallies += self._pass_through(list(group), forward)
         return tallies
 
@@ -140,57 +138,58 @@ class Pipeline(StageStrategy):
     ) -> list[Tally]:
         tallies: list[Callable[[], Tally]] = []
 
-        def loss(tensors: Any, place: Tensor) -> Tensor:
-            output, self._mine.output = self._mine.output, None
-            (total, first, tally), drew = self._network.run_with_output(
-                output, partial(forward, group[int(place)][0])
+        def loss(tensors: Any, number: Tensor) -> Tensor:
+            output, self._stage.output = self._stage.output, None
+            (total, gradient, tally), drew = self._network.run_with_output(
+                output, partial(forward, group[int(number)][0])
             )
             self._recipe_drew |= drew
             tallies.append(tally)
-            return total * first
+            return total * gradient
 
-        schedule, losses, self._mine.strides, name = self._schedule_for(group[0][1], len(group))
+        schedule, losses, self._stage.strides, name = self._schedule_for(group[0][1], len(group))
         losses[:] = [loss]
-        self._mine.asked = iter([asked for _, asked in group])
+        self._stage.calls = iter([call for _, call in group])
         schedule.step(target=torch.arange(len(group)), return_outputs=False)
-        if self._mine.drew:
-            self._drew, self._mine.drew = name or "not each time", False
+        if self._stage.drew:
+            self._drew, self._stage.drew = name or "not each time", False
         return [tally() for tally in tallies]
 
     def reduce(self, tallies: Sequence[Tally]) -> Tally:
-        everyone, facts = self.gather(
+        all_tallies, facts = self.gather(
             tallies, (self._parts.have_gradients(), self._drew, self._recipe_drew)
         )
         self._drew, self._recipe_drew = "", False
-        touched, drew, after = zip(*facts, strict=True)
-        if self.rank_invariant:  # all processes have heard of it, and raise the same error
-            for number, name in enumerate(drew):
+        touched, layers, recipe_drew = zip(*facts, strict=True)
+        # All processes have these facts, and raise the same error.
+        if self.rank_invariant:
+            for number, name in enumerate(layers):
                 if name and number:
-                    raise _other_draws(f"stage {number} draws random numbers ({name})")
-                if name and any(after):
-                    raise _other_draws(
+                    raise _differing_draws(f"stage {number} draws random numbers ({name})")
+                if name and any(recipe_drew):
+                    raise _differing_draws(
                         "the recipe draws random numbers after it has called the model, "
                         f"whose stage 0 does too ({name}), so it gets some"
                     )
         self._parts.share(touched)
-        return add_tallies(everyone)
+        return add_tallies(all_tallies)
 
     def _schedule_for(
-        self, asked: ModelCall, count: int
+        self, call: ModelCall, count: int
     ) -> tuple[Any, list[Callable[[Any, Tensor], Tensor]], list[tuple[int, ...]], str]:
-        """Torch's schedule for so many micro-batches shaped like this one, the slot for the loss
-        that it calls, its inputs' strides, and what draws in it.
+        """Return torch's schedule for `count` micro-batches of this shape, made once.
+
+        With it, the list whose only element is the loss that it calls, the strides of the stage's
+        inputs, and the name of the layer that draws random numbers.
         """
-        key = (asked.form, count)
-        if key not in self._made:
-            taken, given, name = self._stage_shapes(asked)
-            first, last = self.peers.rank == 0, self.peers.rank == len(self._stages) - 1
-            received, sent = (
-                () if first else _stage_message(taken),
-                given if last else _stage_message(given),
-            )
+        key = (call.form, count)
+        if key not in self._schedules:
+            inputs, outputs, name = self._stage_shapes(call)
+            is_first, is_last = self.peers.rank == 0, self.peers.rank == len(self._stages) - 1
+            received = () if is_first else _stage_message(inputs)
+            sent = outputs if is_last else _stage_message(outputs)
             stage = PipelineStage(
-                self._mine,
+                self._stage,
                 self.peers.rank,
                 len(self._stages),
                 self._device,
@@ -200,46 +199,46 @@ class Pipeline(StageStrategy):
             kind = SCHEDULES[self.schedule] if count >= len(self._stages) else ScheduleGPipe
             losses: list[Callable[[Any, Tensor], Tensor]] = []
 
-            def loss(output: Any, place: Tensor) -> Tensor:
-                return losses[0](output, place)
+            def loss(output: Any, number: Tensor) -> Tensor:
+                return losses[0](output, number)
 
-            self._made[key] = (
+            self._schedules[key] = (
                 kind(stage, count, loss_fn=loss, scale_grads=False),
                 losses,
-                [tensor.stride() for tensor in taken],
+                [tensor.stride() for tensor in inputs],
                 name,
             )
-        return self._made[key]
+        return self._schedules[key]
 
     @torch.no_grad()
-    def _stage_shapes(self, asked: ModelCall) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], str]:
-        """The shapes that this process's stage takes and returns for such an input, and the name of
-        what draws in it.
+    def _stage_shapes(self, call: ModelCall) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], str]:
+        """Return the inputs and outputs of this process's stage, and the layer that draws in it.
 
         Runs the stages up to it once; their buffers do not change.
         """
-        given = asked.inputs
-        taken, name = given, ""
+        inputs = outputs = call.inputs
+        name = ""
         for stage in self._stages[: self.peers.rank + 1]:
-            with unchanged_buffers(stage), asked.surroundings.enter(self._device):
-                output = stage(*given)
-                if stage is self._mine.stage and asked.surroundings.generators.differ(self._device):
-                    name = name_of_draw(stage, given, self._device)
-            taken, given = given, output if isinstance(output, tuple) else (output,)
-        first, last = self.peers.rank == 0, self.peers.rank == len(self._stages) - 1
+            inputs = outputs
+            with unchanged_buffers(stage), call.surroundings.enter(self._device):
+                output = stage(*inputs)
+                if stage is self._stage.stage and call.surroundings.generators.differ(self._device):
+                    name = name_of_draw(stage, inputs, self._device)
+            outputs = output if isinstance(output, tuple) else (output,)
+        is_first, is_last = self.peers.rank == 0, self.peers.rank == len(self._stages) - 1
         return (
-            taken if first else _require_gradients(taken),
-            tuple(tensors_in(given)) if last else _require_gradients(given),
+            inputs if is_first else _require_gradients(inputs),
+            tuple(tensors_in(outputs)) if is_last else _require_gradients(outputs),
             name,
         )
 
 
-def _other_draws(what: str) -> ConfigError:
+def _differing_draws(cause: str) -> ConfigError:
     hint = "strategy=rpc; or strategy.rank_invariant=false, which makes it a different experiment"
     return ConfigError(
         Problem(
             "strategy.rank_invariant",
-            f"{what} that differ from those in one process",
+            f"{cause} that differ from those in one process",
             True,
             hint=hint,
         )
@@ -247,47 +246,46 @@ def _other_draws(what: str) -> ConfigError:
 
 
 @final
-class Mine(nn.Module):
+class StageModule(nn.Module):
     """This process's stage, run with the randomness and autocast of the current micro-batch.
 
-    The first stage's input is that micro-batch's.
-
-    Torch passes contiguous tensors only. Kernels may add in another order for other layouts
-    (channels_last), so what a stage takes, and the gradient of what it gives, get the strides that
-    they would have in one process. The next stage alone knows those of the gradient: they come as
-    the gradient of a small tensor that goes with each activation.
+    The first stage's input is that micro-batch's. Torch passes contiguous tensors only, and kernels
+    may add in another order for other layouts (channels_last). The inputs of a stage, and the
+    gradients of its outputs, therefore get the strides that they would have in one process. Only
+    the next stage knows those of the gradient: they come as the gradient of a small tensor that
+    accompanies each activation.
     """
 
     def __init__(self, stage: nn.Module, device: torch.device, *, first: bool, last: bool) -> None:
         super().__init__()
         self.stage = stage
         self.drew = False
-        """Whether it drew random numbers."""
+        """Whether the stage drew random numbers."""
         self._device = device
-        self.asked: Iterator[ModelCall] = iter(())
+        self.calls: Iterator[ModelCall] = iter(())
         self.strides: list[tuple[int, ...]] = []
-        """Of its inputs, as the stage before it gives them."""
+        """Strides of its inputs, as the previous stage returns them."""
         self.output: Any = None
-        """The last stage's, such as a dict, for the loss that follows. Torch gets its tensors."""
-        self._first, self._last = first, last
+        """Output of the last stage, such as a dict, for the loss. Torch receives its tensors."""
+        self._is_first, self._is_last = first, last
 
     def forward(self, *inputs: Tensor) -> Any:
-        asked = next(self.asked)
-        if self._first:
-            inputs = asked.inputs
+        call = next(self.calls)
+        if self._is_first:
+            inputs = call.inputs
         else:
             tensors, carriers = inputs[: len(self.strides)], inputs[len(self.strides) :]
             inputs = tuple(
-                Arrive.apply(*each) for each in zip(tensors, carriers, self.strides, strict=True)
+                Arrive.apply(*x) for x in zip(tensors, carriers, self.strides, strict=True)
             )  # pyright: ignore[reportAssignmentType]
-        with asked.surroundings.enter(self._device):
+        with call.surroundings.enter(self._device):
             output = self.stage(*inputs)
-        self.drew = self.drew or asked.surroundings.generators.differ(self._device)
-        if self._last:
+        self.drew = self.drew or call.surroundings.generators.differ(self._device)
+        if self._is_last:
             self.output = output
             return tuple(tensors_in(output))
         tensors, carriers = zip(
-            *(Depart.apply(one) for one in (output if isinstance(output, tuple) else (output,))),
+            *(Depart.apply(x) for x in (output if isinstance(output, tuple) else (output,))),
             strict=True,
         )  # pyright: ignore[reportArgumentType]
         return (*tensors, *carriers)
@@ -295,8 +293,9 @@ class Mine(nn.Module):
 
 @final
 class Depart(torch.autograd.Function):
-    """Makes a tensor contiguous to be sent, with a carrier for the strides of its gradient:
-    float64[dimensions].
+    """Makes a tensor contiguous for sending, with a carrier of its gradient's strides.
+
+    The carrier is float64[dimensions].
     """
 
     @staticmethod
@@ -312,7 +311,7 @@ class Depart(torch.autograd.Function):
 
 @final
 class Arrive(torch.autograd.Function):
-    """Restores a received tensor's strides; sends back the strides of its gradient."""
+    """Restores a received tensor's strides, and sends back those of its gradient."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, carrier: Tensor, strides: tuple[int, ...]) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -328,7 +327,7 @@ class Arrive(torch.autograd.Function):
 
 
 def _copy_with_strides(tensor: Tensor, strides: Sequence[int]) -> Tensor:
-    """A copy with these strides; along a dimension of stride 0, the first value is repeated."""
+    """Copy a tensor with these strides; along a stride of 0, the first value is repeated."""
     shape = tensor.shape
     for dimension, stride in enumerate(strides):
         tensor = tensor.narrow(dimension, 0, 1) if stride == 0 else tensor
@@ -341,7 +340,7 @@ def _copy_with_strides(tensor: Tensor, strides: Sequence[int]) -> Tensor:
 
 
 def _stage_message(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """What a stage sends to the next one for these tensors: see `Depart`."""
+    """Return the tensors that a stage sends to the next one: contiguous ones and their carriers."""
     contiguous = (
         tensor.detach().contiguous().requires_grad_(tensor.requires_grad) for tensor in tensors
     )

@@ -1,4 +1,4 @@
-"""How a run's processes are started, connected, and assigned to the machine's devices."""
+"""Start, connection and devices of a run's processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from samewise.runner.errors import ConfigError, Problem, first_line, nearest
 from samewise.runner.processes.this_process import is_rank
 from samewise.runner.strategies.base import Strategy, choose_device
 from samewise.runner.strategies.layout import Layout
-from samewise.runner.strategies.lost_connections import here, places
+from samewise.runner.strategies.lost_connections import machine_name, places
 from samewise.runner.strategies.meeting import (
     is_one_machine,
     listen_locally,
@@ -34,29 +34,32 @@ BACKENDS = {
     "nccl": dist.is_nccl_available,
     "mpi": dist.is_mpi_available,
 }
-"""By name: whether this torch is built with it."""
+"""Functions that tell whether this torch is built with a backend."""
 PLACE = re.compile(r"env://|tcp://.+:\d+|file:///.+")
 LEAST = {"nproc": 1, "join_timeout_s": 1, "timeout_s": 1, "max_restarts": 0, "grace_s": 0}
-"""The least that each number may be."""
+"""Smallest value of each number."""
 
 
 @dataclass(kw_only=True, eq=False)
 class RankStrategy(Strategy, abc.ABC):
-    """A strategy with several processes. Its fields are the settings that a config may set.
+    """Strategy with several processes. Its fields are the settings that a config may set.
 
     Args:
         nproc: Processes that `samewise train` starts on this machine; null: the strategy's own
-            choice. Under torchrun, as many as it has started.
+            choice. Under torchrun, the number that it has started.
         backend: gloo, nccl, or mpi if torch is built with it; null: nccl if each process has its
             own CUDA device, otherwise gloo.
-        init_method: Where the processes meet: tcp://HOST:PORT, file:///PATH (a new file), or env://
-            and null: as MASTER_ADDR and MASTER_PORT say.
-        share_devices: Let several processes compute on one CUDA device, over gloo.
+        init_method: Rendezvous of the processes: tcp://HOST:PORT, or file:///PATH of a new file;
+            env:// or null: MASTER_ADDR and MASTER_PORT.
+        share_devices: Whether several processes may compute on one CUDA device, over gloo.
         join_timeout_s: Seconds to wait for all processes to arrive.
         timeout_s: Seconds that an exchange may take before the run ends with an error.
-        max_restarts: How often to start again, from the last checkpoint, when a process dies.
-        grace_s: Seconds that processes have to finish their step and save when the run is asked to
+        max_restarts: Number of restarts from the last checkpoint when a process dies.
+        grace_s: Seconds in which processes finish their step and save when the run is asked to
             stop.
+
+    Raises:
+        ConfigError: A setting is out of its range or not supported.
     """
 
     nproc: int | None = None
@@ -76,8 +79,8 @@ class RankStrategy(Strategy, abc.ABC):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(Problem(name, "is too small", value, f"at least {least}"))
-        there = [name for name, is_there in BACKENDS.items() if is_there()]
-        if self.backend is not None and self.backend not in there:
+        available = [name for name, is_available in BACKENDS.items() if is_available()]
+        if self.backend is not None and self.backend not in available:
             message = (
                 f"this torch is built without {self.backend.upper()}"
                 if self.backend in BACKENDS
@@ -88,8 +91,8 @@ class RankStrategy(Strategy, abc.ABC):
                     "backend",
                     message,
                     self.backend,
-                    " or ".join(there),
-                    "" if self.backend in BACKENDS else nearest(self.backend, there),
+                    " or ".join(available),
+                    "" if self.backend in BACKENDS else nearest(self.backend, available),
                 )
             )
         if self.init_method is not None and not PLACE.fullmatch(self.init_method):
@@ -104,19 +107,22 @@ class RankStrategy(Strategy, abc.ABC):
 
     @property
     def size(self) -> int:
-        """The number of the run's processes, whoever started them.
+        """Number of the run's processes, whoever started them.
 
         A process that was started alone does all the work.
         """
         return int(os.environ["WORLD_SIZE"]) if is_rank() else 1
 
     def count_processes(self, device: str, *, otherwise: int) -> int:
-        """How many processes `samewise train` starts on this machine.
+        """Return the number of processes that `samewise train` starts on this machine.
 
-        With `nproc=null`, `otherwise`.
+        Args:
+            device: The config's device.
+            otherwise: Number with `nproc=null`.
 
-        ConfigError if there are not devices enough, others were started than the config says, or
-        srun started several that do not know of each other.
+        Raises:
+            ConfigError: There are too few devices, another number was started than the config says,
+                or srun started several processes that do not know of each other.
         """
         tasks = 1 if is_rank() or self.nproc else int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))
         if tasks > 1:
@@ -133,7 +139,7 @@ class RankStrategy(Strategy, abc.ABC):
                     hint,
                 )
             )
-        wanted = self.nproc or otherwise
+        count = self.nproc or otherwise
         local = int(os.environ.get("LOCAL_WORLD_SIZE", "0")) if is_rank() else 0
         if local and self.nproc and local != self.nproc:
             raise ConfigError(
@@ -145,27 +151,28 @@ class RankStrategy(Strategy, abc.ABC):
                 )
             )
         devices = torch.cuda.device_count() if device != "cpu" and not is_simulated() else 0
-        if devices and wanted > devices and not self.share_devices:
+        if devices and count > devices and not self.share_devices:
             reason, expected = (
-                f"there are {devices} CUDA devices for {wanted} processes",
+                f"there are {devices} CUDA devices for {count} processes",
                 f"at most {devices}",
             )
             hint = "strategy.share_devices=true lets several processes share a device"
-            raise ConfigError(Problem("strategy.nproc", reason, wanted, expected, hint))
-        return wanted
+            raise ConfigError(Problem("strategy.nproc", reason, count, expected, hint))
+        return count
 
     def _meet(self, device: str, accumulate: int) -> None:
         """Connect to the other processes, and choose this one's device.
 
-        ConfigError if they do not come, or there are not devices enough.
+        Raises:
+            ConfigError: Other processes do not come, or there are too few devices.
         """
         if device != "cpu" and is_rank() and torch.cuda.is_available():
             torch.cuda.set_device(
                 int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
             )
-        wanted = choose_device(device)
+        chosen_device = choose_device(device)
         backend = self.backend or (
-            "nccl" if wanted.type == "cuda" and not self.share_devices else "gloo"
+            "nccl" if chosen_device.type == "cuda" and not self.share_devices else "gloo"
         )
         self.peers = _join(
             backend=backend,
@@ -174,7 +181,7 @@ class RankStrategy(Strategy, abc.ABC):
             init_method=self.init_method,
         )
         self.layout = Layout(self.peers)
-        self._device, self._accumulate = wanted, accumulate
+        self._device, self._accumulate = chosen_device, accumulate
 
     @property
     def device(self) -> torch.device:
@@ -183,7 +190,7 @@ class RankStrategy(Strategy, abc.ABC):
 
 @dataclass(kw_only=True, eq=False)
 class OneReplicaEach(RankStrategy, abc.ABC):
-    """Each process has one replica, so `replicas` is the number of processes."""
+    """Strategy with one replica per process, so that `replicas` is the number of processes."""
 
     rank_invariant: bool = False
 
@@ -194,18 +201,18 @@ class OneReplicaEach(RankStrategy, abc.ABC):
             raise ConfigError(Problem("rank_invariant", message, True, "false", "strategy=elastic"))
 
     def processes(self, device: str, replicas: int) -> int:
-        wanted = self.count_processes(device, otherwise=replicas)
-        if wanted > replicas:
+        count = self.count_processes(device, otherwise=replicas)
+        if count > replicas:
             raise ConfigError(
                 Problem(
                     "strategy.nproc",
                     "more processes than replicas",
-                    wanted,
+                    count,
                     str(replicas),
-                    f"replicas={wanted}",
+                    f"replicas={count}",
                 )
             )
-        return wanted
+        return count
 
     def begin(self, device: str, replicas: int, accumulate: int) -> None:
         self.processes(device, replicas)
@@ -240,10 +247,11 @@ def _join(
 ) -> Peers:
     """Wait for the other ranks, and create the process group.
 
-    ConfigError if some, which it names, do not come, or the backend is not there.
-
     The backend is for tensors on the run's device. Tensors on the CPU are sent by gloo, except with
     mpi.
+
+    Raises:
+        ConfigError: Some ranks do not come, or the backend does not work.
     """
     if not is_rank():
         return Alone()
@@ -256,7 +264,7 @@ def _join(
     if is_one_machine():
         listen_locally()
     store = meeting_point(join_timeout_s, init_method)
-    store.set(f"joined/{rank}", f"{here()} {os.getpid()}")
+    store.set(f"joined/{rank}", f"{machine_name()} {os.getpid()}")
     expected = [f"joined/{number}" for number in range(size)]
     missing = wait_for(store, expected, join_timeout_s)
     if missing:
@@ -268,7 +276,7 @@ def _join(
         )
     places.update({number: store.get(key).decode().split() for number, key in enumerate(expected)})
     if not dist.is_initialized():
-        # Torch's flight recorder, so that a message can name the collective
+        # Size of torch's flight recorder, from which a message names the collective
         os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "64")
         try:
             dist.init_process_group(

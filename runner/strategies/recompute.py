@@ -1,6 +1,7 @@
-"""Activation checkpointing: a module's activations are freed and computed again in the backward
-pass, with the same bits (arXiv 1604.06174). Finds the modules that such a setting names, by class
-(`BasicBlock`) or by a pattern of names (`layer4.*`).
+"""Activation checkpointing: activations are freed and recomputed in the backward pass.
+
+The bits are the same (T. Chen et al., arXiv 1604.06174). `match_modules` finds the modules that
+a setting names, by class (`BasicBlock`) or by name (`layer4.*`).
 """
 
 from __future__ import annotations
@@ -21,17 +22,23 @@ from samewise.runner.data.streams import preserve_generators
 from samewise.runner.errors import ConfigError, Problem, first_few, nearest
 
 Buffers = list[tuple[nn.Module, str, Tensor]]
-"""Buffers, by the module and the name that they have there."""
+"""Buffers with their module and their name in it."""
 
 
 def recompute(model: nn.Module, patterns: Sequence[str] | str, path: str) -> None:
     """Make the modules that match the patterns recompute their activations.
 
-    Parameter names do not change. ConfigError if a pattern means no module.
+    Parameter names do not change. Both passes draw the same random numbers from torch's, Python's
+    and NumPy's generators. The second pass starts from the same buffers and does not change them,
+    so batch norm's statistics are updated once.
 
-    Random numbers are those of the first time, of torch's generators (`torch.utils.checkpoint`
-    keeps their state), Python's and NumPy's. The second time begins with the buffers as they were
-    before the first and leaves them alone: batch norm's statistics are updated once.
+    Args:
+        model: The model; changed in place.
+        patterns: Classes or names of modules.
+        path: Path of the patterns in the config.
+
+    Raises:
+        ConfigError: A pattern matches no module.
     """
     for _, module in match_modules(model, patterns, path):
         if not is_recomputed(module):
@@ -39,79 +46,80 @@ def recompute(model: nn.Module, patterns: Sequence[str] | str, path: str) -> Non
 
 
 def is_recomputed(module: nn.Module) -> bool:
-    """Whether `recompute` was applied to a module."""
+    """Return whether `recompute` was applied to a module."""
     forward: Any = vars(module).get("forward")
     return isinstance(forward, partial) and forward.func is _forward
 
 
-def _forward(module: nn.Module, forward: Callable[..., Any], *inputs: Any, **further: Any) -> Any:
-    if not torch.is_grad_enabled() or any(
-        isinstance(one, torch.fx.Proxy) for one in (*inputs, *further.values())
-    ):  # torch.fx traces into it
-        return forward(*inputs, **further)
+def _forward(module: nn.Module, forward: Callable[..., Any], *inputs: Any, **keywords: Any) -> Any:
+    # torch.fx traces into the module.
+    is_traced = any(isinstance(x, torch.fx.Proxy) for x in (*inputs, *keywords.values()))
+    if not torch.is_grad_enabled() or is_traced:
+        return forward(*inputs, **keywords)
     return checkpoint(
         forward,
         *inputs,
         use_reentrant=False,
         context_fn=partial(_recompute_contexts, module),
-        **further,
+        **keywords,
     )
 
 
 def _recompute_contexts(
     module: nn.Module,
 ) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """The contexts of the first computation and of the others: a second derivative takes two."""
-    return _First(module), _Again(module)
+    """Return the contexts of the first and of later computations; a second derivative has two."""
+    return _FirstPass(module), _Recomputation(module)
 
 
-class _First:
-    """Requires that a computation leaves the parameters as they are: they would be changed each
-    time.
-    """
+class _FirstPass:
+    """Requires that a computation leaves the parameters unchanged, as it runs more than once."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
 
     def __enter__(self) -> None:
-        self._before = [(name, one, mark(one)) for name, one in self._module.named_parameters()]
+        self._before = [
+            (name, tensor, mark(tensor)) for name, tensor in self._module.named_parameters()
+        ]
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None and (
-            changed := [name for name, one, before in self._before if mark(one) != before]
+            changed := [name for name, tensor, before in self._before if mark(tensor) != before]
         ):
-            words = (
+            message = (
                 f"recomputes a {type(self._module).__name__} that changes parameters in its "
                 f"forward pass ({first_few(changed, 3)}), which would be done twice"
             )
             raise ConfigError(
                 Problem(
                     "activation_checkpointing",
-                    words,
+                    message,
                     hint="choose modules within it, or make this change outside of it",
                 )
             )
 
 
 def mark(parameter: Tensor) -> tuple[int, int]:
-    """Another one after a change in place, which torch counts, or of where the values are."""
-    return parameter._version, 0 if hasattr(
-        parameter, "placements"
-    ) else parameter.untyped_storage().data_ptr()  # a parameter of FSDP's has no address
+    """Return a mark that changes when a parameter is changed in place or gets other memory."""
+    # A DTensor has no address.
+    is_sharded = hasattr(parameter, "placements")
+    return parameter._version, 0 if is_sharded else parameter.untyped_storage().data_ptr()
 
 
-class _Again:
-    """Within it, buffers are copies of their former values, and Python's and NumPy's generators
-    have their former state; all changes are undone.
+class _Recomputation:
+    """Restores buffers and generators to their state before the first pass, and undoes all changes.
+
+    Torch restores its own generators.
     """
 
     def __init__(self, module: nn.Module) -> None:
-        held = [
+        buffers = [
             (part, name, buffer)
             for part in module.modules()
             for name, buffer in part.named_buffers(recurse=False)
         ]
-        self._before: Buffers = [(part, name, buffer.clone()) for part, name, buffer in held]
+        self._before: Buffers = [(part, name, buffer.clone()) for part, name, buffer in buffers]
         self._python, self._numpy = random.getstate(), np.random.get_state()
         self._undo = list[ExitStack]()
 
@@ -136,22 +144,23 @@ def _restore(buffers: Buffers) -> None:
 
 
 LISTS = (nn.ModuleList, nn.ModuleDict)
-"""They hold modules and are never called."""
+"""Modules that hold others and are never called."""
 
 
 def match_modules(
     model: nn.Module, patterns: Sequence[str] | str, path: str
 ) -> list[tuple[str, nn.Module]]:
-    """The modules that match one of the patterns, in the model's order, never the model itself.
+    """Return the modules that match one of the patterns, in the model's order, except the model.
 
-    ConfigError if a pattern means none, or one never called.
+    Raises:
+        ConfigError: A pattern matches no module, or one that is never called.
     """
     patterns = [patterns] if isinstance(patterns, str) else patterns
-    every = [(name, module) for name, module in model.named_modules() if name]
+    modules = [(name, module) for name, module in model.named_modules() if name]
     for pattern in patterns:
-        if not any(_means(pattern, name, module) for name, module in every):
-            known = sorted(
-                {type(module).__name__ for _, module in every} | {name for name, _ in every}
+        if not any(_matches(pattern, name, module) for name, module in modules):
+            choices = sorted(
+                {type(module).__name__ for _, module in modules} | {name for name, _ in modules}
             )
             expected = "a class, or a pattern of names, of the model's modules"
             raise ConfigError(
@@ -160,51 +169,55 @@ def match_modules(
                     "matches no module of the model",
                     pattern,
                     expected,
-                    nearest(pattern, known),
+                    nearest(pattern, choices),
                 )
             )
-    found = [
+    matches = [
         (name, module)
-        for name, module in every
-        if any(_means(pattern, name, module) for pattern in patterns)
+        for name, module in modules
+        if any(_matches(pattern, name, module) for pattern in patterns)
     ]
-    for name, module in found:
+    for name, module in matches:
         if isinstance(module, LISTS):
             message = (
                 f"{name} is a {type(module).__name__}, a container that is never called itself"
             )
             raise ConfigError(Problem(path, message, name, "modules that are called", f"{name}.*"))
-    return found
+    return matches
 
 
 def large_children(model: nn.Module, least: int) -> list[tuple[str, nn.Module]]:
-    """The model's children, and those of its module lists, with at least so many parameters that
-    the rest does not share.
+    """Return the model's children with at least `least` parameters, shared with no other part.
+
+    Children of module lists count as the model's.
     """
-    found = list[tuple[str, nn.Module]]()
+    children = list[tuple[str, nn.Module]]()
     for name, child in model.named_children():
         if isinstance(child, LISTS):
-            found += [(f"{name}.{inner}", module) for inner, module in large_children(child, least)]
+            children += [
+                (f"{name}.{inner_name}", module)
+                for inner_name, module in large_children(child, least)
+            ]
         elif sum(parameter.numel() for parameter in child.parameters()) >= least and not _shares(
             model, child
         ):
-            found.append((name, child))
-    return found
+            children.append((name, child))
+    return children
 
 
-def _means(pattern: str, name: str, module: nn.Module) -> bool:
+def _matches(pattern: str, name: str, module: nn.Module) -> bool:
     return type(module).__name__ == pattern or fnmatchcase(name, pattern)
 
 
 def _shares(model: nn.Module, child: nn.Module) -> bool:
-    """Whether another part of the model shares a parameter with the child (tied weights)."""
-    mine, inside = (
+    """Return whether another part of the model shares a parameter with the child (tied weights)."""
+    own_ids, inner_modules = (
         {id(parameter) for parameter in child.parameters()},
         {id(module) for module in child.modules()},
     )
-    outside = [module for module in model.modules() if id(module) not in inside]
+    other_modules = [module for module in model.modules() if id(module) not in inner_modules]
     return any(
-        id(parameter) in mine
-        for module in outside
+        id(parameter) in own_ids
+        for module in other_modules
         for parameter in module.parameters(recurse=False)
     )

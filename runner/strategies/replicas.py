@@ -1,6 +1,4 @@
-"""The replicas of one process, run one after another, and the exchange of the ranks' partial
-gradient sums in the meantime.
-"""
+"""The replicas of one process, and the exchange of the ranks' partial gradient sums."""
 
 from __future__ import annotations
 
@@ -19,28 +17,25 @@ from samewise.runner.strategies.tree import Bucket, Flat, ReplicaBuffers, additi
 
 
 class Exchange:
-    """Turns this process's sums into the sums over all processes.
-
-    With a single process they are the same.
-    """
+    """Turns this process's sums into the sums over all processes; here there is only one."""
 
     shards = 1
-    """Into how many parts of one length a buffer is cut."""
+    """Number of parts of one length into which a buffer is cut."""
     overlaps = False
-    """Whether it gains by being started before the backward pass is over."""
+    """Whether exchanging pays before the backward pass is over."""
 
     def __init__(self) -> None:
         self._sums: list[Flat] = []
 
     def start(self, flat: Flat) -> None:
-        """Start with the next bucket's sum.
+        """Start to exchange the next bucket's sum.
 
         All processes call it for the same buckets in the same order.
         """
         self._sums.append(flat)
 
     def finish(self) -> list[Flat]:
-        """The sums over all processes, in the order of `start`."""
+        """Return the sums over all processes, in the order of `start`."""
         sums, self._sums = self._sums, []
         return sums
 
@@ -54,9 +49,10 @@ class Exchange:
 class TreeExchange(Exchange):
     """Adds the ranks' sums in the upper levels of the tree of replicas.
 
-    Each rank receives its shard of every rank's sum (all-to-all), adds them in the tree's order,
-    and the shards' sums are gathered: the traffic of a ring all-reduce, in a fixed order. A bucket
-    is gathered when the next one is started, so that the network is busy during the backward pass.
+    Each rank receives its shard of every rank's sum (all-to-all), adds the shards in the tree's
+    order, and the sums of the shards are gathered: the traffic of a ring all-reduce, in a fixed
+    order. A bucket is gathered when the next one is started, which keeps the network busy during
+    the backward pass.
     """
 
     def __init__(self, peers: Processes, parts: Sequence[range], *, overlap: bool) -> None:
@@ -64,14 +60,15 @@ class TreeExchange(Exchange):
         self.overlaps = overlap
         self._peers = peers
         self._order = additions(parts)
-        self._received: list[Tensor] = []  # one buffer per bucket, kept between steps
+        # One buffer per bucket, kept between steps
+        self._received: list[Tensor] = []
         self._started: list[tuple[Flat, Any]] = []
         self._gathered: list[Any] = []
 
     def start(self, flat: Flat) -> None:
         number = len(self._started)
         if number == len(self._received):
-            # A simulated exchange leaves it unchanged
+            # Zeros, since a simulated exchange leaves the buffer unchanged.
             self._received.append(torch.zeros_like(flat.tensor))
         self._peers.doing = f"exchanging bucket {number} of the gradients"
         work = dist.all_to_all_single(self._received[number], flat.tensor, async_op=True)
@@ -84,8 +81,8 @@ class TreeExchange(Exchange):
             self._peers.doing = f"exchanging bucket {number} of the gradients"
             work.wait()
             rows = self._received[number].view(self.shards, -1)
-            for left, right in self._order:
-                rows[left].add_(rows[right])
+            for target, source in self._order:
+                rows[target].add_(rows[source])
             self._gathered.append(all_gather(flat.tensor, rows[0], async_op=True))
 
     def finish(self) -> list[Flat]:
@@ -106,34 +103,35 @@ class TreeExchange(Exchange):
 
 
 class Carried:
-    """How the replicas of this process contribute to the step's gradient.
+    """Contribution of this process's replicas to the step's gradient.
 
     With one replica, the backward pass's gradients are used directly.
     """
 
     def micro_batch(self, number: int) -> AbstractContextManager[None]:
-        """Around a forward and backward pass."""
+        """Enter a context for a forward and backward pass."""
         return nullcontext()
 
     def close(self) -> list[list[bool]]:
-        """After the last micro-batch: exchange what is left.
+        """Exchange the remaining buckets, after the last micro-batch.
 
-        Returns, by bucket, which parameters had a gradient here.
+        Returns:
+            By bucket, which parameters had a gradient in this process.
         """
         return []
 
     def give_back(self, touched: Sequence[list[list[bool]]]) -> None:
         """Set the sums as the parameters' gradients.
 
-        `touched` combines the results of `close` of all processes.
+        `touched` has the results of `close` of all processes.
         """
 
     def bucket_bytes(self) -> list[int]:
-        """The size of each exchanged bucket in bytes."""
+        """Return the size of each exchanged bucket in bytes."""
         return []
 
     def buffer_bytes(self) -> int:
-        """What the buffers for the sums take in a step."""
+        """Return the bytes of the buffers for the sums of a step."""
         return 0
 
 
@@ -141,7 +139,12 @@ class Carried:
 class Replicas(Carried):
     """Some of the run's replicas (a subtree) in this process.
 
-    Their gradients are exchanged in buckets of `bucket_mb` MiB.
+    Args:
+        model: The model.
+        carried: Numbers of the replicas.
+        accumulate: Micro-batches of a replica.
+        exchange: Exchange with the other processes.
+        bucket_mb: MiB of gradients that are exchanged at a time.
     """
 
     def __init__(
@@ -159,36 +162,40 @@ class Replicas(Carried):
         self._carried = carried
         self._accumulate = accumulate
         self._exchange = exchange
-        self._at = -1  # position of the current replica among those of this process
-        self._last = False
-        self._sent = 0  # buckets whose exchange has started
+        # Position of the current replica among those of this process
+        self._position = -1
+        self._is_last = False
+        # Number of buckets whose exchange has started
+        self._sent = 0
+        # For each bucket, the parameters without a gradient in the last backward pass
         self._waiting: list[set[int]] = []
         if exchange.overlaps:
             for number, bucket in enumerate(self._buckets):
-                for place, parameter in enumerate(bucket.parameters):
-                    parameter.register_post_accumulate_grad_hook(self._hook(number, place))
+                for index, parameter in enumerate(bucket.parameters):
+                    parameter.register_post_accumulate_grad_hook(self._hook(number, index))
 
     @contextmanager
     def micro_batch(self, number: int) -> Generator[None]:
         replica = number // self._accumulate
-        place = replica - self._carried.start
-        if place != self._at:
+        position = replica - self._carried.start
+        if position != self._position:
             for bucket in self._buckets:
-                self._add(bucket, self._at)
-            self._at = place
+                self._add(bucket, self._position)
+            self._position = position
             self._buffers.begin(replica)
-        self._last = number == self._carried.stop * self._accumulate - 1
-        if self._last:
+        self._is_last = number == self._carried.stop * self._accumulate - 1
+        if self._is_last:
             self._waiting = [set(range(len(bucket.parameters))) for bucket in self._buckets]
         yield
-        self._last = False
+        self._is_last = False
 
     def bucket_bytes(self) -> list[int]:
         return [bucket.length * bucket.parameters[0].element_size() for bucket in self._buckets]
 
     def buffer_bytes(self) -> int:
-        received = self._exchange.shards > 1  # what TreeExchange gets
-        return (len(self._carried).bit_length() + received) * sum(self.bucket_bytes())
+        # TreeExchange has one more buffer, for what it receives.
+        has_received = self._exchange.shards > 1
+        return (len(self._carried).bit_length() + has_received) * sum(self.bucket_bytes())
 
     def close(self) -> list[list[bool]]:
         for bucket in self._buckets[: self._sent]:
@@ -203,11 +210,11 @@ class Replicas(Carried):
                     )
                 )
         for bucket in self._buckets[self._sent :]:
-            self._add(bucket, self._at)
+            self._add(bucket, self._position)
             while bucket.added < len(self._carried):
                 bucket.add_nothing()
             self._send(bucket)
-        self._sent, self._at = 0, -1
+        self._sent, self._position = 0, -1
         self._buffers.finish()
         return [bucket.touched for bucket in self._buckets]
 
@@ -219,32 +226,30 @@ class Replicas(Carried):
         ):
             bucket.give_back(flat, [any(mark) for mark in zip(*marks, strict=True)])
 
-    def _add(self, bucket: Bucket, place: int) -> None:
-        """Add the replica at `place`, whose gradients the parameters hold.
+    def _add(self, bucket: Bucket, position: int) -> None:
+        """Add the replica at `position`, whose gradients the parameters hold.
 
-        Replicas before it that were left out had no samples.
+        Earlier replicas that were left out had no samples.
         """
-        while bucket.added < place:
+        while bucket.added < position:
             bucket.add_nothing()
-        if place >= 0:
+        if position >= 0:
             bucket.add()
 
     def _send(self, bucket: Bucket) -> None:
         self._exchange.start(bucket.total())
         self._sent += 1
 
-    def _hook(self, number: int, place: int) -> Callable[[Tensor], None]:
-        """Called when a parameter has its gradient: in the last backward pass, sends its bucket
-        once it is full and the earlier ones are sent.
-        """
+    def _hook(self, number: int, index: int) -> Callable[[Tensor], None]:
+        """Make a hook that sends full buckets, in order, during the last backward pass."""
 
         def ready(_: Tensor) -> None:
-            if not self._last:
+            if not self._is_last:
                 return
-            self._waiting[number].discard(place)
+            self._waiting[number].discard(index)
             while self._sent < len(self._buckets) and not self._waiting[self._sent]:
                 bucket = self._buckets[self._sent]
-                self._add(bucket, self._at)
+                self._add(bucket, self._position)
                 self._send(bucket)
 
         return ready

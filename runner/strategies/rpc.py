@@ -1,5 +1,6 @@
-"""The model as stages, the first in this process and the others as remote modules:
-torch.distributed.rpc with distributed autograd.
+"""Strategy that cuts the model into stages: the first in this process, the others remote modules.
+
+Built on torch.distributed.rpc with distributed autograd.
 """
 
 from __future__ import annotations
@@ -34,19 +35,17 @@ _PURPOSE = "a remote call"
 @final
 @dataclass(kw_only=True, eq=False)
 class RPC(StageStrategy):
-    """The first process drives: its forward pass calls the other stages remotely, and distributed
-    autograd runs the backward pass through them.
+    """Model in stages, driven by the first process, which calls the others remotely.
 
-    One micro-batch after another, each in its own autograd context, so that gradients are added as
-    in one process: the same bits.
-
-    Its further settings are those of `RankStrategy`; `nproc=null` means one for each stage, and
-    `timeout_s` holds for remote calls too.
+    Distributed autograd runs the backward pass through the stages. Micro-batches run one after
+    another, each in its own autograd context, so gradients are added as in one process, to the same
+    bits. `RankStrategy` has the other settings; `nproc=null` means one for each stage, and
+    `timeout_s` applies to remote calls too.
 
     Args:
-        rank_invariant: Says to the fingerprint that the result is that of one process.
-        split: The names of the submodules at which a new stage begins, in order; one stage, and
-            process, more than names.
+        rank_invariant: Whether the fingerprint is that of one process.
+        split: Names of the submodules at which a new stage begins, in order. There is one stage,
+            and process, more than names.
     """
 
     def __post_init__(self) -> None:
@@ -59,14 +58,14 @@ class RPC(StageStrategy):
     def _cut(self, model: nn.Module) -> list[nn.Module]:
         for name, parameter in model.named_parameters():
             if parameter._post_accumulate_grad_hooks:  # pyright: ignore[reportPrivateUsage]
-                words = (
+                message = (
                     f"has a hook that distributed autograd does not call ({name}: "
                     "register_post_accumulate_grad_hook)"
                 )
                 raise ConfigError(
                     Problem(
                         "model",
-                        words,
+                        message,
                         type(model).__name__,
                         hint="strategy=pipeline, or strategy=elastic",
                     )
@@ -75,32 +74,32 @@ class RPC(StageStrategy):
 
     def wrap(self, model: nn.Module) -> nn.Module:
         self._keep_stages(self._cut(model))
-        _here.stage, _here.gradients = (
-            Served(self._stages[self.peers.rank], self._device),
-            Gradients([]),
-        )
+        _local.stage = RemoteStage(self._stages[self.peers.rank], self._device)
+        _local.gradients = Gradients([])
         devices = self.peers.gather(str(self._device))
         self._begin_serving(devices)
         if self.peers.rank > 0:
-            return model  # others call this process's stage
-        made: Any = _stage_here  # called there like a class
+            # The first process calls this process's stage.
+            return model
+        # The remote process calls it like a class.
+        stage_class: Any = _local_stage
         remote = [
-            RemoteModule(f"{_name(rank)}/{device}", made)
+            RemoteModule(f"{_name(rank)}/{device}", stage_class)
             for rank, device in enumerate(devices)
             if rank > 0
         ]
-        parameters = [rpc.RRef(parameter) for parameter in _here.stage.parameters()] + [
+        parameters = [rpc.RRef(parameter) for parameter in _local.stage.parameters()] + [
             rref for module in remote for rref in module.remote_parameters()
         ]
-        # It expects one of torch's optimizers
+        # It logs an error for a class other than torch's optimizers.
         logging.getLogger("torch.distributed.optim.optimizer").setLevel(logging.ERROR)
-        self._gradients: Any = DistributedOptimizer(_gradients_here, parameters)
-        return Driver(model, _here.stage.stage, remote, self._device)
+        self._gradients: Any = DistributedOptimizer(_make_gradients, parameters)
+        return Driver(model, _local.stage.stage, remote, self._device)
 
     def _begin_serving(self, devices: Sequence[str]) -> None:
         self.peers.doing = "starting to serve remote calls"
         options = rpc.TensorPipeRpcBackendOptions(
-            rpc_timeout=self.timeout_s, init_method=self.peers.first(_meeting_place)
+            rpc_timeout=self.timeout_s, init_method=self.peers.first(_rpc_address)
         )
         if self._device.type == "cuda" and self.peers.rank == 0:
             for rank, device in enumerate(devices):
@@ -108,7 +107,7 @@ class RPC(StageStrategy):
                     options.set_device_map(_name(rank), {self._device: torch.device(device)})
         seal_calls()
         with warnings.catch_warnings():
-            # Torch's own call triggers this warning
+            # Torch's own call triggers this warning.
             warnings.filterwarnings("ignore", message="You are using a Backend")
             rpc.init_rpc(
                 _name(self.peers.rank),
@@ -123,18 +122,17 @@ class RPC(StageStrategy):
         return range(self._accumulate if self.peers.rank == 0 else 0)
 
     def carry(self, micro_batches: Sequence[MicroBatch], forward: Forward) -> list[Tally]:
-        """As the base class, in the first process.
-
-        The others serve its calls between two meetings, until which they may still be stepping.
-        """
+        """Run the micro-batches in the first process; the others serve its calls meanwhile."""
+        # Other processes may still be stepping until they meet here.
         self.peers.gather(None)
-        tallies, mine = list[Tally](), set(map(id, _here.stage.parameters()))
+        tallies, own_ids = list[Tally](), set(map(id, _local.stage.parameters()))
         for micro in micro_batches:
             self.peers.doing = "calling the other stages"
             with autograd.context() as context:
-                loss, first, tally = forward(micro)
-                autograd.backward(context, [loss * first])  # pyright: ignore[reportPrivateImportUsage]
-                if any(id(one) not in mine for one in autograd.get_gradients(context)):  # pyright: ignore[reportPrivateImportUsage]
+                loss, gradient, tally = forward(micro)
+                autograd.backward(context, [loss * gradient])  # pyright: ignore[reportPrivateImportUsage]
+                gradients = autograd.get_gradients(context)  # pyright: ignore[reportPrivateImportUsage]
+                if any(id(x) not in own_ids for x in gradients):
                     raise reads_weights()
                 self._gradients.step(context)
             tallies.append(tally())
@@ -142,7 +140,7 @@ class RPC(StageStrategy):
         return tallies
 
     def reduce(self, tallies: Sequence[Tally]) -> Tally:
-        _here.gradients.give_back()
+        _local.gradients.give_back()
         return super().reduce(tallies)
 
     def abandon(self, error: BaseException) -> None:
@@ -160,7 +158,7 @@ class RPC(StageStrategy):
 
 
 @final
-class Served(nn.Module):
+class RemoteStage(nn.Module):
     """A process's stage, called from another process."""
 
     def __init__(self, stage: nn.Module, device: torch.device) -> None:
@@ -169,45 +167,46 @@ class Served(nn.Module):
         self._device = device
 
     def forward(self, surroundings: Surroundings, *inputs: Tensor) -> tuple[Any, Generators]:
-        """What the stage gives, and the generators' states after it."""
+        """Return the stage's output, and the generators' states after it."""
         with surroundings.enter(self._device):
             return self.stage(*inputs), Generators.now(self._device)
 
 
 @final
 class Driver(StandIn):
-    """Calls the first stage here, and the others remotely in order, each with the generators as the
-    one before left them.
+    """Calls the first stage in this process, and the others remotely, in order.
+
+    Each starts with the generators as the previous one left them.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        first: nn.Module,
-        others: Sequence[RemoteModule],
+        first_stage: nn.Module,
+        remote_stages: Sequence[RemoteModule],
         device: torch.device,
     ) -> None:
         super().__init__(model, device)
-        self._first = first
-        self._others = list(others)  # a plain list: a remote module is not a submodule
+        self._first_stage = first_stage
+        # A plain list: a remote module is not a submodule.
+        self._remote_stages = list(remote_stages)
 
     def forward(self, *inputs: Tensor) -> Any:
-        value = self._first(*inputs)
-        for stage in self._others:
-            value, after = stage(
+        value = self._first_stage(*inputs)
+        for stage in self._remote_stages:
+            value, generators = stage(
                 Surroundings.now(self._device), *(value if isinstance(value, tuple) else (value,))
             )
-            after.set(self._device)
+            generators.set(self._device)
         return value
 
 
 @final
 class Gradients:
-    """Called by DistributedOptimizer in each process in place of an optimizer: adds one
-    micro-batch's gradients to the step's sum.
+    """Sum of a step's gradients, which DistributedOptimizer calls in place of an optimizer.
 
-    The optimizers of the config step later, when the gradients of all micro-batches are there,
-    divided by what they count, clipped and checked.
+    The config's optimizers step later, once the gradients of all micro-batches have been added,
+    divided by their counts, clipped and checked.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
@@ -218,9 +217,9 @@ class Gradients:
         """Add the gradients that the parameters hold."""
         for parameter in self._parameters:
             if parameter.grad is not None:
-                before = self._sums.get(parameter)
+                total = self._sums.get(parameter)
                 self._sums[parameter] = (
-                    parameter.grad if before is None else before.add_(parameter.grad)
+                    parameter.grad if total is None else total.add_(parameter.grad)
                 )
                 parameter.grad = None
 
@@ -232,23 +231,23 @@ class Gradients:
 
 
 @final
-class Here:
-    """The objects that remote calls use in this process."""
+class LocalObjects:
+    """Objects of this process that remote calls use."""
 
-    stage: Served
+    stage: RemoteStage
     gradients: Gradients
 
 
-_here = Here()
+_local = LocalObjects()
 
 
-def _stage_here() -> nn.Module:
-    return _here.stage
+def _local_stage() -> nn.Module:
+    return _local.stage
 
 
-def _gradients_here(parameters: Sequence[nn.Parameter]) -> Gradients:
-    _here.gradients = Gradients(parameters)
-    return _here.gradients
+def _make_gradients(parameters: Sequence[nn.Parameter]) -> Gradients:
+    _local.gradients = Gradients(parameters)
+    return _local.gradients
 
 
 def _name(rank: int) -> str:
@@ -256,16 +255,15 @@ def _name(rank: int) -> str:
 
 
 def seal_calls() -> None:
-    """Authenticate the messages that torch unpickles for remote calls with this run's secret:
-    otherwise whoever reaches the port could call anything.
-    """
+    """Authenticate the messages of remote calls, which torch unpickles, with this run's secret."""
+    # Otherwise anyone who reaches the port could call anything.
     kind: Any = internal._InternalRPCPickler  # pyright: ignore[reportPrivateUsage]
     if hasattr(kind, "sealed"):
         return
     serialize, deserialize = kind.serialize, kind.deserialize
 
-    def sealed(self: Any, said: Any) -> Any:
-        binary, tensors = serialize(self, said)
+    def sealed(self: Any, value: Any) -> Any:
+        binary, tensors = serialize(self, value)
         return seal(binary, _PURPOSE), tensors
 
     def unsealed(self: Any, binary: bytes, tensors: Any) -> Any:
@@ -274,12 +272,11 @@ def seal_calls() -> None:
     kind.serialize, kind.deserialize, kind.sealed = sealed, unsealed, True
 
 
-def _meeting_place() -> str:
-    """Where the processes exchange their RPC addresses: the agent's store if there is an agent,
-    otherwise a separate port.
-    """
+def _rpc_address() -> str:
+    """Return the address of RPC's rendezvous: the agent's store, or a port without an agent."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return "env://"
     with socket.socket() as probe:
         probe.bind(("", 0))
-        return f"tcp://{os.environ.get('MASTER_ADDR') or socket.gethostname()}:{probe.getsockname()[1]}"
+        host = os.environ.get("MASTER_ADDR") or socket.gethostname()
+        return f"tcp://{host}:{probe.getsockname()[1]}"

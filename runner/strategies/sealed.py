@@ -1,9 +1,8 @@
-"""Authenticates messages between ranks with a secret that only they get from the process that
-started them; only then are they unpickled.
+"""Authenticates messages between ranks, before they are unpickled, with a secret of the run.
 
-`samewise train` hands one to the ranks that it starts, and `launcher=slurm` to those of its jobs on
-several machines. Ranks that something else has started (torchrun) share what SAMEWISE_SECRET has
-there; without it the mark proves nothing, and only the network keeps strangers out.
+`samewise train` passes it to the ranks that it starts, and `launcher=slurm` to those of its jobs on
+several machines. Ranks started otherwise (torchrun) share the value of SAMEWISE_SECRET; without one
+the code proves nothing, and only the network keeps strangers out.
 """
 
 from __future__ import annotations
@@ -16,11 +15,13 @@ import secrets
 from samewise.runner.errors import Problem, TrainingError
 
 SECRET = "SAMEWISE_SECRET"
-"""A long random text that all ranks have in their environment, where other users cannot read it;
-launchers set it, torchrun does not."""
+"""Variable with a long random text in the environment of all ranks.
+
+Other users cannot read it. Launchers set it, torchrun does not.
+"""
 
 MARK = hashlib.sha256().digest_size
-"""Bytes that a message grows by."""
+"""Bytes of a message's authentication code."""
 
 
 def new_secret() -> str:
@@ -28,26 +29,29 @@ def new_secret() -> str:
     return secrets.token_hex(32)
 
 
-def seal(said: bytes, purpose: str) -> bytes:
+def seal(message: bytes, purpose: str) -> bytes:
     """Prepend a message's authentication code."""
-    return _mark(said, purpose) + said
+    return _mark(message, purpose) + message
 
 
-def unseal(heard: bytes, purpose: str) -> bytes:
-    """The message, if a process with the secret sent it for this purpose.
+def unseal(sealed: bytes, purpose: str) -> bytes:
+    """Return the message, if a process with the secret sent it for this purpose.
 
-    Otherwise a TrainingError.
+    Raises:
+        TrainingError: No such process sent it.
     """
-    mark, said = heard[:MARK], heard[MARK:]
-    if not hmac.compare_digest(mark, _mark(said, purpose)):
-        words = f"received a message that no rank of this run sent ({purpose}), and did not use it"
+    mark, message = sealed[:MARK], sealed[MARK:]
+    if not hmac.compare_digest(mark, _mark(message, purpose)):
+        problem = (
+            f"received a message that no rank of this run sent ({purpose}), and did not use it"
+        )
         hint = (
             "another process may have sent it; if you start the ranks by hand, give all of "
             f"them the same {SECRET}, or none"
         )
-        raise TrainingError(Problem(f"rank {os.environ.get('RANK', '?')}", words, hint=hint))
-    return said
+        raise TrainingError(Problem(f"rank {os.environ.get('RANK', '?')}", problem, hint=hint))
+    return message
 
 
-def _mark(said: bytes, purpose: str) -> bytes:
-    return hmac.digest(f"{os.environ.get(SECRET, '')} {purpose}".encode(), said, "sha256")
+def _mark(message: bytes, purpose: str) -> bytes:
+    return hmac.digest(f"{os.environ.get(SECRET, '')} {purpose}".encode(), message, "sha256")

@@ -1,5 +1,6 @@
-"""A model and its optimizer in shards (torch's DTensor), and how to reassemble them for
-checkpoints, digests and averages of weights.
+"""Shards of a model and its optimizer (torch's DTensor), and how to reassemble them.
+
+Checkpoints, digests and averages of weights need whole tensors.
 """
 
 from __future__ import annotations
@@ -38,40 +39,39 @@ def shard(
     """Shard a model's parameters over the processes, in place.
 
     Args:
-        model: On its device.
-        units: The names of the modules whose weights are gathered together, each for its own
-            forward and backward pass; the model has the rest.
+        model: The model, on its device.
+        units: Names of the modules whose weights are gathered together, each for its own forward
+            and backward pass; the model itself has the rest.
         mesh: The processes.
-        policy: What weights and gradients are exchanged and computed in.
-        output_dtype: What the model's own outputs are turned into; None: they stay.
-        reshard: Free a unit's weights between its forward and backward pass.
+        policy: Dtypes in which weights and gradients are exchanged and computed.
+        output_dtype: Dtype to which the model's outputs are converted; None: unchanged.
+        reshard: Whether to free a unit's weights between its forward and backward pass.
     """
     if policy.param_dtype is not None:
         _normalise_in_float32(model)
-    for parameter in (
-        model.parameters()
-    ):  # channels_last ones are not contiguous: torch shards only contiguous tensors
+    # Torch shards contiguous tensors only; parameters in channels_last are not.
+    for parameter in model.parameters():
         parameter.data = parameter.data.contiguous()
-    for name in reversed(units):  # submodules before their module
+    # Submodules come before the module that contains them.
+    for name in reversed(units):
         fully_shard(
             model.get_submodule(name), mesh=mesh, mp_policy=policy, reshard_after_forward=reshard
         )
-    whole = MixedPrecisionPolicy(
+    root_policy = MixedPrecisionPolicy(
         policy.param_dtype, policy.reduce_dtype, output_dtype, policy.cast_forward_inputs
     )
-    fully_shard(model, mesh=mesh, mp_policy=whole, reshard_after_forward=False)
+    fully_shard(model, mesh=mesh, mp_policy=root_policy, reshard_after_forward=False)
     for part in parts(model):
-        part.set_force_sum_reduction_for_comms(True)  # gloo cannot average
-        part.set_gradient_divide_factor(1.0)  # the gradient of a step is a sum
+        # Gloo cannot average, and the gradient of a step is a sum.
+        part.set_force_sum_reduction_for_comms(True)
+        part.set_gradient_divide_factor(1.0)
     model.register_load_state_dict_pre_hook(_keep_shards)
     if all(parameter.device.type != "meta" for parameter in model.parameters()):
         _set_root(model)
 
 
 def require_no_parameter_hooks(model: nn.Module) -> None:
-    """Raise a ConfigError if a parameter has hooks: `shard` replaces it, and torch does not call
-    them.
-    """
+    """Raise a ConfigError if a parameter has hooks, which torch does not call on shards."""
     for name, parameter in model.named_parameters():
         if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:  # pyright: ignore[reportPrivateUsage]
             message = (
@@ -84,16 +84,13 @@ def require_no_parameter_hooks(model: nn.Module) -> None:
 
 
 def _set_root(model: nn.Module) -> None:
-    """Tell torch which module is the root: by default it is the first one called, and a recipe may
-    call a part.
-    """
+    """Tell torch which module is the root."""
+    # By default it is the first module called, and a recipe may call a part of the model.
     fully_shard.state(model)._lazy_init()  # pyright: ignore[reportFunctionMemberAccess, reportPrivateUsage]
 
 
 def _normalise_in_float32(model: nn.Module) -> None:
-    """Make batch norms that keep (float32) statistics convert their weights to float32 first, as
-    torch requires.
-    """
+    """Make batch norms with float32 statistics convert their weights first, as torch requires."""
     for norm in model.modules():
         statistics: Any = norm
         if (
@@ -101,36 +98,34 @@ def _normalise_in_float32(model: nn.Module) -> None:
             and statistics.affine
             and statistics.running_mean is not None
         ):
-            given = dict[str, Any]()
-            norm.register_forward_pre_hook(partial(_lend_float32, given))
-            norm.register_forward_hook(partial(_take_back, given), always_call=True)
+            originals = dict[str, Any]()
+            norm.register_forward_pre_hook(partial(_lend_float32, originals))
+            norm.register_forward_hook(partial(_take_back, originals), always_call=True)
 
 
-def _lend_float32(given: dict[str, Any], norm: nn.Module, inputs: Any) -> None:
+def _lend_float32(originals: dict[str, Any], norm: nn.Module, inputs: Any) -> None:
     parameters = cast("dict[str, Any]", norm._parameters)  # pyright: ignore[reportPrivateUsage]
-    given.update(parameters)
-    parameters.update({name: parameter.float() for name, parameter in given.items()})
+    originals.update(parameters)
+    parameters.update({name: parameter.float() for name, parameter in originals.items()})
 
 
-def _take_back(given: dict[str, Any], norm: nn.Module, inputs: Any, output: Any) -> None:
-    cast("dict[str, Any]", norm._parameters).update(given)  # pyright: ignore[reportPrivateUsage]
-    given.clear()
+def _take_back(originals: dict[str, Any], norm: nn.Module, inputs: Any, output: Any) -> None:
+    cast("dict[str, Any]", norm._parameters).update(originals)  # pyright: ignore[reportPrivateUsage]
+    originals.clear()
 
 
 def parts(model: nn.Module) -> list[FSDPModule]:
-    """The modules whose weights are gathered separately, the model first."""
+    """Return the modules whose weights are gathered separately, the model first."""
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
 
 
 def template(model: nn.Module) -> nn.Module:
-    """A copy of an unsharded model without values: its parameters and buffers are on the `meta`
-    device.
-    """
+    """Copy an unsharded model without values; its tensors are on the `meta` device."""
     empty: dict[int, Any] = {
-        id(one): nn.Parameter(torch.empty_like(one, device="meta"), one.requires_grad)
-        for one in model.parameters()
+        id(tensor): nn.Parameter(torch.empty_like(tensor, device="meta"), tensor.requires_grad)
+        for tensor in model.parameters()
     }
-    empty |= {id(one): torch.empty_like(one, device="meta") for one in model.buffers()}
+    empty |= {id(tensor): torch.empty_like(tensor, device="meta") for tensor in model.buffers()}
     return copy.deepcopy(model, empty | without_graphs(model))
 
 
@@ -138,15 +133,15 @@ def template(model: nn.Module) -> nn.Module:
 def fill(copied: nn.Module, model: nn.Module, device: torch.device) -> None:
     """Allocate a sharded `template`, and copy the sharded model's values."""
     copied.to_empty(device=device)
-    for mine, theirs in zip(copied.parameters(), model.parameters(), strict=True):
-        mine.copy_(theirs)
-    for mine, theirs in zip(copied.buffers(), model.buffers(), strict=True):
-        mine.copy_(theirs)
+    for target, source in zip(copied.parameters(), model.parameters(), strict=True):
+        target.copy_(source)
+    for target, source in zip(copied.buffers(), model.buffers(), strict=True):
+        target.copy_(source)
     _set_root(copied)
 
 
 def whole(value: Any, *, is_main: bool) -> Any:
-    """A state with its sharded tensors reassembled on rank 0's CPU.
+    """Reassemble a state's sharded tensors on rank 0's CPU.
 
     The other ranks, which must also call it, get empty tensors.
     """
@@ -166,7 +161,8 @@ def whole(value: Any, *, is_main: bool) -> Any:
 def take_whole_states(optimizer: Optimizer) -> Optimizer:
     """Make the optimizer of a sharded model load unsharded states and read whole numbers.
 
-    ConfigError if torch cannot step it on shards.
+    Raises:
+        ConfigError: Torch cannot step the optimizer on shards.
     """
     if isinstance(optimizer, REFUSED):
         name = type(optimizer).__name__
@@ -185,9 +181,9 @@ def take_whole_states(optimizer: Optimizer) -> Optimizer:
 
 
 class _WholeNumbers(TorchDispatchMode):
-    """Within it, a number that is read from a sharded tensor, as by `float`, is the whole tensor's.
+    """Mode in which a number read from a sharded tensor, as by `float`, is the whole tensor's.
 
-    Torch gives each process its shard's.
+    Torch returns the number of each process's shard.
     """
 
     def __torch_dispatch__(
@@ -208,7 +204,7 @@ def _step_with_whole_numbers(optimizer: Optimizer, *arguments: Any) -> Any:
 
 
 def _like(value: Any, other: Any) -> Any:
-    """This process's shard of an unsharded tensor, sharded like `other`; other values unchanged."""
+    """Return this process's shard of an unsharded tensor, like `other`; other values unchanged."""
     if (
         not isinstance(other, DTensor)
         or not isinstance(value, Tensor)
@@ -222,15 +218,15 @@ def _like(value: Any, other: Any) -> Any:
 
 
 def _keep_shards(model: nn.Module, state: dict[str, Any], prefix: str, *further: Any) -> None:
-    for name, held in model.state_dict().items():
+    for name, tensor in model.state_dict().items():
         if prefix + name in state:
-            state[prefix + name] = _like(state[prefix + name], held)
+            state[prefix + name] = _like(state[prefix + name], tensor)
 
 
 def _shard_states(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
     numbers = [number for group in state["param_groups"] for number in group["params"]]
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    # Torch itself reports groups that do not fit
+    # Torch itself reports groups that do not fit.
     by_number = dict(zip(numbers, parameters, strict=False))
     shards = {
         number: _sharded_state(values, by_number.get(number))

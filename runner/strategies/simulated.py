@@ -17,8 +17,9 @@ _pretending = contextvars.ContextVar("pretending", default=False)
 
 @final
 class SimulatedPeers(Processes):
-    """Ranks of which only this one exists, in torch's fake process group: a collective leaves
-    tensors unchanged. For checks, not for training.
+    """Ranks of which only this one exists, for checks and not for training.
+
+    In torch's fake process group, collectives leave tensors unchanged.
     """
 
     def gather(self, value: Any) -> list[Any]:
@@ -40,20 +41,20 @@ class SimulatedPeers(Processes):
 
 @contextlib.contextmanager
 def simulate_ranks(rank: int, size: int) -> Generator[None]:
-    """Within it, this process is one of so many ranks.
+    """Make this process one of `size` ranks within the context.
 
-    `join` returns `SimulatedPeers`, and devices of the others are not required.
+    `join` returns `SimulatedPeers`, and the other ranks need no devices.
     """
-    given = {"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": str(size)}
-    before = {name: os.environ.get(name) for name in (*given, "LOCAL_WORLD_SIZE")}
-    os.environ.update(given)
+    variables = {"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": str(size)}
+    previous = {name: os.environ.get(name) for name in (*variables, "LOCAL_WORLD_SIZE")}
+    os.environ.update(variables)
     os.environ.pop("LOCAL_WORLD_SIZE", None)
     _pretending.set(True)
     try:
         yield
     finally:
         _pretending.set(False)
-        for name, value in before.items():
+        for name, value in previous.items():
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
@@ -62,5 +63,5 @@ def simulate_ranks(rank: int, size: int) -> Generator[None]:
 
 
 def is_simulated() -> bool:
-    """Whether this is within `simulate_ranks`."""
+    """Return whether the process is within `simulate_ranks`."""
     return _pretending.get()

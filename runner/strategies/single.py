@@ -16,14 +16,17 @@ from samewise.runner.strategies.sync_batch_norm import refuse
 
 @final
 class Single(Strategy):
-    """All replicas in this process: the same bits as with many processes, only slower.
+    """All replicas in this process, with the bits of many processes.
 
     Args:
-        rank_invariant: Says to the fingerprint that how many processes there are does not matter.
+        rank_invariant: Whether the fingerprint ignores the number of processes.
         sync_batch_norm: False: batch statistics are each replica's own.
+
+    Raises:
+        ConfigError: `sync_batch_norm` is set.
     """
 
-    # The same computation as `strategy=elastic` on any number of ranks, with the same fingerprint
+    # The same computation as `strategy=elastic` on any number of ranks, with the same fingerprint.
     level = "R2"
     unfreezes = True
     compiles = True

@@ -1,9 +1,9 @@
 """Stages of a model, each in its own process, for the strategies `pipeline` and `rpc`.
 
-Every process has the whole model: what is divided is the work and the memory of activations. After
-a step's backward pass each process hands the gradients of its stage to the others; so the weights
-are whole and alike everywhere, and clipping, averages of weights, evaluation and checkpoints need
-not know of stages.
+Every process has the whole model; the work and the memory of activations are divided. After a
+step's backward pass each process sends the gradients of its stage to the others. The weights are
+therefore complete and equal everywhere, and clipping, averages of weights, evaluation and
+checkpoints need not know of stages.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from samewise.runner.strategies.tree import copy_buffers
 
 @final
 class StageParts:
-    """The stages' parameters and buffers, whose gradients and values every process receives."""
+    """Parameters and buffers of the stages, which every process receives."""
 
     def __init__(self, stages: Sequence[nn.Module], peers: Processes) -> None:
         self._trained = [
@@ -39,17 +39,18 @@ class StageParts:
         self._peers = peers
 
     def have_gradients(self) -> list[bool]:
-        """Which parameters of this process's stage have a gradient.
+        """Return for each parameter of this process's stage whether it has a gradient.
 
-        ConfigError if another stage's has one here, which nobody would receive.
+        Raises:
+            ConfigError: A parameter of another stage has one here, which no process would receive.
         """
-        others = (
+        foreign = (
             parameter
             for owner, trained in enumerate(self._trained)
             if owner != self._peers.rank
             for parameter in trained
         )
-        if any(parameter.grad is not None for parameter in others):
+        if any(parameter.grad is not None for parameter in foreign):
             raise reads_weights()
         return [parameter.grad is not None for parameter in self._trained[self._peers.rank]]
 
@@ -57,7 +58,7 @@ class StageParts:
     def share(self, touched: Sequence[Sequence[bool]]) -> None:
         """Send each process's gradients and buffers to all.
 
-        `touched` combines the results of `touched` of all processes.
+        `touched` has the results of `have_gradients` of all processes.
         """
         for owner, marks in enumerate(touched):
             self._peers.doing = f"sharing the gradients of stage {owner}"
@@ -66,14 +67,12 @@ class StageParts:
                 for parameter, mark in zip(self._trained[owner], marks, strict=True)
                 if mark
             ]
-            # Looked up: a layer may assign another tensor to one
-            mine, buffers = (
-                owner == self._peers.rank,
-                list(self._stages[owner].buffers()),
-            )
+            is_own = owner == self._peers.rank
+            # Looked up each time: a layer may assign another tensor to a buffer.
+            buffers = list(self._stages[owner].buffers())
             tensors = [
                 *(
-                    parameter.grad if mine and parameter.grad is not None else parameter
+                    parameter.grad if is_own and parameter.grad is not None else parameter
                     for parameter in trained
                 ),
                 *buffers,
@@ -81,21 +80,19 @@ class StageParts:
             if not tensors:
                 continue
             values = from_rank(owner, tensors)
-            if not mine:
+            if not is_own:
                 for parameter, value in zip(trained, values, strict=False):
                     parameter.grad = value
                 copy_buffers(buffers, values[len(trained) :])
 
 
 def reads_weights() -> ConfigError:
-    """The error for a recipe whose loss depends on weights of a stage in another process, such as
-    by a penalty.
-    """
-    words = (
+    """Make the error for a recipe whose loss reads weights of another process, as by a penalty."""
+    message = (
         "uses the model's weights in its loss other than by calling the model, which stages do "
         "not support"
     )
-    return ConfigError(Problem("recipe", words, hint="strategy=elastic"))
+    return ConfigError(Problem("recipe", message, hint="strategy=elastic"))
 
 
 @dataclass(frozen=True)
@@ -107,50 +104,49 @@ class ModelCall:
 
     @property
     def form(self) -> tuple[tuple[tuple[int, ...], torch.dtype], ...]:
-        """The inputs' shapes and dtypes."""
+        """Shapes and dtypes of the inputs."""
         return tuple((tuple(tensor.shape), tensor.dtype) for tensor in self.inputs)
 
 
 class _CallCaptured(BaseException):
-    """Ends a recipe at its model call with the input.
+    """Ends a recipe at its model call.
 
     Not an Exception, so that nothing catches it.
     """
 
 
 class StandIn(nn.Module):
-    """Stands in for the model in a recipe's loss.
+    """Stand-in for the model in a recipe's loss.
 
-    Its `modules` are those of the whole model, so that a recipe finds there what it finds in one
-    process.
+    Its `modules` are the whole model's, so that a recipe finds there what it finds in one process.
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         super().__init__()
-        self._model = (model,)  # in a tuple: not a submodule
+        # In a tuple, it is not a submodule.
+        self._model = (model,)
         self._device = device
 
-    def named_modules(
-        self, *given: Any, **further: Any
-    ) -> Generator[tuple[str, nn.Module]]:  # `modules` calls it
-        yield from self._model[0].named_modules(*given, **further)
+    # `modules` calls it.
+    def named_modules(self, *arguments: Any, **keywords: Any) -> Generator[tuple[str, nn.Module]]:
+        yield from self._model[0].named_modules(*arguments, **keywords)
 
 
 @final
 class CallCapture(StandIn):
-    """First captures the input of a recipe's call, then returns another process's output."""
+    """Stand-in that captures a recipe's call first, and later returns another process's output."""
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         super().__init__(model, device)
-        self._asked: ModelCall | None = None
-        self._given: list[Any] = []
-        self._begun: Generators | None = None
+        self._call: ModelCall | None = None
+        self._outputs: list[Any] = []
+        self._generators: Generators | None = None
 
-    def forward(self, *inputs: Any, **further: Any) -> Any:
-        if self._given:
-            self._begun = Generators.now(self._device)
-            return self._given.pop()
-        if further or not all(isinstance(value, Tensor) for value in inputs):
+    def forward(self, *inputs: Any, **keywords: Any) -> Any:
+        if self._outputs:
+            self._generators = Generators.now(self._device)
+            return self._outputs.pop()
+        if keywords or not all(isinstance(value, Tensor) for value in inputs):
             hint = "strategy=elastic"
             raise ConfigError(
                 Problem(
@@ -160,7 +156,7 @@ class CallCapture(StandIn):
                     hint=hint,
                 )
             )
-        if self._asked is not None:
+        if self._call is not None:
             raise ConfigError(
                 Problem(
                     "recipe",
@@ -168,15 +164,15 @@ class CallCapture(StandIn):
                     hint="strategy=elastic",
                 )
             )
-        self._asked = ModelCall(inputs, Surroundings.now(self._device))
+        self._call = ModelCall(inputs, Surroundings.now(self._device))
         raise _CallCaptured
 
     def capture_call(self, run: Callable[[], Any]) -> ModelCall:
-        """The input of the model's call in `run`, which ends there."""
-        self._asked = None
+        """Return the model's call in `run`, which ends there."""
+        self._call = None
         with suppress(_CallCaptured):
             run()
-        if self._asked is None:
+        if self._call is None:
             raise ConfigError(
                 Problem(
                     "recipe",
@@ -184,29 +180,30 @@ class CallCapture(StandIn):
                     hint="strategy=elastic",
                 )
             )
-        asked, self._asked = self._asked, None
-        return asked
+        call, self._call = self._call, None
+        return call
 
     def run_with_output(self, output: Any, run: Callable[[], Any]) -> tuple[Any, bool]:
-        """The result of `run` if the model returns `output`, and whether it draws random numbers
-        after that.
-        """
-        self._given = [output]
+        """Return the result of `run` if the model returns `output`, and whether it draws later."""
+        self._outputs = [output]
         result = run()
-        begun, self._begun = self._begun, None
-        return result, begun is not None and begun.differ(self._device)
+        generators, self._generators = self._generators, None
+        return result, generators is not None and generators.differ(self._device)
 
 
 @dataclass(kw_only=True, eq=False)
 class StageStrategy(RankStrategy, abc.ABC):
-    """Each process runs one stage.
+    """Strategy with one stage of the model per process.
 
-    `nproc=null` means one process per stage. The other settings are those of `RankStrategy`.
+    `RankStrategy` has the other settings; `nproc=null` means one process per stage.
 
     Args:
-        split: The names of the submodules at which a new stage begins, in order; one stage, and
-            process, more than names.
-        rank_invariant: Says to the fingerprint that the result is that of one process.
+        split: Names of the submodules at which a new stage begins, in order. There is one stage,
+            and process, more than names.
+        rank_invariant: Whether the fingerprint is that of one process.
+
+    Raises:
+        ConfigError: `split` is empty.
     """
 
     pretends = False
@@ -228,7 +225,8 @@ class StageStrategy(RankStrategy, abc.ABC):
             )
 
     def processes(self, device: str, replicas: int) -> int:
-        if replicas > 1:  # each replica would need its own processes
+        # Each replica would need its own processes.
+        if replicas > 1:
             reason, hint = (
                 f"{self._strategy_name} cuts the model, not the batch: it carries one replica",
                 "replicas=1, and accumulate=N for micro-batches",
@@ -271,6 +269,6 @@ class StageStrategy(RankStrategy, abc.ABC):
         self._stages, self._parts = stages, StageParts(stages, self.peers)
 
     def reduce(self, tallies: Sequence[Tally]) -> Tally:
-        everyone, touched = self.gather(tallies, self._parts.have_gradients())
+        all_tallies, touched = self.gather(tallies, self._parts.have_gradients())
         self._parts.share(touched)
-        return add_tallies(everyone)
+        return add_tallies(all_tallies)

@@ -1,4 +1,4 @@
-"""The state around a forward pass, which another process is to have as well."""
+"""State around a forward pass, which another process must reproduce."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Generators:
-    """The states of Python's, NumPy's and torch's generators."""
+    """States of Python's, NumPy's and torch's generators."""
 
     python: Any
     numpy: Any
@@ -24,7 +24,7 @@ class Generators:
 
     @classmethod
     def now(cls, device: torch.device | None = None) -> Generators:
-        """Those of the CPU, and the device's if it is CUDA."""
+        """Return the states of the CPU's generators, and the device's if it is CUDA."""
         cuda = (
             torch.cuda.get_rng_state(device)
             if device is not None and device.type == "cuda"
@@ -42,7 +42,7 @@ class Generators:
             torch.cuda.set_rng_state(self.cuda, device)
 
     def differ(self, device: torch.device | None = None) -> bool:
-        """Whether any was drawn from since."""
+        """Return whether a generator has been drawn from since."""
         now = Generators.now(device)
         pairs = [
             (self.torch, now.torch),
@@ -55,7 +55,7 @@ class Generators:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """The state around a forward pass: autocast, and the generators."""
+    """State around a forward pass: autocast and the generators."""
 
     device: str
     autocast: bool

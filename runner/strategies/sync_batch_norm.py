@@ -1,6 +1,4 @@
-"""Batch norm over the samples of all replicas: torch.nn.SyncBatchNorm, for strategies that support
-it.
-"""
+"""Batch norm over the samples of all replicas (torch.nn.SyncBatchNorm)."""
 
 from __future__ import annotations
 
@@ -18,9 +16,7 @@ HINT = (
 
 
 def require_batch_norm(model: nn.Module, device: torch.device) -> None:
-    """Raise a ConfigError unless the model has batch norms that torch's SyncBatchNorm can replace,
-    and the device is CUDA.
-    """
+    """Raise a ConfigError unless the device is CUDA and the model has batch norms to replace."""
     if device.type != "cuda":
         expected = "a CUDA device for each process"
         raise ConfigError(
@@ -44,20 +40,16 @@ def require_batch_norm(model: nn.Module, device: torch.device) -> None:
 
 
 def synchronise(model: nn.Module) -> None:
-    """Replace the batch norms in place: parameters, buffers and names stay, and frozen norms stay
-    frozen.
-    """
-    held = [name for name, module in model.named_modules() if is_kept_in_eval_mode(module)]
+    """Replace the batch norms in place; parameters, buffers and names stay, also frozen norms."""
+    frozen = [name for name, module in model.named_modules() if is_kept_in_eval_mode(module)]
     nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    for name in held:
+    for name in frozen:
         keep_in_eval_mode(model.get_submodule(name))
 
 
-def refuse(asked: bool, strategy: str) -> None:
-    """Raise a ConfigError if it is set for a strategy without it: there each replica has its own
-    statistics, so any process can run it.
-    """
-    if asked:
+def refuse(is_set: bool, strategy: str) -> None:
+    """Raise a ConfigError if the setting is used with a strategy that does not support it."""
+    if is_set:
         message = (
             f"{strategy} gives each replica batch statistics of its own, so that any number of "
             "processes computes the same bits"
@@ -66,11 +58,9 @@ def refuse(asked: bool, strategy: str) -> None:
 
 
 def require_none(model: nn.Module, strategy: str) -> None:
-    """Raise a ConfigError that names layers which would exchange statistics between processes
-    without the strategy.
-    """
-    found = [name for name, module in model.named_modules() if isinstance(module, nn.SyncBatchNorm)]
-    if found:
+    """Raise a ConfigError that names the layers that exchange statistics between processes."""
+    names = [name for name, module in model.named_modules() if isinstance(module, nn.SyncBatchNorm)]
+    if names:
         message = (
             f"SyncBatchNorm exchanges statistics among processes, but {strategy} promises the "
             "same bits on any number of them"
@@ -84,6 +74,6 @@ def require_none(model: nn.Module, strategy: str) -> None:
                     "torch.nn.BatchNorm2d",
                     HINT,
                 )
-                for name in found
+                for name in names
             )
         )

@@ -1,9 +1,9 @@
-"""The sum of gradients over replicas in one fixed binary tree, whichever process has them: pairs of
-neighbours first, then pairs of pairs.
+"""Sum of gradients over replicas in one fixed binary tree, whichever process has them.
 
-The tree over n replicas splits off the largest power of two below n to the left. A rank carries one
-subtree and adds it up by a binary counter; the ranks' partial sums are then added in the tree's
-upper levels, so the result depends on the replicas' numbers alone.
+Pairs of neighbours come first, then pairs of pairs: the tree over n replicas splits off the largest
+power of two below n to the left. A rank carries one subtree and adds it up by a binary counter; the
+ranks' partial sums are then added in the tree's upper levels. The result thus depends on the
+replicas' numbers alone.
 """
 
 from __future__ import annotations
@@ -19,58 +19,60 @@ from torch import Tensor, nn
 from samewise.runner.torch_private import foreach_copy_, foreach_zero_
 
 ALIGNMENT = 512
-"""Bytes. Some CUDA kernels add in another order if a tensor is not aligned, so each gradient is
-aligned as in separate memory."""
+"""Bytes to which each gradient is aligned, as in separate memory.
+
+Some CUDA kernels add in another order if a tensor is not aligned.
+"""
 
 
 def subtrees(replicas: int, ranks: int) -> list[range]:
-    """The replicas of each rank: subtrees of the tree, made by splitting the largest.
+    """Return the replicas of each rank: subtrees of the tree, made by splitting the largest.
 
-    Equal in size if `replicas / ranks` is a power of two.
+    They have equal sizes if `replicas / ranks` is a power of two.
     """
     assert 1 <= ranks <= replicas
     parts = [range(replicas)]
     while len(parts) < ranks:
-        place = max(range(len(parts)), key=lambda number: len(parts[number]))
-        parts[place : place + 1] = _halves(parts[place])
+        largest = max(range(len(parts)), key=lambda number: len(parts[number]))
+        parts[largest : largest + 1] = _halves(parts[largest])
     return parts
 
 
 def additions(parts: Sequence[range]) -> list[tuple[int, int]]:
-    """The order in which to add the parts' sums: (left, right) means `left += right`.
+    """Return the order in which to add the parts' sums; (left, right) means `left += right`.
 
-    The total ends up in the first.
+    The first part ends up with the total.
     """
     order: list[tuple[int, int]] = []
-    number = {part: place for place, part in enumerate(parts)}
+    part_numbers = {part: index for index, part in enumerate(parts)}
 
     def descend(node: range) -> int:
-        if node in number:
-            return number[node]
-        left, right = (descend(half) for half in _halves(node))
-        order.append((left, right))
-        return left
+        if node in part_numbers:
+            return part_numbers[node]
+        target, source = (descend(half) for half in _halves(node))
+        order.append((target, source))
+        return target
 
     descend(range(parts[0].start, parts[-1].stop))
     return order
 
 
 def _halves(node: range) -> list[range]:
-    left = 1 << ((len(node) - 1).bit_length() - 1)
-    return [node[:left], node[left:]]
+    size = 1 << ((len(node) - 1).bit_length() - 1)
+    return [node[:size], node[size:]]
 
 
 def dense_strides(tensor: Tensor) -> tuple[int, ...]:
-    """The strides of a dense tensor with this one's layout (such as channels_last).
+    """Return the strides of a dense tensor with this one's layout (such as channels_last).
 
-    Its own if it has no gaps.
+    They are its own if it has no gaps.
     """
     return torch.empty_like(tensor, device="meta").stride()
 
 
 @dataclass(frozen=True)
 class Flat:
-    """A flat buffer for a bucket's gradients, and a view for each."""
+    """Flat buffer for a bucket's gradients, and a view for each."""
 
     tensor: Tensor
     views: list[Tensor]
@@ -78,8 +80,9 @@ class Flat:
 
 @final
 class Bucket:
-    """Parameters of one dtype, and the tree sum of their gradients: at most log2(replicas) + 1 flat
-    buffers, whose length is a multiple of `shards`.
+    """Parameters of one dtype, and the tree sum of their gradients.
+
+    At most log2(replicas) + 1 flat buffers, whose length is a multiple of `shards`.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], *, shards: int) -> None:
@@ -92,58 +95,60 @@ class Bucket:
             end += -(-parameter.numel() // step) * step
         self.length = -(-end // (shards * step)) * shards * step
         self.touched = [False] * len(self.parameters)
-        """Which parameters have had a gradient from a replica carried here, in this step."""
+        """Whether each parameter has had a gradient in this step, from this process's replicas."""
         self.added = 0
-        """Replicas added in this step."""
-        self._partial: list[
-            tuple[int, Flat]
-        ] = []  # (height of the subtree, its sum), in descending order of height
+        """Number of replicas added in this step."""
+        # (height of the subtree, its sum), in descending order of height
+        self._partial: list[tuple[int, Flat]] = []
         self._free: list[Flat] = []
-        self._given: list[Flat] = []
+        # Buffers that hold the last step's gradients
+        self._in_use: list[Flat] = []
 
     def add(self) -> None:
         """Add the parameters' gradients as the next replica's, and clear them."""
         flat = self._buffer()
-        given = {
+        gradients = {
             number: parameter.grad
             for number, parameter in enumerate(self.parameters)
             if parameter.grad is not None
         }
-        copy_all([flat.views[number] for number in given], list(given.values()))
-        if without := [view for number, view in enumerate(flat.views) if number not in given]:
-            foreach_zero_(without)
-        for number in given:
+        copy_all([flat.views[number] for number in gradients], list(gradients.values()))
+        if empty_views := [
+            view for number, view in enumerate(flat.views) if number not in gradients
+        ]:
+            foreach_zero_(empty_views)
+        for number in gradients:
             self.touched[number] = True
             self.parameters[number].grad = None
         self._climb(flat)
 
     def add_nothing(self) -> None:
-        """The next replica had no samples."""
+        """Add zeros for the next replica, which had no samples."""
         flat = self._buffer()
         flat.tensor.zero_()
         self._climb(flat)
 
     def total(self) -> Flat:
-        """The sum over all replicas added. The remaining buffers are added from the right."""
+        """Return the sum over all replicas added, adding the remaining buffers from the right."""
         _, flat = self._partial.pop()
         while self._partial:
             flat = self._onto(self._partial.pop()[1], flat)
-        self._given = [flat]
+        self._in_use = [flat]
         return flat
 
     def give_back(self, flat: Flat, touched: Sequence[bool]) -> None:
-        """Set the sum as the parameters' gradients (none where no replica had one), and start a new
-        step.
+        """Set the sum as the parameters' gradients, and start a new step.
+
+        A parameter without a gradient in any replica gets none.
         """
-        for parameter, view, wanted in zip(self.parameters, flat.views, touched, strict=True):
-            parameter.grad = view if wanted else None
+        for parameter, view, has_gradient in zip(self.parameters, flat.views, touched, strict=True):
+            parameter.grad = view if has_gradient else None
         self.touched = [False] * len(self.parameters)
         self.added = 0
 
     def new_buffer(self) -> Flat:
-        """Zeros with views in the parameters' layouts: fused optimizers read parameters and
-        gradients in memory order.
-        """
+        """Make a buffer of zeros with views in the parameters' layouts."""
+        # Fused optimizers read parameters and gradients in memory order.
         first = self.parameters[0]
         tensor = torch.zeros(self.length, dtype=first.dtype, device=first.device)
         return Flat(
@@ -155,9 +160,10 @@ class Bucket:
         )
 
     def _buffer(self) -> Flat:
-        if self.added == 0:  # the gradients of the last step are no longer in use
-            self._free += self._given
-            self._given = []
+        # In a new step, the last step's gradients are no longer in use.
+        if self.added == 0:
+            self._free += self._in_use
+            self._in_use = []
         return self._free.pop() if self._free else self.new_buffer()
 
     def _climb(self, flat: Flat) -> None:
@@ -168,82 +174,91 @@ class Bucket:
         self._partial.append((height, flat))
         self.added += 1
 
-    def _onto(self, left: Flat, right: Flat) -> Flat:
-        left.tensor.add_(right.tensor)
-        self._free.append(right)
-        return left
+    def _onto(self, target: Flat, source: Flat) -> Flat:
+        target.tensor.add_(source.tensor)
+        self._free.append(source)
+        return target
 
 
 def buckets(parameters: Sequence[nn.Parameter], *, megabytes: float, shards: int) -> list[Bucket]:
-    """The parameters in buckets of about so many MiB, in the order of the backward pass, one dtype
-    and device per bucket.
+    """Divide the parameters into buckets of `megabytes` MiB, in the order of the backward pass.
+
+    A bucket has one dtype and one device.
     """
-    made, row, size = list[Bucket](), list[nn.Parameter](), 0
+    complete, row, size = list[Bucket](), list[nn.Parameter](), 0
     for parameter in reversed(parameters):
         if row and (
             size >= megabytes * 2**20
             or (parameter.dtype, parameter.device) != (row[0].dtype, row[0].device)
         ):
-            made.append(Bucket(row, shards=shards))
+            complete.append(Bucket(row, shards=shards))
             row, size = [], 0
         row.append(parameter)
         size += parameter.numel() * parameter.element_size()
-    return [*made, *([Bucket(row, shards=shards)] if row else [])]
+    return [*complete, *([Bucket(row, shards=shards)] if row else [])]
 
 
 @final
 class ReplicaBuffers:
-    """Buffers, such as batch norm's running statistics: each replica starts from the step's initial
-    ones, and replica 0's are kept.
+    """Buffers, such as batch norm's statistics: each replica starts from the step's initial values.
 
-    A forward pass may change a buffer in place or assign another tensor to it, so the model's own
-    are looked up each time.
+    Replica 0's buffers are kept. A forward pass may change a buffer in place or assign another
+    tensor to it, so the model's own are looked up each time.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        held = [module._buffers for module in model.modules()]  # pyright: ignore[reportPrivateUsage]
+        module_buffers = [module._buffers for module in model.modules()]  # pyright: ignore[reportPrivateUsage]
         self._slots = [
-            (buffers, name, tensor) for buffers in held for name, tensor in buffers.items()
+            (buffers, name, tensor)
+            for buffers in module_buffers
+            for name, tensor in buffers.items()
         ]
         self._start: Snapshot | None = None
         self._kept: Snapshot | None = None
 
     @property
     def tensors(self) -> list[Tensor]:
-        """The buffers as they are.
+        """The current buffers.
 
-        The first tensor of one whose shape or dtype has changed, such as a cache that grows:
+        For a buffer whose shape or dtype has changed, such as a cache that grows, its first tensor:
         processes differ in it.
         """
-        pairs = [(held[name], first) for held, name, first in self._slots if first is not None]
+        pairs = [
+            (module_buffers[name], first)
+            for module_buffers, name, first in self._slots
+            if first is not None
+        ]
         return [
             first
-            if now is None
-            or (now is not first and (now.shape, now.dtype) != (first.shape, first.dtype))
-            else now
-            for now, first in pairs
+            if current is None
+            or (
+                current is not first
+                and (current.shape, current.dtype) != (first.shape, first.dtype)
+            )
+            else current
+            for current, first in pairs
         ]
 
     def begin(self, replica: int) -> None:
-        """Before a replica's first forward pass."""
+        """Prepare the buffers for a replica's first forward pass."""
         if not self._slots:
             return
         if not self._start:
             self._start = self._snapshot()
         if replica > 0:
             # Replica 0's buffers, or the step's initial ones if replica 0 is in another process or
-            # had no samples
+            # had no samples.
             if not self._kept:
                 self._kept = self._snapshot()
             self.restore()
 
     def restore(self) -> None:
-        """Return to the step's initial ones."""
+        """Restore the step's initial buffers."""
         if self._start:
             self._restore(self._start)
 
     def finish(self) -> None:
-        """After the last replica of the step."""
+        """Set replica 0's buffers, after the last replica of the step."""
         if self._kept:
             self._restore(self._kept)
         self._start, self._kept = None, None
@@ -255,23 +270,23 @@ class ReplicaBuffers:
 
     @torch.no_grad()
     def _snapshot(self) -> Snapshot:
-        now = [held[name] for held, name, _ in self._slots]
-        made = [torch.empty_like(tensor) for tensor in now if tensor is not None]
-        copy_all(made, [tensor for tensor in now if tensor is not None])
-        return now, made
+        current = [module_buffers[name] for module_buffers, name, _ in self._slots]
+        copies = [torch.empty_like(tensor) for tensor in current if tensor is not None]
+        copy_all(copies, [tensor for tensor in current if tensor is not None])
+        return current, copies
 
     @torch.no_grad()
     def _restore(self, snapshot: Snapshot) -> None:
         tensors, values = snapshot
-        for (held, name, _), tensor in zip(self._slots, tensors, strict=True):
-            if held[name] is not tensor:
-                held[name] = tensor
+        for (module_buffers, name, _), tensor in zip(self._slots, tensors, strict=True):
+            if module_buffers[name] is not tensor:
+                module_buffers[name] = tensor
         copy_buffers([tensor for tensor in tensors if tensor is not None], values)
 
 
 @contextmanager
 def unchanged_buffers(model: nn.Module) -> Generator[None]:
-    """Afterwards the model's buffers are what they were before, with the same values."""
+    """Restore the model's buffers, and their values, at the end of the context."""
     buffers = ReplicaBuffers(model)
     buffers.begin(0)
     try:
@@ -281,12 +296,13 @@ def unchanged_buffers(model: nn.Module) -> Generator[None]:
 
 
 Snapshot = tuple[list[Tensor | None], list[Tensor]]
-"""The tensors that a model's buffers are, and copies of their values."""
+"""A model's buffer tensors, and copies of their values."""
 
 
 def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-    """Copy each source to its target, with one operator per kind of tensor: a model has hundreds of
-    small ones.
+    """Copy each source to its target, with one operator per kind of tensor.
+
+    A model has hundreds of small ones.
     """
     kinds: dict[Any, tuple[list[Tensor], list[Tensor]]] = {}
     for target, source in zip(targets, sources, strict=True):
@@ -298,24 +314,23 @@ def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
 
 
 def copy_buffers(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-    """Copy as `copy_all`, also to expanded tensors, to which torch does not copy: each element of
-    their memory is written once.
+    """Copy as `copy_all`, also to expanded tensors, which torch does not do.
+
+    Each element of their memory is written once.
     """
-    owned = [own_elements(target) for target in targets]
-    pairs = zip(owned, targets, sources, strict=True)
+    targets_in_memory = [own_elements(target) for target in targets]
+    pairs = zip(targets_in_memory, targets, sources, strict=True)
     copy_all(
-        owned,
+        targets_in_memory,
         [
-            source if own is target else source[tuple(map(slice, own.shape))]
-            for own, target, source in pairs
+            source if elements is target else source[tuple(map(slice, elements.shape))]
+            for elements, target, source in pairs
         ],
     )
 
 
 def own_elements(tensor: Tensor) -> Tensor:
-    """The part of a tensor whose elements each have memory of their own: all of it, unless it was
-    expanded.
-    """
+    """Return the part of a tensor whose elements have memory of their own: all, unless expanded."""
     if tensor.layout is not torch.strided or 0 not in tensor.stride():
         return tensor
     return tensor[tuple(slice(None if stride else 1) for stride in tensor.stride())]

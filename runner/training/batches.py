@@ -32,7 +32,7 @@ class TrainingBatches(Iterator[list[MicroBatch]]):
 
     def __next__(self) -> list[MicroBatch]:
         step, micro_batches = next(self._loaded)
-        self._run.strategy.coming(self._run.plan, step)
+        self._run.strategy.prepare_step(self._run.plan, step)
         return micro_batches
 
     def load_next(self) -> None:

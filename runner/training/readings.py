@@ -77,7 +77,7 @@ class Readings:
             means = tally.means(prefix=prefix)
             self._losses |= means
             self._norms[f"{prefix}gradient_norm"] = norm
-            self._seen += tally.seen
+            self._seen += tally.digests
             self._count = tally.count
             require_finite_step(self._run, means, norm, unread.gradients, unread.explain)
         self._unread, self._read = [], None

@@ -49,7 +49,7 @@ NEVER = {
     ("Checkpoints", "_thread"): "writes beside training",
     ("Processes", "doing"): "words for a message",
     ("DistributedDataParallel", "_has_rebuilt_buckets"): "DDP arranges its buckets anew after the first step, which is why it promises R0",
-    ("Pipeline", "_made"): "schedules by the shapes that they are for, each made when the first such batch comes",
+    ("Pipeline", "_schedules"): "schedules by the shapes that they are for, each made when the first such batch comes",
     **{
         ("ZeroRedundancyOptimizer", f"_{name}_cache"): "made at its first use"
         for name in ("param_to_index", "index_to_param", "param_to_rank", "partition_parameters")
@@ -74,10 +74,10 @@ AFTER_A_STEP = {
     ("Optimizer", "_need_device_dtype_check_for_fused"): "the check is made before the first step",
     ("RetinaNet", "_weights_are_known"): "the check is made in the first step",
     ("Bucket", "_free"): "memory to write into",
-    ("Bucket", "_given"): "memory to write into",
+    ("Bucket", "_in_use"): "memory to write into",
     ("DistributedDataParallel", "_lazy_init_ran"): "what DDP leaves to its first step",
-    ("Mine", "strides"): "those of a step's inputs, which come with them",
-    ("Mine", "asked"): "a step's inputs",
+    ("StageModule", "strides"): "those of a step's inputs, which come with them",
+    ("StageModule", "calls"): "a step's inputs",
     ("Replicas", "_waiting"): "set before each step's last backward pass",
     ("TreeExchange", "_received"): "memory to write into",
     ("GradScaler", "_scale"): "made at the first step from _init_scale; state_dict() gives its value",

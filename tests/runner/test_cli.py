@@ -187,7 +187,7 @@ def test_show_prints_what_train_would_do_and_the_origin_of_each_value(samewise: 
 def test_show_prints_the_meaning_of_settings_arguments_and_the_values_they_refer_to(samewise: Run) -> None:
     meanings = json.loads(samewise("show", "experiment=resnet18_digits", "--meanings", "--json").stdout)["meanings"]
     assert "over all replicas" in meanings["batch_size"]
-    assert "share of the cycle" in meanings["scheduler.pct_start"]
+    assert "Share of the cycle" in meanings["scheduler.pct_start"]
     assert meanings["transforms.degrees"] == meanings["transforms.train.batch.1.degrees"]
     assert "torch.save" in meanings["initialise.weights"]
     printed = samewise("show", "experiment=resnet18_digits", "--meanings").stdout

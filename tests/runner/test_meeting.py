@@ -55,7 +55,7 @@ def test_a_connection_lost_before_training_names_the_rank_that_is_gone(as_rank_0
     monkeypatch.setattr(
         lost_connections,
         "places",
-        {0: [lost_connections.here(), str(os.getpid())], 1: [lost_connections.here(), str(gone.pid)], 2: ["elsewhere", str(gone.pid)]},
+        {0: [lost_connections.machine_name(), str(os.getpid())], 1: [lost_connections.machine_name(), str(gone.pid)], 2: ["elsewhere", str(gone.pid)]},
     )
     found = lost_connections.explain(RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:36811"))
     assert isinstance(found, PeerFailed)

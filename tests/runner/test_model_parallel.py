@@ -28,7 +28,7 @@ from torchvision.ops import StochasticDepth
 from samewise.recipes.models.resnet import resnet18_small
 from samewise.runner.errors import ConfigError
 from samewise.runner.strategies.cutting import cut_model, draws, name_of_draw
-from samewise.runner.strategies.pipeline import Mine, Pipeline
+from samewise.runner.strategies.pipeline import Pipeline, StageModule
 from samewise.runner.strategies.stages import ModelCall, StageParts
 from samewise.runner.strategies.surroundings import Surroundings
 
@@ -223,8 +223,8 @@ def test_what_cannot_be_known_before_is_noticed_when_it_draws(name: str, functio
     assert draws(stage) is None
     assert name_of_draw(stage, [torch.ones(2, 4)], device) == name
     for module, drew in ((stage, True), (nn.Linear(4, 4), False)):
-        mine = Mine(module, device, first=True, last=True)
-        mine.asked = iter([ModelCall((torch.ones(2, 4),), Surroundings.now(device))])
+        mine = StageModule(module, device, first=True, last=True)
+        mine.calls = iter([ModelCall((torch.ones(2, 4),), Surroundings.now(device))])
         mine()
         assert mine.drew is drew
 

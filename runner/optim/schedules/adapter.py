@@ -28,9 +28,9 @@ class TorchSchedule(Schedule):
             config).
         unit: Unit of time after which it steps.
 
-    Raises: ConfigError: The scheduler cannot be created, its `step` requires an argument, or it
-        cannot be
-            stepped to the end of training.
+    Raises:
+        ConfigError: The scheduler cannot be created, its `step` requires an argument, or it cannot
+            be stepped to the end of training.
     """
 
     def __init__(self, *, scheduler: Callable[[Optimizer], Any], unit: Unit = "epoch") -> None:

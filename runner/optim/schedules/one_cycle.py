@@ -38,9 +38,9 @@ class OneCycle(Schedule):
             to the last.
         unit: Unit of `total`; a step by default.
 
-    Raises: ConfigError: An argument is out of its range, `max_lr` has another number of values than
-        groups,
-            or the optimizer has no momentum to move.
+    Raises:
+        ConfigError: An argument is out of its range, `max_lr` has another number of values than
+            groups, or the optimizer has no momentum to move.
     """
 
     max_lr: float | Sequence[float] | None = None
