@@ -59,8 +59,9 @@ class Transforms:
     predictor: Predictor = field(repr=False)
 
     def __call__(self, *samples: Any) -> Batch:
-        """Samples of the run's data set, or files, as one batch: transformed as in evaluation,
-        collated, on the model's device.
+        """Return samples of the run's data set, or files, as one batch on the model's device.
+
+        They are transformed as in evaluation, and collated.
 
         Raises:
             DataError: a file cannot be read, or is not what the recipe predicts from.
@@ -69,9 +70,7 @@ class Transforms:
 
 
 class LoadedRun(NamedTuple):
-    """A run's model with its transforms and config: `model, transforms, config =
-    samewise.load(run)`.
-    """
+    """A run's model, transforms and config: `model, transforms, config = samewise.load(run)`."""
 
     model: nn.Module
     """With the checkpoint's weights, in eval mode, on the config's device."""
@@ -90,9 +89,9 @@ def _one_at_a_time(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """Let other threads wait: the random generators and the settings of torch are the process's."""
 
     @wraps(function)
-    def call(*args: _P.args, **named: _P.kwargs) -> _R:
+    def call(*args: _P.args, **arguments: _P.kwargs) -> _R:
         with _COMPUTING:
-            return function(*args, **named)
+            return function(*args, **arguments)
 
     return call
 
@@ -127,8 +126,9 @@ def train(
     config_dirs: Sequence[str | Path] = (),
     fresh: bool = False,
 ) -> Trained:
-    """Train an experiment, resume it, or return its result if it is finished: the same bits as
-    `samewise train`.
+    """Train an experiment, resume it, or return its result if it is finished.
+
+    The bits are those of `samewise train`.
 
     Args:
         experiment: Overrides, or the result of `compose`.
@@ -136,9 +136,11 @@ def train(
         config_dirs: As in `compose`.
         fresh: Train again, in a folder beside the existing ones; nothing is deleted.
 
-    Raises: ConfigError: with all that is wrong, before anything is trained; or this process cannot
-        give the same bits, and why. TrainingError: training failed. Interrupted: it was asked to
-        stop, and is saved; call again to resume.
+    Raises:
+        ConfigError: With all problems, before anything is trained; or with the reason why this
+            process cannot give the same bits.
+        TrainingError: Training failed.
+        Interrupted: A signal stopped it, and it is saved; call again to resume.
     """
     from samewise.runner.config.check import settings_are_sound
     from samewise.runner.config.earlier_version import as_trained
@@ -252,7 +254,7 @@ def predict(
     Raises:
         ConfigError: with a problem for each file that cannot be read; or no file is given.
     """
-    asked = all_files(files)
+    paths = all_files(files)
     if isinstance(run, LoadedRun) and how:
         raise ConfigError(
             *(
@@ -268,10 +270,10 @@ def predict(
     loaded = run if isinstance(run, LoadedRun) else load(run, **how)
     with fresh_torch_state():
         predictor, folder = loaded.transforms.predictor, None if output is None else Path(output)
-        made = predictor.predict_files(
-            predictor.files(asked), folder, threshold=threshold, batch=batch
+        predictions = predictor.predict_files(
+            predictor.files(paths), folder, threshold=threshold, batch=batch
         )
-        return [prediction for _, prediction, _ in made]
+        return [prediction for _, prediction, _ in predictions]
 
 
 @for_python
@@ -336,8 +338,7 @@ def export(
     packages: Sequence[str] = (),
     trust: bool = False,
 ) -> Exported:
-    """Write a run's model for other runtimes, and compare each file with the model, as `samewise
-    export` does.
+    """Write a run's model for other runtimes, and compare each file with the model.
 
     Args:
         run: As in `load`.
@@ -432,8 +433,8 @@ def verify(
         with fresh_torch_state():
             from samewise.runner.verify.verdict import verify_run
 
-            mine = project.find(packages=several(packages))
-            return verify_run(folder, composed, mine, request)
+            own_project = project.find(packages=several(packages))
+            return verify_run(folder, composed, own_project, request)
 
 
 @for_python
@@ -465,8 +466,9 @@ def runs(
     diff: bool = False,
     uri: str | None = None,
 ) -> pandas.DataFrame:
-    """A table of all runs, as `samewise runs` lists them: a row for each, a column for each fact,
-    each metric and, with `diff`, each value that differs.
+    """Return a table of all runs, as `samewise runs` lists them: a row for each.
+
+    It has a column for each fact, each metric and, with `diff`, each value that differs.
 
     Args:
         run_root: Where the runs are.
@@ -485,23 +487,23 @@ def runs(
 
     stored = dict[str, dict[str, Any]]()
     if uri is None:
-        found = listing.list_runs(Path(run_root))
+        listed = listing.list_runs(Path(run_root))
     else:
         from samewise.runner.runs.stored_runs import list_stored
 
-        found, stored = list_stored(uri)
-    found = selection.matching(found, several(where))
+        listed, stored = list_stored(uri)
+    listed = selection.matching(listed, several(where))
     if sort:
-        found = selection.sort_runs(found, sort)
-    differing = (selection.varying(found) if uri is None else stored) if diff and found else {}
+        listed = selection.sort_runs(listed, sort)
+    differing = (selection.varying(listed) if uri is None else stored) if diff and listed else {}
     rows = [
         {
-            **(facts := one.facts()),
+            **(facts := run.facts()),
             **facts.pop("metrics"),
-            **one.also,
-            **differing.get(one.folder, {}),
+            **run.also,
+            **differing.get(run.folder, {}),
         }
-        for one in found
+        for run in listed
     ]
     table = pandas.DataFrame(rows, columns=None if rows else list(_COLUMNS))
     table["changed"] = pandas.to_datetime(table["changed"], unit="s", utc=True)
@@ -518,8 +520,9 @@ def sweep(
     config_dirs: Sequence[str | Path] = (),
     trust: bool = False,
 ) -> pandas.DataFrame:
-    """Train with several values, each run in a separate process, or resume a sweep: a table with a
-    row for each run, including those that failed.
+    """Train with several values, each run in a separate process, or resume a sweep.
+
+    Returns a table with a row for each run, including those that failed.
 
     Args:
         overrides: As on the command line, some with several values: `optimizer.lr=0.03,0.1`,
@@ -551,7 +554,7 @@ def sweep(
                 hint="optimizer.lr=0.03,0.1",
             )
         )
-    if run_root is not None and any("=" in one for one in overrides):
+    if run_root is not None and any("=" in x for x in overrides):
         hint = f"as an override: 'run_root={run_root}'"
         raise ConfigError(
             Problem(
@@ -561,14 +564,14 @@ def sweep(
                 hint=hint,
             )
         )
-    mine = project.find(packages=several(packages), configs=several(config_dirs))
+    own_project = project.find(packages=several(packages), configs=several(config_dirs))
     with filter_output():
         ready = running.prepare_sweep(
-            overrides, mine, run_root=Path(run_root or "runs"), trust=trust, wait=wait
+            overrides, own_project, run_root=Path(run_root or "runs"), trust=trust, wait=wait
         )
         running.run_sweep(ready, wait=wait, retry_failed=retry_failed)
-        rows = [as_plain_values(one) for one in current_results(ready.folder, mine)]
-    kept = ("state", "reason", "steps", "seconds", "weights_sha256", "folder")
+        rows = [as_plain_values(x) for x in current_results(ready.folder, own_project)]
+    columns = ("state", "reason", "steps", "seconds", "weights_sha256", "folder")
     return pandas.DataFrame(
         [
             {
@@ -577,7 +580,7 @@ def sweep(
                     for key, text in {**row["values"], "seed": row["seed"]}.items()
                 },
                 **row["best"],
-                **{name: row[name] for name in kept},
+                **{name: row[name] for name in columns},
             }
             for row in rows
         ]
@@ -596,13 +599,13 @@ def _number(text: Any) -> Any:
 
 def _name_of(run: object) -> str:
     """The run that an argument names: its folder, if `train` has returned it."""
-    named = run.folder if isinstance(run, Trained) else run
-    if isinstance(named, PATH):
-        return os.fspath(named)
+    name = run.folder if isinstance(run, Trained) else run
+    if isinstance(name, PATH):
+        return os.fspath(name)
     from samewise.runner.config import saved
 
     raise ConfigError(
-        Problem("run", "is not a run", named, f"what samewise.train returned, or {saved.RUN}")
+        Problem("run", "is not a run", name, f"what samewise.train returned, or {saved.RUN}")
     )
 
 
@@ -628,13 +631,13 @@ def _compose_given(
 ) -> Composed:
     from samewise.runner.config.compose import Composed
 
-    given = [one for one in experiment if isinstance(one, str)]
-    if len(given) == len(experiment):
-        return compose(*given, packages=packages, config_dirs=config_dirs)
+    overrides = [x for x in experiment if isinstance(x, str)]
+    if len(overrides) == len(experiment):
+        return compose(*overrides, packages=packages, config_dirs=config_dirs)
     if len(experiment) == 1 and isinstance(experiment[0], Composed):
         return experiment[0]
     hint = "samewise.train(samewise.compose(...)), with all overrides there"
-    wrong = next((one for one in experiment if not isinstance(one, str | Composed)), None)
+    wrong = next((x for x in experiment if not isinstance(x, str | Composed)), None)
     if wrong is not None:
         hint = (
             "samewise.train(*overrides)"

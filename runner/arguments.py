@@ -1,5 +1,6 @@
-"""Checks the arguments of the functions in `api`: wrong types and unknown names are errors, phrased
-in Python's terms.
+"""Checks the arguments of the functions in `api`: wrong types and unknown names are errors.
+
+The messages use Python's terms.
 """
 
 from __future__ import annotations
@@ -75,30 +76,32 @@ def for_python(function: Callable[_P, _R]) -> Callable[_P, _R]:
     Its errors name arguments (`run_root=`) where those of a command name options (`--run-root`).
     """
     signature = inspect.signature(function)
-    defaults = {name: one.default for name, one in signature.parameters.items()}
+    defaults = {name: parameter.default for name, parameter in signature.parameters.items()}
 
     @wraps(function)
-    def call(*args: _P.args, **named: _P.kwargs) -> _R:
+    def call(*args: _P.args, **keywords: _P.kwargs) -> _R:
         try:
-            _require_known(function.__name__, signature, named)
+            _require_known(function.__name__, signature, keywords)
             _require_types(
-                function.__name__, signature.bind_partial(*args, **named).arguments, defaults
+                function.__name__, signature.bind_partial(*args, **keywords).arguments, defaults
             )
-            return function(*args, **named)
+            return function(*args, **keywords)
         except SamewiseError as error:
             error.problems = tuple(
                 replace(
-                    one,
+                    parameter,
                     path=_NAMED.get(
-                        one.path,
-                        one.path[2:].replace("-", "_") if one.path.startswith("--") else one.path,
+                        parameter.path,
+                        parameter.path[2:].replace("-", "_")
+                        if parameter.path.startswith("--")
+                        else parameter.path,
                     ),
                     **{
-                        name: _in_python_terms(getattr(one, name))
+                        name: _in_python_terms(getattr(parameter, name))
                         for name in ("message", "expected", "hint")
                     },
                 )
-                for one in error.problems
+                for parameter in error.problems
             )
             error.args = ("\n".join(map(str, error.problems)),)
             raise
@@ -106,21 +109,23 @@ def for_python(function: Callable[_P, _R]) -> Callable[_P, _R]:
     return call
 
 
-def _require_known(function: str, signature: inspect.Signature, named: Mapping[str, Any]) -> None:
-    """Raise a ConfigError for an argument that the function does not have, which is often meant as
-    an override.
-    """
-    kinds = {name: one.kind for name, one in signature.parameters.items()}
-    known = [name for name, kind in kinds.items() if kind is not inspect.Parameter.VAR_POSITIONAL]
-    takes_overrides = not {"overrides", "experiment"}.isdisjoint(set(kinds) - set(known))
+def _require_known(
+    function: str, signature: inspect.Signature, keywords: Mapping[str, Any]
+) -> None:
+    """Raise a ConfigError for an argument that the function lacks; often it is an override."""
+    kinds = {name: parameter.kind for name, parameter in signature.parameters.items()}
+    names = [name for name, kind in kinds.items() if kind is not inspect.Parameter.VAR_POSITIONAL]
+    takes_overrides = not {"overrides", "experiment"}.isdisjoint(set(kinds) - set(names))
     problems = list[Problem]()
-    for name, value in named.items() if inspect.Parameter.VAR_KEYWORD not in kinds.values() else ():
-        if name not in known:
+    for name, value in (
+        keywords.items() if inspect.Parameter.VAR_KEYWORD not in kinds.values() else ()
+    ):
+        if name not in names:
             text = (
                 "overrides are strings: "
                 f"samewise.{function}({'run, ' if 'run' in kinds else ''}'{name}={value}')"
             )
-            hint = did_you_mean(name, known) or (text if takes_overrides else nearest(name, known))
+            hint = did_you_mean(name, names) or (text if takes_overrides else nearest(name, names))
             problems.append(
                 Problem(name, f"samewise.{function} has no such argument", value, hint=hint)
             )
@@ -128,12 +133,14 @@ def _require_known(function: str, signature: inspect.Signature, named: Mapping[s
         raise ConfigError(*problems)
 
 
-def _require_types(function: str, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+def _require_types(
+    function: str, arguments: Mapping[str, Any], defaults: Mapping[str, Any]
+) -> None:
     """Raise a ConfigError for arguments of the wrong types."""
     problems = list[Problem]()
-    for name, value in given.items():
-        if name == "overrides" and (wrong := [one for one in value if not isinstance(one, str)]):
-            run = "run, " if "run" in given else ""
+    for name, value in arguments.items():
+        if name == "overrides" and (wrong := [x for x in value if not isinstance(x, str)]):
+            run = "run, " if "run" in arguments else ""
             hint = (
                 f"{run}*overrides"
                 if isinstance(wrong[0], list | tuple)
@@ -158,9 +165,9 @@ def _require_types(function: str, given: Mapping[str, Any], defaults: Mapping[st
             else [value]
         )
         problems += [
-            Problem(name, message, one, expected)
-            for one in each
-            if not isinstance(one, kinds) or (bool not in kinds and isinstance(one, bool))
+            Problem(name, message, x, expected)
+            for x in each
+            if not isinstance(x, kinds) or (bool not in kinds and isinstance(x, bool))
         ]
     if problems:
         raise ConfigError(*problems)
@@ -173,7 +180,7 @@ def _in_python_terms(text: str) -> str:
         for option, argument in _VALUED.items():
             parts[place] = re.sub(
                 rf"--{option}[ =]([\w./-]*\w)",
-                lambda found, argument=argument: argument % found[1],
+                lambda match, argument=argument: argument % match[1],
                 parts[place],
             )
             parts[place] = re.sub(rf"--{option}\b", argument.partition("=")[0], parts[place])
@@ -182,10 +189,10 @@ def _in_python_terms(text: str) -> str:
     return "".join(parts)
 
 
-def all_files(given: Sequence[Any]) -> list[Path]:
+def all_files(files: Sequence[Any]) -> list[Path]:
     """Collect all files passed to `predict`, including those in lists."""
     each = [
-        one for group in given for one in (group if isinstance(group, list | tuple) else [group])
+        path for group in files for path in (group if isinstance(group, list | tuple) else [group])
     ]
     if not each:
         raise ConfigError(
@@ -195,7 +202,7 @@ def all_files(given: Sequence[Any]) -> list[Path]:
                 expected="images, videos or audio files",
             )
         )
-    if wrong := [one for one in each if not isinstance(one, PATH)]:
+    if wrong := [path for path in each if not isinstance(path, PATH)]:
         hint = (
             "`model, transforms, config = samewise.load(run)` gives what takes samples: "
             "transforms(sample)"
@@ -209,7 +216,7 @@ def all_files(given: Sequence[Any]) -> list[Path]:
                 hint,
             )
         )
-    return [Path(one) for one in each]
+    return [Path(path) for path in each]
 
 
 def _kind(value: Any) -> Any:
@@ -217,6 +224,6 @@ def _kind(value: Any) -> Any:
     return f"{type(value).__name__} {list(value.shape)}" if hasattr(value, "shape") else value
 
 
-def several(given: Sequence[_T] | _T) -> Sequence[_T]:
+def several(values: Sequence[_T] | _T) -> Sequence[_T]:
     """Return a list of the strings or paths; a single one becomes a list of one."""
-    return (given,) if isinstance(given, str | Path) else given  # pyright: ignore[reportReturnType]
+    return (values,) if isinstance(values, str | Path) else values  # pyright: ignore[reportReturnType]
