@@ -1,11 +1,9 @@
 """A bundle's file: a tar archive that is byte for byte the same for the same parts.
 
-Any alteration of a part is found and named.
-
-It is not compressed: its bytes then depend on no version of zlib, nothing in it unfolds without
-measure, and `tar -x` opens it. The first part, `manifest.json`, has the SHA-256 of every other; its
-own is the bundle's identity, and stands in the second part. Headers have no times and no owners.
-Imports no torch.
+It is not compressed: its bytes then depend on no version of zlib, nothing in it expands without
+limit, and `tar -x` opens it. The first part, `manifest.json`, has the SHA-256 of every other part,
+so that any alteration is detected and named; its own SHA-256 is the bundle's identity, which the
+second part holds. Headers have no times and no owners. Does not import torch.
 """
 
 from __future__ import annotations
@@ -26,11 +24,11 @@ from samewise.runner.records import shapes
 from samewise.runner.records.files import LARGEST, open_to_read, parse_json
 
 RUN = "run"
-"""The folder in a bundle that is the run's own."""
+"""Folder in a bundle with the run's own files."""
 CODE, OWN = "code", "own"
-"""The folders with the user's code and with samewise's, importable."""
+"""Folders with the user's code and with samewise's, importable."""
 FACTS, LOCK, DATA = "bundle.json", "requirements.txt", "data.json"
-"""What the run was and came to, the versions of all packages, the files of the data."""
+"""The run's facts and results, the versions of all packages, and the files of the data."""
 MANIFEST, IDENTITY = "manifest.json", "manifest.sha256"
 FORMAT = 1
 _SHAPE = {"format": int, "parts": {str: {"bytes": int, "sha256": shapes.SHA256}}}
@@ -38,13 +36,14 @@ Part = Path | bytes
 
 
 def write(file: Path, parts: Mapping[str, Part]) -> str:
-    """Write a bundle.
+    """Write a bundle; return its identity.
 
-    Return its identity. ConfigError if the file is there already or cannot be written.
+    Raises:
+        ConfigError: The file exists already or cannot be written.
     """
-    listed = {name: _facts(part) for name, part in sorted(parts.items())}
+    facts = {name: _facts(part) for name, part in sorted(parts.items())}
     manifest = (
-        json.dumps({"format": FORMAT, "parts": listed}, indent=1, sort_keys=True) + "\n"
+        json.dumps({"format": FORMAT, "parts": facts}, indent=1, sort_keys=True) + "\n"
     ).encode()
     identity = hashlib.sha256(manifest).hexdigest()
     temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
@@ -65,7 +64,7 @@ def write(file: Path, parts: Mapping[str, Part]) -> str:
                     _append(archive, name, part)
             handle.flush()
             os.fsync(handle.fileno())
-        # Unlike a rename, it replaces nothing
+        # A link, unlike a rename, replaces nothing
         os.link(temporary, file)
     except FileExistsError:
         raise already_exists(file) from None
@@ -83,7 +82,7 @@ def write(file: Path, parts: Mapping[str, Part]) -> str:
 
 
 def already_exists(file: Path) -> ConfigError:
-    """The error if the file exists: nothing is overwritten."""
+    """Return the error that the file exists: nothing is overwritten."""
     return ConfigError(
         Problem(
             str(file),
@@ -117,13 +116,14 @@ class Contents:
 def unpack(file: Path, into: Path, *, expect: str | None = None) -> Contents:
     """Write each part into a folder, and compare it with the manifest.
 
-    ConfigError if it is not a bundle, or if parts of it were altered, added, removed or renamed,
-    each of which is named.
-
     Args:
         file: The bundle.
         into: An empty or new folder; it is removed if anything is wrong.
-        expect: The identity that it must have.
+        expect: The identity that the bundle must have.
+
+    Raises:
+        ConfigError: It is not a bundle; or parts of it were altered, added, removed or renamed,
+            each of which is named.
     """
     handle = open_to_read(file)
     if handle is None:
@@ -182,33 +182,26 @@ def _unpack(handle: BinaryIO, into: Path, expect: str | None) -> Contents:
             if not member.name or tarfile.data_filter(member, str(into)).name != member.name:
                 raise ConfigError(Problem(member.name, "is not a valid path in a bundle"))
             archive.extract(member, into, filter="data")
+    digests = {name: _facts(into / name)["sha256"] for name in members}
     altered = [
-        (name, found) for name in members if (found := _facts(into / name)) != contents.parts[name]
+        Problem(name, "was altered", digest, f"SHA-256 {contents.parts[name]['sha256']}")
+        for name, digest in digests.items()
+        if digest != contents.parts[name]["sha256"]
     ]
     if altered:
-        raise ConfigError(
-            *(
-                Problem(
-                    name,
-                    "was altered",
-                    found["sha256"],
-                    f"SHA-256 {contents.parts[name]['sha256']}",
-                )
-                for name, found in altered
-            )
-        )
+        raise ConfigError(*altered)
     return contents
 
 
 def _read(archive: tarfile.TarFile, name: str) -> bytes:
-    """The next part, which must be this one."""
+    """Return the content of the archive's next part, which must have this name."""
     member = archive.next()
     if member is None or member.name != name or not member.isreg():
-        words = "is not where it should be: this is not a bundle, or it was altered or cut off"
+        message = "is not where it should be: this is not a bundle, or it was altered or cut off"
         raise ConfigError(
             Problem(
                 name,
-                words,
+                message,
                 member.name if member else "nothing",
                 name,
                 "`samewise bundle RUN --out FILE` makes one",
@@ -224,11 +217,11 @@ def _read(archive: tarfile.TarFile, name: str) -> bytes:
 def _read_manifest(manifest: bytes) -> Mapping[str, Mapping[str, Any]]:
     try:
         value = parse_json(manifest)
-        wrong = shapes.describe_misfit(value, _SHAPE)
+        misfit = shapes.describe_misfit(value, _SHAPE)
     except ValueError as error:
-        value, wrong = {}, str(error)
-    if wrong:
-        raise DamagedFile(Problem(MANIFEST, f"was altered: {wrong}"))
+        value, misfit = {}, str(error)
+    if misfit:
+        raise DamagedFile(Problem(MANIFEST, f"was altered: {misfit}"))
     if value["format"] != FORMAT:
         raise ConfigError(
             Problem(

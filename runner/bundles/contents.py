@@ -1,5 +1,6 @@
-"""Collects the content of a bundle: everything needed to train a finished run again elsewhere and
-to compare the results. Imports torch.
+"""Collects the content of a bundle: all that trains a finished run again elsewhere and compares it.
+
+Imports torch.
 """
 
 from __future__ import annotations
@@ -49,27 +50,24 @@ _CHECKED_OUT = (
 def gather(
     folder: RunFolder, project: Project, *, with_weights: bool = False, hash_data: bool = True
 ) -> dict[str, Part]:
-    """Collect the parts of a run's bundle, without passwords, tokens and files that look like
-    secrets.
-
-    ConfigError if the run is not finished, has no trace or was altered, or if code or versions have
-    changed since the training.
+    """Collect the parts of a run's bundle, without secrets and files that look like secrets.
 
     Args:
-        folder: A finished run's.
-        project: Whose packages and config folders go along.
-        with_weights: Take the best and the last checkpoint along, and not only their digests.
-        hash_data: Read all files of the data for their SHA-256.
+        folder: The folder of a finished run.
+        project: The project whose packages and config folders are included.
+        with_weights: Whether to include the best and the last checkpoint.
+        hash_data: Whether to read all files of the data for their SHA-256.
+
+    Raises:
+        ConfigError: The run is not finished, has no trace or was altered; or code or versions have
+            changed since the training.
     """
     summary = _require_sound(folder)
     recorded: dict[str, Any] = read_json(folder.environment, shapes.ENVIRONMENT) or {}
     pins = locked.pins(
         [
             *recorded.get("libraries", {}),
-            *(
-                label.partition("/")[0].removesuffix(".py")
-                for label in sources.files_in(folder.sources)
-            ),
+            *(x.partition("/")[0].removesuffix(".py") for x in sources.files_in(folder.sources)),
         ]
     )
     _require_the_same(folder, recorded, pins)
@@ -111,11 +109,11 @@ def gather(
 
 
 def outside_weights(whole: Mapping[str, Any]) -> dict[str, str]:
-    """The settings that name files of weights on this machine, which a bundle does not contain."""
-    named = {key: at(whole, key) for key in ("initialise.weights", "resume_from")}
+    """Return the settings that name files of weights on this machine, which no bundle contains."""
+    settings = {key: at(whole, key) for key in ("initialise.weights", "resume_from")}
     return {
         key: value
-        for key, value in named.items()
+        for key, value in settings.items()
         if isinstance(value, str) and Path(value).expanduser().exists()
     }
 
@@ -140,7 +138,7 @@ def _require_sound(folder: RunFolder) -> Mapping[str, Any]:
         )
     altered = alterations(folder)
     if altered:
-        raise ConfigError(*(Problem(str(folder.path), said) for said in altered.values()))
+        raise ConfigError(*(Problem(str(folder.path), message) for message in altered.values()))
     logged = logged_values(folder.metrics)
     if divergences := [
         *checkpoint_divergences(folder),
@@ -159,26 +157,26 @@ def _require_sound(folder: RunFolder) -> Mapping[str, Any]:
 def _require_the_same(
     folder: RunFolder, recorded: Mapping[str, Any], pins: Mapping[str, str]
 ) -> None:
-    """Raise a ConfigError if code, data or packages differ from those of the training: the bundle
-    contains what is here now.
-    """
-    changed = sources.list_changes(folder.sources) + own_code.changes(recorded)
+    """Raise a ConfigError if code or packages differ from those of the training."""
+    # A bundle contains the code and the versions of now
+    changes = sources.list_changes(folder.sources) + own_code.changes(recorded)
     problems = [
         Problem(
-            str(folder.path), f"cannot be bundled with the current code: {said}", hint=_CHECKED_OUT
+            str(folder.path), f"cannot be bundled with the current code: {x}", hint=_CHECKED_OUT
         )
-        for said in changed
+        for x in changes
     ]
     trained_with = {
         name: recorded.get("versions", {}).get(name) for name in environment.NUMERIC
     } | recorded.get("libraries", {})
     for name, version in trained_with.items():
-        here = pins.get(canonicalize_name(name))
-        if version and here != version:
+        installed = pins.get(canonicalize_name(name))
+        if version and installed != version:
             problems.append(
                 Problem(
                     str(folder.path),
-                    f"was trained with {name} {version}, but {here or 'none'} is installed here",
+                    f"was trained with {name} {version}, but {installed or 'none'} is "
+                    "installed here",
                     hint=f"install {name}=={version}",
                 )
             )
@@ -187,7 +185,7 @@ def _require_the_same(
 
 
 def _code(folder: RunFolder, project: Project) -> Iterator[tuple[str, Part]]:
-    """Samewise's own files, and the user's: packages, what else the run reaches, config folders."""
+    """Yield samewise's own files, and the user's: packages, code of the run, config folders."""
     reached = sources.files_in(folder.sources)
     has_configs = False
     for name, file in sorted(
@@ -196,20 +194,20 @@ def _code(folder: RunFolder, project: Project) -> Iterator[tuple[str, Part]]:
         if name.parts[0] == "samewise":
             yield f"{OWN}/{name.as_posix()}", file
             continue
-        why = _secret_in(name, file)
-        if not why:
+        secret = _secret_in(name, file)
+        if not secret:
             has_configs |= name.parts[0] == CONFIGS
             yield f"{CODE}/{name.as_posix()}", file
         elif name.as_posix() in reached:
             raise ConfigError(
                 Problem(
                     str(file),
-                    f"{why}, and the run needs this file",
+                    f"{secret}, and the run needs this file",
                     hint="keep secrets in a file that is not code",
                 )
             )
         else:
-            print(f"warning: {file} is left out: it {why}", file=sys.stderr)
+            print(f"warning: {file} is left out: it {secret}", file=sys.stderr)
     yield (
         f"{CODE}/pyproject.toml",
         settings_text(project.packages, configs=CONFIGS if has_configs else "").encode(),
@@ -217,7 +215,7 @@ def _code(folder: RunFolder, project: Project) -> Iterator[tuple[str, Part]]:
 
 
 def _secret_in(name: Path, file: Path) -> str:
-    """Why a file of the user's is not included; empty if it may be."""
+    """Return why a file of the user's is not included; empty if it may be."""
     if looks_secret(name):
         return "has a name that files of secrets usually have"
     text = file.read_bytes().decode("utf-8", "replace")
@@ -237,11 +235,11 @@ def _secret_in(name: Path, file: Path) -> str:
 
 
 def _weights(folder: RunFolder) -> Iterator[tuple[str, Part]]:
-    chosen = {
+    paths = {
         kept_checkpoints.choose_checkpoint(folder.checkpoints, which).path
         for which in ("best", "last")
     }
-    for path in sorted(chosen):
+    for path in sorted(paths):
         yield from (
             (f"{RUN}/checkpoints/{path.name}/{file.relative_to(path).as_posix()}", file)
             for file in sorted(path.rglob("*"))

@@ -1,6 +1,6 @@
-"""Lists the files of a run's data by name, size and SHA-256.
+"""Lists the files of a run's data by name, size and SHA-256, and does not copy them.
 
-The files themselves are not copied. Does not import torch.
+Does not import torch.
 """
 
 from __future__ import annotations
@@ -16,15 +16,21 @@ from samewise.runner.config.fingerprint import data_places
 from samewise.runner.errors import ConfigError, Problem
 
 Files = dict[str, dict[str, Any]]
-_TOLD = 10
+_SHOWN = 10
 _LARGE = 1 << 30
 
 
 def list_files(whole: Mapping[str, Any], *, hashed: bool = True) -> dict[str, Files]:
-    """List the files behind each setting of the data set that is a path on this machine, with
-    SHA-256 if `hashed`; a ConfigError if one cannot be read.
+    """List the files behind each setting of the data set that is a path on this machine.
+
+    Args:
+        whole: The config.
+        hashed: Whether to read all files for their SHA-256.
+
+    Raises:
+        ConfigError: A file cannot be read.
     """
-    found = dict[str, Files]()
+    listing = dict[str, Files]()
     for key, place in data_places(whole).items():
         files = dict(_below(place))
         size = sum(file.stat().st_size for file in files.values())
@@ -34,23 +40,21 @@ def list_files(whole: Mapping[str, Any], *, hashed: bool = True) -> dict[str, Fi
                 "--no-data-hashes skips this",
                 file=sys.stderr,
             )
-        found[key] = {name: _facts(file, hashed=hashed) for name, file in files.items()}
-    return found
+        listing[key] = {name: _facts(file, hashed=hashed) for name, file in files.items()}
+    return listing
 
 
 def require(manifest: Mapping[str, Files], whole: Mapping[str, Any]) -> int:
-    """Return how many files match the manifest, each counted once.
+    """Return the number of files that match the manifest, each counted once.
 
-    ConfigError, naming the first few, if any are missing, different or additional.
+    Raises:
+        ConfigError: Files are missing, different or additional; the first few are named.
     """
-    here, problems, agreeing, named = (
-        data_places(whole),
-        list[Problem](),
-        set[str](),
-        dict[tuple[str, str], list[str]](),
-    )
+    places, problems, matches = data_places(whole), list[Problem](), set[str]()
+    # `dataset.root` and `dataset.train.root` are often one folder: its problems are reported once
+    keys_by_message = dict[tuple[str, str], list[str]]()
     for key, files in manifest.items():
-        if key not in here:
+        if key not in places:
             problems.append(
                 Problem(
                     key,
@@ -60,29 +64,32 @@ def require(manifest: Mapping[str, Files], whole: Mapping[str, Any]) -> int:
                 )
             )
             continue
-        present = dict(_below(here[key]))
-        wrong = [f"{name} is missing" for name in files if name not in present]
-        wrong += [
+        present = dict(_below(places[key]))
+        differences = [f"{name} is missing" for name in files if name not in present]
+        differences += [
             f"{name} has different content"
             for name in files
             if name in present and not _agrees(present[name], files[name])
         ]
-        wrong += [f"{name} is new" for name in present if name not in files]
-        # `dataset.root` and `dataset.train.root` are often one folder
-        at = os.path.realpath(here[key])
-        agreeing |= {at if here[key].is_file() else os.path.join(at, name) for name in files}
-        more = f", and {len(wrong) - _TOLD} more" if len(wrong) > _TOLD else ""
-        if wrong:
-            named.setdefault((f"{'; '.join(wrong[:_TOLD])}{more}", str(here[key])), []).append(key)
+        differences += [f"{name} is new" for name in present if name not in files]
+        path = os.path.realpath(places[key])
+        matches |= {path if places[key].is_file() else os.path.join(path, name) for name in files}
+        if differences:
+            hidden = len(differences) - _SHOWN
+            more = f", and {hidden} more" if hidden > 0 else ""
+            message = f"{'; '.join(differences[:_SHOWN])}{more}"
+            keys_by_message.setdefault((message, str(places[key])), []).append(key)
     problems += [
         Problem(
-            ", ".join(keys), f"the data are not those that the run was trained with: {words}", place
+            ", ".join(keys),
+            f"the data are not those that the run was trained with: {message}",
+            place,
         )
-        for (words, place), keys in named.items()
+        for (message, place), keys in keys_by_message.items()
     ]
     if problems:
         raise ConfigError(*problems)
-    return len(agreeing)
+    return len(matches)
 
 
 def _below(place: Path) -> Iterator[tuple[str, Path]]:
@@ -90,18 +97,19 @@ def _below(place: Path) -> Iterator[tuple[str, Path]]:
         yield place.name, place
         return
     entered = set[str]()
-    for at, folders, names in os.walk(place, followlinks=True):
-        real = os.path.realpath(at)
-        if real in entered:
-            # Links: thirty nested folders with two links each to the next are a billion paths
+    for folder, folders, names in os.walk(place, followlinks=True):
+        path = os.path.realpath(folder)
+        # Each folder once: thirty nested folders with two links each to the next have a billion
+        # paths
+        if path in entered:
             folders.clear()
             continue
-        entered.add(real)
+        entered.add(path)
         folders.sort()
         yield from (
-            ((file := Path(at, name)).relative_to(place).as_posix(), file)
+            ((file := Path(folder, name)).relative_to(place).as_posix(), file)
             for name in sorted(names)
-            if Path(at, name).is_file()
+            if Path(folder, name).is_file()
         )
 
 

@@ -1,6 +1,4 @@
-"""The environment as exact versions: samewise's dependencies, theirs, and what the user's own code
-imports.
-"""
+"""The environment as exact versions: of samewise's dependencies, theirs, and the user's."""
 
 from __future__ import annotations
 
@@ -17,34 +15,34 @@ _PIN = re.compile(r"[a-z0-9][a-z0-9.-]*==[A-Za-z0-9][A-Za-z0-9.!+_-]*")
 
 
 def pins(imported: Iterable[str]) -> dict[str, str]:
-    """The installed version of each distribution that a run needs, by name.
+    """Return the installed version of each distribution that a run needs, by name.
 
     Args:
         imported: Distributions, or importable packages, in addition to samewise's own dependencies.
     """
     owners = metadata.packages_distributions()
-    todo = [("samewise", extra) for extra in ("", *_extras("samewise"))]
-    todo += [(owner, "") for name in imported for owner in owners.get(name, [name])]
-    found, seen = dict[str, str](), set[tuple[str, str]]()
-    while todo:
-        name, extra = todo.pop()
-        if (canonicalize_name(name), extra) in seen:
+    queue = [("samewise", extra) for extra in ("", *_extras("samewise"))]
+    queue += [(owner, "") for name in imported for owner in owners.get(name, [name])]
+    versions, visited = dict[str, str](), set[tuple[str, str]]()
+    while queue:
+        name, extra = queue.pop()
+        if (canonicalize_name(name), extra) in visited:
             continue
-        seen.add((canonicalize_name(name), extra))
+        visited.add((canonicalize_name(name), extra))
         try:
             distribution = metadata.distribution(name)
         except metadata.PackageNotFoundError:
-            # For another platform, or an extra that is not installed
+            # The requirement is for another platform, or of an extra that is not installed
             continue
-        found[canonicalize_name(name)] = distribution.version
+        versions[canonicalize_name(name)] = distribution.version
         for requirement in map(_parse_requirement, distribution.requires or ()):
             if requirement and (
                 requirement.marker is None or requirement.marker.evaluate({"extra": extra})
             ):
-                todo += [(requirement.name, one) for one in ("", *requirement.extras)]
-    # Its code is in the bundle
-    found.pop("samewise", None)
-    return dict(sorted(found.items()))
+                queue += [(requirement.name, x) for x in ("", *requirement.extras)]
+    # samewise itself is in the bundle as code
+    versions.pop("samewise", None)
+    return dict(sorted(versions.items()))
 
 
 def text(pins: Mapping[str, str], python: str) -> str:
@@ -57,11 +55,12 @@ def text(pins: Mapping[str, str], python: str) -> str:
 def read(text: str) -> list[str]:
     """Read the pins from a requirements file.
 
-    ConfigError if a line is not `name==version` but, say, an address or an option.
+    Raises:
+        ConfigError: A line is not `name==version` but, say, an address or an option.
     """
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
-    wrong = [line for line in lines if not _PIN.fullmatch(line)]
-    if wrong:
+    invalid = [line for line in lines if not _PIN.fullmatch(line)]
+    if invalid:
         raise ConfigError(
             *(
                 Problem(
@@ -70,7 +69,7 @@ def read(text: str) -> list[str]:
                     line,
                     "name==version",
                 )
-                for line in wrong[:5]
+                for line in invalid[:5]
             )
         )
     return lines

@@ -1,6 +1,4 @@
-"""Trains an unpacked bundle again: in a new virtual environment with the packages that it lists, or
-in this process.
-"""
+"""Trains an unpacked bundle again, in this process or in a new environment of its packages."""
 
 from __future__ import annotations
 
@@ -25,16 +23,17 @@ _INDEX = (
 
 
 def make_environment(folder: Path, *, python: str) -> Path:
-    """Make a virtual environment of a bundle's package versions.
-
-    Return its interpreter. ConfigError if that Python is absent or a package cannot be installed.
+    """Make a virtual environment of a bundle's package versions; return its interpreter.
 
     Args:
         folder: The unpacked bundle, in which it is made.
         python: The version of Python that the run was trained with.
+
+    Raises:
+        ConfigError: That Python is absent, or a package cannot be installed.
     """
     pins = locked.read(read_text(folder / LOCK) or "")
-    place, checked = folder / "environment", folder / "environment.txt"
+    place, requirements = folder / "environment", folder / "environment.txt"
     interpreter = place / "bin" / "python"
     print(
         f"making an environment with Python {python} and {len(pins)} packages in {place}; "
@@ -53,9 +52,10 @@ def make_environment(folder: Path, *, python: str) -> Path:
         "--no-input",
         "--no-deps",
     ]
-    # Pip would decode comments of LOCK as they say, and find options in them
-    checked.write_text("".join(f"{pin}\n" for pin in pins), encoding="ascii")
-    run_in_environment([*install, "--requirement", str(checked)], "pip install")
+    # Only the checked pins: pip would honour an encoding that a comment of LOCK names, and then
+    # read options in it
+    requirements.write_text("".join(f"{pin}\n" for pin in pins), encoding="ascii")
+    run_in_environment([*install, "--requirement", str(requirements)], "pip install")
     return interpreter
 
 
@@ -73,7 +73,8 @@ def train_in(interpreter: Path, folder: Path, arguments: Sequence[str]) -> int:
 def importable(folder: Path) -> Generator[None]:
     """Put a bundle's code, except samewise's own, first on this process's import path.
 
-    ConfigError if a package of its name was imported from elsewhere.
+    Raises:
+        ConfigError: A package of the same name was imported from elsewhere.
     """
     code = (folder / CODE).absolute()
     names = {
@@ -81,11 +82,11 @@ def importable(folder: Path) -> Generator[None]:
         for entry in code.iterdir()
         if entry.is_dir() or entry.suffix == ".py"
     }
-    if taken := sorted(names & set(sys.modules)):
+    if imported := sorted(names & set(sys.modules)):
         raise ConfigError(
             Problem(
                 "--here",
-                f"{', '.join(taken)} is already imported from another place",
+                f"{', '.join(imported)} is already imported from another place",
                 hint="leave out --here",
             )
         )
@@ -103,8 +104,8 @@ def _python(version: str) -> str:
     minor = ".".join(version.split(".")[:2])
     if minor == f"{sys.version_info.major}.{sys.version_info.minor}":
         return sys.executable
-    found = shutil.which(f"python{minor}")
-    if found is None:
+    interpreter = shutil.which(f"python{minor}")
+    if interpreter is None:
         raise ConfigError(
             Problem(
                 "python",
@@ -113,13 +114,13 @@ def _python(version: str) -> str:
                 f"python{minor} on the PATH",
             )
         )
-    return found
+    return interpreter
 
 
 def _variables() -> dict[str, str]:
-    """Environment variables for the other environment: none of this environment's paths, and no
-    imports from the current folder, which may be untrusted.
-    """
+    """Return environment variables for the other environment."""
+    # None of this environment's paths, and no imports from the current folder, which may be a
+    # stranger's
     return {name: value for name, value in os.environ.items() if not name.startswith(_LEFT_OUT)} | {
         "PYTHONSAFEPATH": "1"
     }
@@ -128,12 +129,15 @@ def _variables() -> dict[str, str]:
 def run_in_environment(command: Sequence[str], name: str) -> None:
     """Run a command of the other environment.
 
-    ConfigError, with its reason and `name` for the command, if it fails.
+    Args:
+        command: The command.
+        name: Its name for messages.
+
+    Raises:
+        ConfigError: It fails; the message has its reason.
     """
-    done = subprocess.run(command, capture_output=True, text=True, env=_variables(), check=False)
-    if done.returncode:
-        said = [line for line in (done.stderr or done.stdout).strip().splitlines() if line]
-        errors = (
-            [line for line in said if line.startswith("ERROR")] or said[-1:] or ["no reason given"]
-        )
+    process = subprocess.run(command, capture_output=True, text=True, env=_variables(), check=False)
+    if process.returncode:
+        lines = [x for x in (process.stderr or process.stdout).strip().splitlines() if x]
+        errors = [x for x in lines if x.startswith("ERROR")] or lines[-1:] or ["no reason given"]
         raise ConfigError(Problem(LOCK, f"{name} failed: {errors[-1]}", hint=_INDEX))

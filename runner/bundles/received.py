@@ -1,5 +1,6 @@
-"""Opens a run by any of its names: its folder, or a copy from a bundle or an MLflow store in a
-temporary folder. Imports mlflow only for a store.
+"""Opens a run by any of its names: its folder, or a copy from a bundle or an MLflow store.
+
+Copies are in temporary folders. Imports mlflow only for a store.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ class Stored(NamedTuple):
 
     run_id: str
     uri: str | None
-    """The store's; None: that of the run root."""
+    """The store's address; None: the store of the run root."""
 
 
 @contextmanager
 def open_received(
     name: str, *, run_root: Path, uri: str | None = None, trust: bool = False
 ) -> Generator[RunFolder]:
-    """Open the run called `name`; ConfigError if there is none, or the store does not answer.
+    """Open the run called `name`.
 
     The folder of a run from a bundle or a store is temporary, and a stranger's: `records.trust`
     decides what may be done with its config.
@@ -52,9 +53,12 @@ def open_received(
     Args:
         name: A folder, the start of a fingerprint, an MLflow run id, `runs:/ID`, the address of its
             page in the MLflow UI, or a bundle's file.
-        run_root: Where to look for runs, and for the MLflow store if `uri` names none.
-        uri: The store to take it from, even if its folder is there.
+        run_root: Where to look for runs, and for the MLflow store if `uri` is None.
+        uri: The store to take the run from, even if its folder is here.
         trust: Whether the user trusts its source.
+
+    Raises:
+        ConfigError: There is no such run, or the store does not answer.
     """
     stored = _parse_address(name, uri)
     if stored is None and Path(name).is_file():
@@ -100,13 +104,14 @@ def _parse_address(name: str, uri: str | None) -> Stored | None:
 def fetch(run_id: str, uri: str, into: Path, *, trust: bool = False) -> RunFolder:
     """Download a run from an MLflow store, laid out as a run's folder.
 
-    ConfigError if the store does not answer, has no such run, or not enough of it.
-
     Args:
-        run_id: The MLflow run's.
-        uri: The store's, which the user has named: MLflow's tokens are sent there.
+        run_id: Id of the MLflow run.
+        uri: The store's address, which the user has named: MLflow's tokens are sent there.
         into: The folder to make.
-        trust: Allow artifacts that the store keeps in a third place.
+        trust: Whether to allow artifacts that the store keeps in a third place.
+
+    Raises:
+        ConfigError: The store does not answer, has no such run, or lacks a part of it.
     """
     checked = check_uri(uri, path="--uri")
     require_there(checked, path="--uri")
@@ -126,11 +131,10 @@ def fetch(run_id: str, uri: str, into: Path, *, trust: bool = False) -> RunFolde
             return _download(client, run_id, into, store)
 
 
-def _require_near(place: str, uri: str, *, trust: bool) -> None:
-    """Raise an error for artifacts in a cloud or on another host: a store from someone else could
-    send this user's credentials anywhere.
-    """
-    parts, server = urlsplit(place), urlsplit(uri)
+def _require_near(artifacts: str, uri: str, *, trust: bool) -> None:
+    """Raise an error for artifacts in a cloud or on another host."""
+    # A store from someone else could send this user's credentials anywhere
+    parts, server = urlsplit(artifacts), urlsplit(uri)
     if (
         parts.scheme not in _NEAR
         or (parts.hostname, parts.port) not in ((None, None), (server.hostname, server.port))
@@ -143,7 +147,7 @@ def _require_near(place: str, uri: str, *, trust: bool) -> None:
             Problem(
                 "RUN",
                 "the store keeps the run's files in another place",
-                remove_password(place),
+                remove_password(artifacts),
                 hint=hint,
             )
         )
@@ -154,7 +158,7 @@ def _download(client: Any, run_id: str, into: Path, store: str) -> RunFolder:
 
     into.mkdir(parents=True)
     folder = RunFolder(into)
-    stored = {str(one.path): one.file_size or 0 for one in client.list_artifacts(run_id)}
+    stored = {str(x.path): x.file_size or 0 for x in client.list_artifacts(run_id)}
     if "config.yaml" not in stored:
         raise ConfigError(
             Problem(
@@ -175,12 +179,12 @@ def _download(client: Any, run_id: str, into: Path, store: str) -> RunFolder:
             )
     for place in ("checkpoint", f"checkpoint/{SHARDS}"):
         if place in stored:
-            listed = client.list_artifacts(run_id, place)
-            stored |= {str(one.path): 0 for one in listed}
+            artifacts = client.list_artifacts(run_id, place)
+            stored |= {str(x.path): 0 for x in artifacts}
             sizes |= {
-                f"{place}/{Path(str(one.path)).name}": one.file_size or 0
-                for one in listed
-                if not one.is_dir
+                f"{place}/{Path(str(x.path)).name}": x.file_size or 0
+                for x in artifacts
+                if not x.is_dir
             }
     if (needed := sum(sizes.values())) > (free := shutil.disk_usage(into).free):
         hint = "set the environment variable TMPDIR to a folder with more room"
@@ -193,11 +197,11 @@ def _download(client: Any, run_id: str, into: Path, store: str) -> RunFolder:
             )
         )
     for name in sizes:
-        with tempfile.TemporaryDirectory(prefix=".download-", dir=into) as fresh:
-            # MLflow copies `checkpoint/x` of a store's folder to `x`
-            got = Path(client.download_artifacts(run_id, name, fresh))
+        # By way of an empty folder, since MLflow copies `checkpoint/x` of a store's folder to `x`
+        with tempfile.TemporaryDirectory(prefix=".download-", dir=into) as empty:
+            download = Path(client.download_artifacts(run_id, name, empty))
             into.joinpath(name).parent.mkdir(parents=True, exist_ok=True)
-            got.rename(into / name)
+            download.rename(into / name)
     if (signature := into / SIGNATURE).is_file():
         signature.rename(folder.config.with_name(trust.SIGNATURE))
     folder.checkpoints.mkdir()
@@ -206,10 +210,10 @@ def _download(client: Any, run_id: str, into: Path, store: str) -> RunFolder:
     return folder
 
 
-def _move_into_place(got: Path, folder: RunFolder) -> None:
+def _move_into_place(checkpoint: Path, folder: RunFolder) -> None:
     try:
-        step = int((read_json(got / "manifest.json", shapes.MANIFEST) or {})["step"])
+        step = int((read_json(checkpoint / "manifest.json", shapes.MANIFEST) or {})["step"])
     except (SamewiseError, KeyError):
-        # `load` reports what is wrong with it
+        # Loading the checkpoint reports the problem
         step = 0
-    got.rename(folder.checkpoints / f"step-{step:08d}")
+    checkpoint.rename(folder.checkpoints / f"step-{step:08d}")

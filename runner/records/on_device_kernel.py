@@ -39,14 +39,14 @@ def add_up(chunks, programs, factors, sums, CHUNK: tl.constexpr, BLOCK: tl.const
         BLOCK: Number of words that are added up at a time.
     """
     program = tl.program_id(0)
-    words = tl.load(chunks + program).to(tl.pointer_type(tl.int32))
+    address = tl.load(chunks + program).to(tl.pointer_type(tl.int32))
     count = tl.load(chunks + programs + program)
-    here = factors + tl.load(chunks + 2 * programs + program)
+    row_factors = factors + tl.load(chunks + 2 * programs + program)
     total = tl.zeros([BLOCK], dtype=tl.int64)
     for begin in range(0, CHUNK, BLOCK):
         place = begin + tl.arange(0, BLOCK)
-        word = tl.load(words + place, mask=place < count, other=0)
-        factor = tl.load(here + place, mask=place < count, other=0)
+        word = tl.load(address + place, mask=place < count, other=0)
+        factor = tl.load(row_factors + place, mask=place < count, other=0)
         total += word.to(tl.int64) * factor
     tl.store(sums + program, tl.sum(total))
 

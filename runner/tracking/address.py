@@ -1,4 +1,4 @@
-"""Tracking addresses: interprets a `tracking.uri` without importing mlflow."""
+"""Checks tracking addresses, and shows errors of trackers, without importing mlflow."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _MAKE_ONE = "samewise train experiment=resnet18_digits"
 _REMOTE = ("http", "https")
 REFUSED = "the server refuses access"
 _SHOWN = 300
-"""Maximum length of an MLflow message."""
+"""Maximum length of a shown MLflow message."""
 _EXAMPLES = "sqlite:///runs/mlflow.db, http://HOST:5000 or postgresql+psycopg2://USER@HOST/DATABASE"
 
 
 def problem(uri: str, *, path: str = "tracking.uri") -> Problem | None:
-    """What is wrong with a tracking URI, or None. Opens and creates nothing."""
+    """Return the problem of a tracking URI, or None; open and create nothing."""
     scheme, separator, _ = uri.partition("://")
     dialect, _, driver = scheme.partition("+")
     if re.match(r"(?:file://)?[^/@]*:[^/@]*@", uri):
@@ -33,8 +33,8 @@ def problem(uri: str, *, path: str = "tracking.uri") -> Problem | None:
             _EXAMPLES,
         )
     if not separator or scheme == "file":
-        here = (uri.removeprefix("file://") if separator else uri).rstrip("/") or "."
-        store = here if here.endswith((".db", ".sqlite")) else f"{here}/mlflow.db"
+        folder = (uri.removeprefix("file://") if separator else uri).rstrip("/") or "."
+        store = folder if folder.endswith((".db", ".sqlite")) else f"{folder}/mlflow.db"
         return Problem(
             path,
             "MLflow no longer stores runs as files in a folder",
@@ -77,14 +77,14 @@ def problem(uri: str, *, path: str = "tracking.uri") -> Problem | None:
         return None
     if scheme in _REMOTE:
         try:
-            named = urlsplit(uri).hostname
+            host = urlsplit(uri).hostname
+            # Raises for an invalid port, as `urlsplit` does for brackets
             _ = urlsplit(uri).port
         except ValueError as error:
-            # Invalid brackets or port
             return Problem(
                 path, f"is not a valid address: {error}", remove_password(uri), "http://HOST:5000"
             )
-        if not named:
+        if not host:
             return Problem(path, "the server's name is missing", uri, "http://HOST:5000")
         return None
     if scheme == "databricks":
@@ -99,13 +99,13 @@ def problem(uri: str, *, path: str = "tracking.uri") -> Problem | None:
 
 
 def check_uri(uri: str, *, path: str = "tracking.uri") -> str:
-    """The URI as any process in any folder can use it, with an absolute path for an SQLite file.
+    """Return the URI as any process in any folder can use it, with an absolute path to a file.
 
-    ConfigError if MLflow does not accept it as a tracking URI.
+    Raises:
+        ConfigError: MLflow does not accept it as a tracking URI.
     """
-    found = problem(uri, path=path)
-    if found is not None:
-        raise ConfigError(found)
+    if wrong := problem(uri, path=path):
+        raise ConfigError(wrong)
     file = sqlite_file(uri)
     if file is None:
         return uri
@@ -114,9 +114,8 @@ def check_uri(uri: str, *, path: str = "tracking.uri") -> str:
 
 
 def require_there(uri: str, *, path: str) -> None:
-    """Raise a ConfigError if a store does not exist or a server does not answer: MLflow would
-    create the store, and retry the server for minutes.
-    """
+    """Raise a ConfigError if a store does not exist or a server does not answer."""
+    # MLflow would create the store, and retry the server for minutes
     file = sqlite_file(uri)
     if file is not None and not (file.is_file() and file.stat().st_size):
         raise ConfigError(
@@ -133,7 +132,7 @@ def require_there(uri: str, *, path: str) -> None:
     try:
         urllib.request.urlopen(uri, timeout=10).close()
     except urllib.error.HTTPError:
-        # A server answers; a browser may log in
+        # A server answers, and a browser may log in
         return
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
@@ -148,7 +147,7 @@ def require_there(uri: str, *, path: str) -> None:
 
 
 def sqlite_file(uri: str) -> Path | None:
-    """The file of an SQLite URI; None for other URIs, or if there is no file."""
+    """Return the file of an SQLite URI; None for other URIs, or if there is no file."""
     scheme, _, rest = uri.partition("://")
     if scheme.partition("+")[0] != "sqlite":
         return None
@@ -157,47 +156,46 @@ def sqlite_file(uri: str) -> Path | None:
 
 
 def remove_password(uri: str) -> str:
-    """The URI as it may be shown and stored."""
+    """Return the URI without its password, to be shown and stored."""
     return re.sub(r"^([^/]*://[^/@:]*:)[^/@]+@", r"\1***@", uri)
 
 
-def without_sql(said: str) -> str:
-    """An error without what SQLAlchemy adds to the database's words: how it came to the statement,
-    the statement with its values, and a link.
+def without_sql(message: str) -> str:
+    """Remove what SQLAlchemy adds to a database's error.
+
+    That is its cause, the statement with its values, and a link.
     """
     return re.sub(
         r"\(raised as a result of Query-invoked autoflush;[^)]*\)\s*|\s*\[SQL: "
         r".*|\s*\(Background on this error at: [^)]*\)",
         "",
-        said,
+        message,
         flags=re.DOTALL,
     )
 
 
-def describe_failure(said: str) -> str:
-    """An error of MLflow's or W&B's client on one line, with what to do if the server requires
-    authentication, or an SQLite file cannot be written.
+def describe_failure(message: str) -> str:
+    """Return an error of MLflow's or W&B's client on one line.
+
+    Says what to do if the server requires authentication, or an SQLite file cannot be written.
     """
-    if re.match("UsageError: No API key|AuthenticationError: ", said):
+    if re.match("UsageError: No API key|AuthenticationError: ", message):
         return (
             f"{REFUSED} (not logged in): run `wandb login`, or set WANDB_API_KEY; "
             "WANDB_MODE=offline needs neither"
         )
-    refused = re.search(r"failed with error code (401|403)\b", said)
-    if refused is None:
-        closed = re.search(
-            "attempt to write a readonly database|unable to open database file", said
+    status = re.search(r"failed with error code (401|403)\b", message)
+    if status is None:
+        is_closed = re.search(
+            "attempt to write a readonly database|unable to open database file", message
         )
-        access = (
-            ": you need access, to read and to write, to the store's file and folder"
-            if closed
-            else ""
-        )
-        return truncate(" ".join(without_sql(said).split()), _SHOWN) + access
-    which = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
-    if refused[1] == "401":
-        return f"{REFUSED} (HTTP 401, not logged in): set {which}"
-    return f"{REFUSED} (HTTP 403, not allowed): set {which} to those of a user with access"
+        hint = ": you need read and write access to the store's file and folder"
+        text = truncate(" ".join(without_sql(message).split()), _SHOWN)
+        return text + hint if is_closed else text
+    variables = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
+    if status[1] == "401":
+        return f"{REFUSED} (HTTP 401, not logged in): set {variables}"
+    return f"{REFUSED} (HTTP 403, not allowed): set {variables} to those of a user with access"
 
 
 def _package(module: str) -> str:

@@ -1,4 +1,4 @@
-"""The interface of trackers: MLflow, TensorBoard, Weights & Biases.
+"""The interface of the backends: MLflow, TensorBoard, Weights & Biases.
 
 Each copies the run folder's journal separately. Imports none of them.
 """
@@ -14,15 +14,19 @@ from typing import Any, Protocol
 from samewise.runner.errors import Problem, nearest
 
 TITLES = {"mlflow": "MLflow", "tensorboard": "TensorBoard", "wandb": "Weights & Biases"}
-"""What `tracking.report_to` may name; each is also the package that it needs."""
+"""Backends that `tracking.report_to` may name, each of which is also the package that it needs."""
 
 
 @dataclass
 class Sent:
-    """What a backend has been sent.
+    """Counts of what a backend has received.
 
-    `status`: the change of the run's status, in words. `moved`: when it last received anything
-    (`time.monotonic`).
+    Args:
+        metrics: Values.
+        refused: Entries that the backend refused.
+        files: Files.
+        status: The change of the run's status, as text.
+        moved: Time of the last change (`time.monotonic`, in seconds).
     """
 
     metrics: int = 0
@@ -33,7 +37,7 @@ class Sent:
 
 
 class RunGone(Exception):
-    """The copy was deleted; the next pass creates a new one and sends everything."""
+    """Raised if the copy was deleted; the next pass creates a new one and sends everything."""
 
 
 class Backend(Protocol):
@@ -44,26 +48,27 @@ class Backend(Protocol):
     def synchronise(self, *, alive: bool) -> Sent:
         """Send everything that has not been sent.
 
-        RunGone if the copy was deleted. After an error of the backend a later call continues where
-        this one stopped.
+        After an error of the backend, a later call continues where this one stopped.
 
         Args:
-            alive: Whether the trainer is at work; if not, the copy is ended as the journal says.
+            alive: Whether the trainer is running; if not, the copy is ended as the journal says.
+
+        Raises:
+            RunGone: The copy was deleted.
         """
         ...
 
 
 def backends_of(settings: Mapping[str, Any]) -> list[str]:
-    """The backends in a run's `tracking`: none if it is off, MLflow if an older config does not
-    say.
-    """
-    named = settings.get("report_to")
-    return [] if not settings["enabled"] else ["mlflow"] if named is None else list(named)
+    """Return the names of the backends in a run's `tracking`; none if it is off."""
+    # Configs of older versions do not have the key, and mean MLflow
+    names = settings.get("report_to")
+    return [] if not settings["enabled"] else ["mlflow"] if names is None else list(names)
 
 
 def problems(names: Sequence[str], *, path: str = "tracking.report_to") -> list[Problem]:
-    """What is wrong with a choice of backends: unknown names, and packages that are not installed."""
-    found = [
+    """Return a problem for each backend that is unknown, or whose package is not installed."""
+    unknown = [
         Problem(
             path,
             "is not a tracking backend",
@@ -74,7 +79,7 @@ def problems(names: Sequence[str], *, path: str = "tracking.report_to") -> list[
         for name in names
         if name not in TITLES
     ]
-    found += [
+    return unknown + [
         Problem(
             path,
             f"{TITLES[name]} needs the package {name}, which is not installed",
@@ -84,4 +89,3 @@ def problems(names: Sequence[str], *, path: str = "tracking.report_to") -> list[
         for name in names
         if name in TITLES and importlib.util.find_spec(name) is None
     ]
-    return found

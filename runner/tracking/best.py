@@ -1,8 +1,7 @@
-"""`best/METRIC`, logged to MLflow with each value of the monitored metric: the best so far, NaN
-before the first evaluation.
+"""Logs `best/METRIC` to MLflow: the best value of the monitored metric so far, at first NaN.
 
 MLflow's table and compare page know a metric's last value only, and the compare page colours by the
-metric that a run had first: so this one is logged before any other. It also stands first wherever
+metric that a run had first: so this one is logged before any other. It is also the first wherever
 MLflow sorts metrics by name.
 """
 
@@ -23,7 +22,7 @@ PREFIX = "best/"
 
 
 def column(monitor: str) -> str:
-    """The name in MLflow of a monitored metric's best value."""
+    """Return the name in MLflow of a monitored metric's best value."""
     return key(f"{PREFIX}{monitor}")
 
 
@@ -36,9 +35,10 @@ class Best:
         self._monitor, self._mode = monitor, mode
 
     def take(self, metrics: Mapping[str, float]) -> bool:
-        """Update with logged metrics, in order.
+        """Update with metrics in the order of logging.
 
-        Returns whether the monitored metric is among them.
+        Returns:
+            Whether the monitored metric is among them.
         """
         value = metrics.get(self._monitor)
         if value is None:
@@ -50,16 +50,20 @@ class Best:
 def best_so_far(
     journal: Path, modes: Mapping[str, str], *, until: float = math.inf
 ) -> dict[str, dict[str, float]]:
-    """The first best evaluation by each metric in a journal: all that was logged with it, and its
-    step. Of lines without one only the bytes are searched.
+    """Return the first best evaluation by each metric in a journal.
 
     Args:
-        journal: Of the run.
-        modes: The metrics, each with min or max. Those without an evaluation are left out of the
-            result.
+        journal: The run's journal.
+        modes: The metrics, each with min or max.
         until: The last step that counts.
+
+    Returns:
+        By metric, all values that were logged with it, and `step`. Metrics without an evaluation
+        are left out.
     """
-    found, marks = dict[str, Mapping[str, float]](), [json.dumps(name).encode() for name in modes]
+    best = dict[str, Mapping[str, float]]()
+    # Most lines have no evaluation: they are searched as bytes, and not parsed
+    marks = [json.dumps(name).encode() for name in modes]
     for _, line in read_lines(journal):
         if (
             any(mark in line for mark in marks)
@@ -68,5 +72,5 @@ def best_so_far(
         ):
             for name in modes.keys() & entry.metrics.keys():
                 evaluation = {**entry.metrics, "step": entry.step}
-                found[name] = best_of(found.get(name, {}), evaluation, name, modes[name])
-    return {name: dict(found[name]) for name in modes if name in found}
+                best[name] = best_of(best.get(name, {}), evaluation, name, modes[name])
+    return {name: dict(best[name]) for name in modes if name in best}

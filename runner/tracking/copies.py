@@ -1,4 +1,4 @@
-"""A run's copies in its backends: opened, and synchronised until complete.
+"""Opens a run's copies in its backends, and synchronises them until they are complete.
 
 Only the chosen backends are imported.
 """
@@ -50,16 +50,16 @@ class Copy:
 
     @property
     def moved(self) -> float:
-        """When it last received anything (`time.monotonic`)."""
+        """Time at which the copy last received anything (`time.monotonic`, in seconds)."""
         return self._backend.sent.moved if self._backend is not None else -math.inf
 
     @property
     def is_refused(self) -> bool:
-        """Whether the last attempt failed for want of the user's access, which no retry gives."""
+        """Whether the last attempt failed because this user has no access, which no retry gives."""
         return REFUSED in describe_failure(self.trouble)
 
     def bring_up(self, *, ended: bool) -> None:
-        """Send what is new. Repeated failures are logged once."""
+        """Send what is new. Log repeated failures once."""
         if self.is_complete:
             return
         try:
@@ -76,8 +76,9 @@ class Copy:
             _LOG.warning("%s", error)
             self.wait = 0.0
         except Exception as error:
-            # Any error: the journal has what was not sent, and the next pass sends it
-            if (said := without_sql(f"{type(error).__name__}: {error}")[:2000]) != self.trouble:
-                _LOG.warning("%s %s%s %s", FAILING, TITLES[self._name], TROUBLE, said)
+            # After any error the journal still has what was not sent, and the next pass sends it
+            message = without_sql(f"{type(error).__name__}: {error}")[:2000]
+            if message != self.trouble:
+                _LOG.warning("%s %s%s %s", FAILING, TITLES[self._name], TROUBLE, message)
             self.wait = min(_LONGEST_WAIT_S, max(0.25, 2 * self.wait) if self.trouble else 0.25)
-            self.trouble = said
+            self.trouble = message

@@ -1,6 +1,4 @@
-"""Describes a run apart from its metrics: params, tags, a note and the data sets, from the run's
-folder.
-"""
+"""Describes a run for trackers, from its folder: params, tags, a note and the data sets."""
 
 from __future__ import annotations
 
@@ -32,8 +30,9 @@ _CONTEXTS = {"train": "training", "valid": "validation", "test": "test"}
 
 
 def key(name: str) -> str:
-    """`name` as a valid MLflow name of a metric, param or tag: letters, digits and `_-. /:`, no
-    path tricks, at most 250 characters.
+    """Return `name` as a valid MLflow name of a metric, param or tag.
+
+    Such a name has letters, digits and `_-. /:`, no `..` in its path, and at most 250 characters.
     """
     parts = [
         part for part in re.sub(r"[^\w\-. /:]", "_", name).split("/") if part not in ("", ".", "..")
@@ -41,16 +40,18 @@ def key(name: str) -> str:
     return _fit("/".join(parts) or "_", _KEY_LENGTH)
 
 
-def apart(name: str) -> str:
-    """`name` as `key`, with a digest of it: for a metric whose `key` another metric of the run has."""
+def key_with_digest(name: str) -> str:
+    """Return the `key` of `name` with a digest of it, for a metric whose `key` is taken."""
     return f"{key(name)[: _KEY_LENGTH - 9]}_{_digest(name)}"
 
 
 class MetricKeys:
-    """The valid MLflow names of a run's metrics, given in the journal's order: of several with the
-    same `key` the first has it, the others are kept `apart`.
+    """Valid MLflow names of a run's metrics, in the journal's order.
 
-    `before`: the names that precede, of what was sent already.
+    Of several metrics with the same `key` the first has it; the others have a digest in theirs.
+
+    Args:
+        before: Names of the metrics that have been sent.
     """
 
     def __init__(self, before: Iterable[str] = ()) -> None:
@@ -60,23 +61,24 @@ class MetricKeys:
             self.of(name)
 
     def of(self, name: str) -> str:
-        """The metric's name in MLflow."""
+        """Return the metric's name in MLflow."""
         if name not in self._keys:
-            self._keys[name] = apart(name) if key(name) in self.taken else key(name)
+            self._keys[name] = key_with_digest(name) if key(name) in self.taken else key(name)
             self.taken.add(self._keys[name])
         return self._keys[name]
 
 
 def params(config: Mapping[str, Any]) -> dict[str, str]:
-    """The flattened resolved config: `optimizer.lr` to `"0.1"`."""
+    """Return the flattened resolved config: `optimizer.lr` to `"0.1"`."""
     return {
         key(name): _fit(_text(value), _PARAM_LENGTH) for name, value in flat(config, lists=False)
     }
 
 
 def choices(text: str) -> dict[str, str]:
-    """The choice of each config group, from the first line of `config.yaml`: `choices.model` to
-    `"resnet18"`.
+    """Return the choice of each config group: `choices.model` to `"resnet18"`.
+
+    `text` is config.yaml, whose first line has them.
     """
     return params({"choices": header.read(text)[0]})
 
@@ -88,11 +90,11 @@ def tags(
     *,
     own: Mapping[str, Any],
 ) -> dict[str, str]:
-    """The run's tags: what it is, its level, where it ran, and the user's `own`."""
+    """Return the run's tags: its fingerprint, its level, where it ran, and the user's `own`."""
     fingerprint = str(environment.get("fingerprint") or folder.path.name)
     reproducibility = cast(Mapping[str, Any], config.get("reproducibility") or {})
     git = cast(Mapping[str, Any], environment.get("git") or {})
-    found = {
+    values = {
         "samewise.fingerprint": fingerprint,
         "samewise.code": sources.code_name(folder.sources),
         "samewise.level": environment.get("level"),
@@ -111,19 +113,19 @@ def tags(
         if name not in ("code_state", "code_used", "data", "decides", "git", "fingerprint", "level")
     }
     facts["git"] = {"dirty": git["dirty"]} if "dirty" in git else {}
-    # One tag; environment.json has each file
+    # One digest of all files of samewise, each of which environment.json has
     facts["code"] = (
         own_code.digest(environment["code"])
         if isinstance(environment.get("code"), Mapping)
         else None
     )
-    found |= {
+    values |= {
         key(f"env.{name}"): _fit(_text(value), _TAG_LENGTH)
         for name, value in flat(facts, lists=False)
         if value not in (None, {}, [])
     }
-    found = {name: str(value) for name, value in found.items() if value not in (None, "")}
-    return found | {
+    texts = {name: str(value) for name, value in values.items() if value not in (None, "")}
+    return texts | {
         key(str(name)): _fit(str(value), _OWN_TAG_LENGTH)
         for name, value in own.items()
         if value is not None
@@ -131,12 +133,12 @@ def tags(
 
 
 def wandb_tags(own: Mapping[str, Any]) -> list[str]:
-    """The user's tags as W&B takes them: name and value in one short text."""
+    """Return the user's tags as W&B takes them, name and value in one short text."""
     return [f"{name}:{value}"[:_WANDB_TAG_LENGTH] for name, value in own.items()]
 
 
 def inputs(config: Mapping[str, Any], environment: Mapping[str, Any]) -> list[DatasetInput]:
-    """Each split as an MLflow dataset input: name, digest, source, and counts as profile."""
+    """Return each split as an MLflow dataset input: name, digest, source, and counts as profile."""
     splits = cast(Mapping[str, Any], environment.get("data") or {})
     return [
         _dataset_input(str(split), facts, config)
@@ -146,15 +148,17 @@ def inputs(config: Mapping[str, Any], environment: Mapping[str, Any]) -> list[Da
 
 
 def pictures(folder: RunFolder) -> Iterator[tuple[str, Path]]:
-    """The PNG files among the artifacts: name without extension, and path. Links are left out."""
+    """Yield the PNG files among the artifacts, as name without extension and path."""
+    # A link could lead to any file of the user's
     for path in sorted(folder.artifacts.rglob("*.png")):
         if not path.is_symlink():
             yield path.relative_to(folder.artifacts).with_suffix("").as_posix(), path
 
 
 def run_name(folder: RunFolder) -> str:
-    """The overrides and the experiment's name; without overrides, the name and the fingerprint."""
-    name, label = folder.path.absolute().parent.name, header.read(read_text(folder.config) or "")[1]
+    """Return the overrides with the experiment's name; without overrides, name and fingerprint."""
+    name = folder.path.absolute().parent.name
+    _, label = header.read(read_text(folder.config) or "")
     return f"{label} ({name})" if label else f"{name}-{folder.path.name}"
 
 
@@ -163,12 +167,12 @@ def _dataset_input(split: str, facts: Mapping[str, Any], config: Mapping[str, An
 
     dataset = cast(Mapping[str, Any], config.get("dataset") or {})
     source = facts.get("source") or dataset.get("root") or _target(dataset.get(split)) or "unknown"
-    known = {"name", "digest", "fingerprint", "source", "schema", "size"}
+    own_fields = {"name", "digest", "fingerprint", "source", "schema", "size"}
     profile = {
         "num_rows": facts.get("size"),
-        **{name: value for name, value in facts.items() if name not in known},
+        **{name: value for name, value in facts.items() if name not in own_fields},
     }
-    made = Dataset(
+    entity = Dataset(
         name=_fit(str(facts.get("name") or split), 500),
         digest=str(facts.get("digest") or facts.get("fingerprint") or "")[:36] or "unknown",
         source_type="local",
@@ -177,7 +181,8 @@ def _dataset_input(split: str, facts: Mapping[str, Any], config: Mapping[str, An
         profile=json.dumps({name: value for name, value in profile.items() if value is not None}),
     )
     return DatasetInput(
-        dataset=made, tags=[InputTag(key="mlflow.data.context", value=_CONTEXTS.get(split, split))]
+        dataset=entity,
+        tags=[InputTag(key="mlflow.data.context", value=_CONTEXTS.get(split, split))],
     )
 
 
@@ -203,18 +208,15 @@ def _result(folder: RunFolder) -> str:
     try:
         metrics = (read_json(folder.summary, shapes.SUMMARY) or {}).get("metrics") or {}
     except DamagedFile:
-        # The metrics are still sent
+        # Sending goes on: the metrics are in the journal
         metrics = {}
-    monitor, final, best = (
-        str(metrics.get("monitor")),
-        metrics.get("final") or {},
-        metrics.get("best") or {},
-    )
+    monitor = str(metrics.get("monitor"))
+    final, best = metrics.get("final") or {}, metrics.get("best") or {}
     if not {monitor, "step"} <= best.keys():
         return ""
     also = "".join(
-        f"; best `{name}` {one[name]:.4g} at step {one['step']:.0f}"
-        for name, one in (metrics.get("also") or {}).items()
+        f"; best `{name}` {evaluation[name]:.4g} at step {evaluation['step']:.0f}"
+        for name, evaluation in (metrics.get("also") or {}).items()
     )
     return (
         f": best `{monitor}` {best[monitor]:.4g} at step {best['step']:.0f}"
@@ -228,9 +230,7 @@ def _text(value: Any) -> str:
 
 
 def _fit(text: str, length: int) -> str:
-    """`text`, shortened to fit if necessary, with a digest of the whole that distinguishes long
-    texts.
-    """
+    """Return `text`, shortened if it is too long, with a digest that distinguishes long texts."""
     if len(text) <= length:
         return text
     return f"{text[: length - 9]}_{_digest(text)}"
@@ -252,5 +252,5 @@ def _user() -> str | None:
     try:
         return getpass.getuser()
     except (KeyError, OSError):
-        # A user id without a name, as in containers
+        # In containers a user id may have no name
         return None

@@ -1,9 +1,9 @@
-"""The journal of what was logged: one JSON line per call, append-only.
+"""The journal of a run's metrics: one JSON line per call, append-only.
 
-The source of truth; MLflow gets a copy. Imports neither torch nor mlflow.
+It is the source of truth; MLflow gets a copy. Imports neither torch nor mlflow.
 
 A line is `{"step": 12, "time_ms": 1700000000000, "metrics": {"train/loss": 0.5}}`, or `{"status":
-"RUNNING", "time_ms": ...}` when a process begins to log and when it ends. Numbers are Python's own
+"RUNNING", "time_ms": ...}` when a process begins to log and when it ends. Numbers have Python's own
 spelling, so floats come back exactly. NaN and the infinities, which JSON lacks, are the strings
 "NaN", "Infinity" and "-Infinity"; older versions wrote them without quotes, and are read too.
 """
@@ -25,9 +25,9 @@ from samewise.runner.records.files import cut_torn_line, open_to_read, parse_jso
 
 _LOG = logging.getLogger("samewise.tracking")
 _HELD_BYTES = 32 << 20
+# Seconds between writes if lines come faster: a system call for each line would take a tenth of a
+# small network's step
 _EVERY_S = 0.1
-"""The interval between writes if lines come faster: a system call for each would be a tenth of a
-small network's step."""
 _RETRY_S = 0.5
 
 
@@ -36,9 +36,9 @@ class Entry:
     """One line of a journal.
 
     Args:
-        time_ms: When it was logged, in milliseconds since 1970.
+        time_ms: Time of logging, in milliseconds since 1970.
         step: The optimizer step, or -1 in a line with a status.
-        metrics: The values by name; empty in a line with a status.
+        metrics: Values by name; empty in a line with a status.
         status: RUNNING, FINISHED, FAILED or KILLED, or None in a line of metrics.
     """
 
@@ -53,20 +53,20 @@ class Journal:
 
     `log` takes a few microseconds and never raises disk errors.
 
-    After a restart from a checkpoint, steps are logged again that the journal already holds: a
-    (key, step) that is there is not written a second time, so it keeps its first timestamp, and
+    After a restart from a checkpoint, steps are logged again that the journal already holds. A
+    (key, step) in the journal is not written a second time, so it keeps its first timestamp, and
     readers of the journal see each point once.
 
     Args:
-        path: The file; it is made if it is not there, and a torn last line is cut off.
+        path: The file, created if missing; an incomplete last line is cut off.
         resume_step: The step of the checkpoint that training resumes from; None: from the
             beginning. Only lines at this step or later are remembered.
     """
 
     def __init__(self, path: Path, *, resume_step: int | None) -> None:
         self.path = path
-        if (there := open_to_read(path)) is not None:
-            there.close()
+        if (handle := open_to_read(path)) is not None:
+            handle.close()
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         cut_torn_line(self._file)
         self._known, self.last_step = _points(
@@ -80,14 +80,14 @@ class Journal:
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Append the values of one step, except those already in the journal."""
-        known = self._known.get(step)
-        if known:
-            metrics = {key: value for key, value in metrics.items() if key not in known}
+        logged_keys = self._known.get(step)
+        if logged_keys:
+            metrics = {key: value for key, value in metrics.items() if key not in logged_keys}
         if not metrics:
             return
         keys = tuple(metrics)
+        # After the last step of the journal, only the current step can be logged again
         if step > self.last_step:
-            # Beyond all known steps, only the current step needs to be remembered
             self._known, self.last_step = {step: keys}, step
         else:
             self._known[step] = (*self._known.get(step, ()), *keys)
@@ -98,14 +98,15 @@ class Journal:
             self._write_held()
 
     def status(self, status: str) -> None:
-        """Append that a process starts to log (RUNNING), or how it ended."""
+        """Append that a process begins to log (RUNNING), or how it ended."""
         self._hold(f'{{"status": "{status}", "time_ms": {time.time_ns() // 1_000_000}}}\n'.encode())
         self._write_held()
 
     def sync(self) -> bool:
         """Make the logged values durable.
 
-        False: some are still in memory, because the disk is full.
+        Returns:
+            False if some of them are still in memory, because the disk is full.
         """
         self._write_held()
         try:
@@ -116,7 +117,7 @@ class Journal:
         return not self._held
 
     def close(self) -> None:
-        """Write what is still in memory, if the disk accepts it, and close the file."""
+        """Write the lines in memory, if the disk accepts them, and close the file."""
         if not self.sync():
             _LOG.warning(
                 "%s: the disk is full; %d lines of metrics are lost",
@@ -133,19 +134,12 @@ class Journal:
         self._held_bytes += len(line)
 
     def _write_held(self) -> None:
-        """Write what is in memory.
-
-        A full disk may take part of it, and the rest follows when there is room.
-        """
+        """Write the lines in memory; if a full disk takes only a part, the rest follows later."""
         # An interruption may lose lines, which a resumed run logs again, but duplicates none
-        left, self._held, self._held_bytes = (
-            b"".join(self._held),
-            [],
-            0,
-        )
+        rest, self._held, self._held_bytes = b"".join(self._held), [], 0
         try:
-            while left:
-                left = left[os.write(self._file, left) :]
+            while rest:
+                rest = rest[os.write(self._file, rest) :]
         except OSError as error:
             if not self._is_full:
                 _LOG.warning(
@@ -164,23 +158,23 @@ class Journal:
                     else "",
                 )
             self._is_full, self._lost, self._write_at = False, 0, time.monotonic() + _EVERY_S
-        if left:
-            self._hold(left)
+        if rest:
+            self._hold(rest)
 
 
 def read_entries(
     path: Path, *, offset: int = 0, end: int | None = None
 ) -> Iterator[tuple[Entry, int]]:
-    """The entries of a journal, each with the offset after it in bytes.
+    """Yield the entries of a journal, each with the offset after it in bytes.
 
     An incomplete last line is left for later; invalid lines are skipped.
 
     Args:
-        path: The journal; one that is not there is empty.
-        offset: Where to begin: 0, or an offset that was given with an entry.
+        path: The journal; a missing file is empty.
+        offset: Where to begin: 0, or an offset that came with an entry.
         end: Where to stop; None: at the end of the file.
     """
-    spoilt = 0
+    unreadable = 0
     for _, line in read_lines(path, offset=offset):
         if not line.endswith(b"\n"):
             break
@@ -188,17 +182,20 @@ def read_entries(
         entry = parse_line(line)
         if entry is not None:
             yield entry, offset
-        spoilt += entry is None
+        unreadable += entry is None
         if end is not None and offset >= end:
             break
-    if spoilt:
+    if unreadable:
         _LOG.warning(
-            "%s: %d line%s cannot be read and are left out", path, spoilt, "s" * (spoilt > 1)
+            "%s: %d line%s cannot be read and are left out",
+            path,
+            unreadable,
+            "s" * (unreadable > 1),
         )
 
 
 def logged_values(path: Path) -> dict[tuple[int, str], float]:
-    """The values in a journal, by step and name."""
+    """Return the values in a journal, by step and name."""
     return {
         (entry.step, name): value
         for entry, _ in read_entries(path)
@@ -207,13 +204,13 @@ def logged_values(path: Path) -> dict[tuple[int, str], float]:
 
 
 def last_evaluation(path: Path) -> tuple[int, dict[str, float]]:
-    """The step and metrics of the last evaluation in a journal; -1 and nothing without one."""
+    """Return the step and metrics of the last evaluation in a journal; -1 and {} without one."""
     step, metrics = -1, dict[str, float]()
     for entry, _ in read_entries(path):
-        if found := {
+        if evaluation := {
             name: value for name, value in entry.metrics.items() if "/valid/" in f"/{name}"
         }:
-            step, metrics = entry.step, found
+            step, metrics = entry.step, evaluation
     return step, metrics
 
 
@@ -235,27 +232,24 @@ def parse_line(line: bytes) -> Entry | None:
 
 
 def _spelled(value: float) -> str:
-    """A number as JSON, or its name as a JSON string."""
+    """Return a number as JSON, or its name as a JSON string."""
     return json.dumps(value) if math.isfinite(value) else f'"{json.dumps(value)}"'
 
 
+# Steps log the same names repeatedly: everything but the numbers is formatted once
 @functools.lru_cache(256)
 def _line(keys: tuple[str, ...]) -> str:
-    """A template for a line: since steps log the same names repeatedly, everything but the numbers
-    is formatted once.
-    """
+    """Return a template for a line with these keys."""
     values = ", ".join([json.dumps(key).replace("%", "%%") + ": %s" for key in keys])
     return '{"step": %d, "time_ms": %d, "metrics": {' + values + "}}\n"
 
 
 def _points(path: Path, *, from_step: int) -> tuple[dict[int, tuple[str, ...]], int]:
-    """The keys in the journal by step, from `from_step` on, and its last step (-1 if there is
-    none).
-    """
-    known: dict[int, tuple[str, ...]] = {}
+    """Return the keys in the journal by step, from `from_step` on, and its last step, or -1."""
+    keys: dict[int, tuple[str, ...]] = {}
     last = -1
     for entry, _ in read_entries(path):
         last = max(last, entry.step)
         if entry.status is None and entry.step >= from_step:
-            known[entry.step] = (*known.get(entry.step, ()), *entry.metrics)
-    return known, last
+            keys[entry.step] = (*keys.get(entry.step, ()), *entry.metrics)
+    return keys, last

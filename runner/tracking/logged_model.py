@@ -1,8 +1,7 @@
-"""Logs a finished run's best checkpoint as an MLflow model for `mlflow models
-serve`. Imports mlflow; torch to make an example.
+"""Logs a finished run's best checkpoint as an MLflow model for `mlflow models serve`.
 
 A checkpoint's folder holds what `samewise predict` needs of a run, as data: no pickled object, no
-code. `samewise.runner.serving` loads it.
+code. `samewise.runner.serving` loads it. Imports mlflow, and torch to make an example.
 """
 
 from __future__ import annotations
@@ -50,16 +49,16 @@ def log(
     config: Mapping[str, Any],
     step: int,
 ) -> str:
-    """Log the model; return its id. An interrupted earlier attempt is continued."""
+    """Log the model, continuing an interrupted attempt; return its id."""
     name = _model_name(folder.path.absolute().parent.name)
-    found = client.search_logged_models(
+    models = client.search_logged_models(
         [experiment_id],
         filter_string=f"source_run_id = '{run_id}' AND name = '{name}'",
         max_results=1,
     )
     model = (
-        found[0]
-        if found
+        models[0]
+        if models
         else client.create_logged_model(experiment_id, name=name, source_run_id=run_id)
     )
     if str(model.status) != "READY":
@@ -72,32 +71,28 @@ def log(
 
 
 def _model_name(name: str) -> str:
-    # MLflow's own rule
+    # MLflow refuses these characters
     return re.sub(r"[/:.%\"']", "_", name)
 
 
 def register(client: MlflowClient, name: str, *, model_id: str, run_id: str) -> str:
-    """Make a logged model the next version, which is returned, of a registered model, created if
-    necessary; only once for each model.
+    """Make a logged model the next version of a registered model, once; return the version.
+
+    The registered model is created if necessary.
     """
     try:
         client.create_registered_model(name)
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
-    # Where the registry's store looks for the model
+    # The registry's store looks for the model at the global address
     mlflow.set_tracking_uri(client.tracking_uri)
     source = f"models:/{model_id}"
-    known = [
-        one for one in client.search_model_versions(f"name = '{name}'") if one.source == source
-    ]
-    return str(
-        (
-            known[0]
-            if known
-            else client.create_model_version(name, source, run_id, model_id=model_id)
-        ).version
-    )
+    versions = client.search_model_versions(f"name = '{name}'")
+    version = next((x for x in versions if x.source == source), None)
+    if version is None:
+        version = client.create_model_version(name, source, run_id, model_id=model_id)
+    return str(version.version)
 
 
 def _write(
@@ -140,28 +135,29 @@ def _write(
 def add_checkpoint(folder: RunFolder, copy: RunFolder) -> None:
     """Link the files of the best checkpoint (else the newest), and no others, into a folder.
 
-    Copy them if the disk has no links.
+    Copies them if the disk has no links.
 
-    ConfigError if there is none, or one of its files is a link or no regular file, or it is
-    elsewhere in a folder that this user has neither made nor trusts.
+    Raises:
+        ConfigError: There is no checkpoint, one of its files is a link or no regular file, or it is
+            outside a folder that this user has neither made nor trusted.
     """
-    kept = chosen_checkpoint(folder, "best")
-    files = files_of(kept) if kept else []
-    if kept is None or not files:
+    checkpoint = chosen_checkpoint(folder, "best")
+    files = files_of(checkpoint) if checkpoint else []
+    if checkpoint is None or not files:
         raise ConfigError(
             Problem(str(folder.checkpoints), "has no checkpoint that could be logged as a model")
         )
-    if not kept.is_relative_to(folder.path.resolve()) and not trust.is_signed(folder.config):
+    if not checkpoint.is_relative_to(folder.path.resolve()) and not trust.is_signed(folder.config):
         raise ConfigError(
             Problem(
                 str(folder.checkpoints),
                 "is a link to a folder elsewhere, from which nothing is sent",
-                str(kept),
+                str(checkpoint),
                 hint="put a copy there",
             )
         )
     for file in files:
-        target = copy.checkpoints / kept.name / file.relative_to(kept)
+        target = copy.checkpoints / checkpoint.name / file.relative_to(checkpoint)
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             os.link(file, target)
@@ -170,12 +166,9 @@ def add_checkpoint(folder: RunFolder, copy: RunFolder) -> None:
 
 
 def _example(folder: RunFolder, config: Mapping[str, Any]) -> Any:
-    """A file of the kind that the run's recipe reads: a grey picture, or half a second of silence.
-
-    None for other kinds.
-    """
+    """Return an input of the run's recipe: a grey picture, or half a second of silence, or None."""
+    # Without a signature the recipe may be a stranger's
     if not trust.is_signed(folder.config):
-        # Otherwise its recipe may be a stranger's
         return None
     import pandas
 
@@ -189,13 +182,13 @@ def _example(folder: RunFolder, config: Mapping[str, Any]) -> Any:
     if ".png" in extensions:
         from PIL import Image
 
-        made, name = io.BytesIO(), "grey.png"
-        Image.new("L", (32, 32), 128).save(made, "PNG")
+        buffer, name = io.BytesIO(), "grey.png"
+        Image.new("L", (32, 32), 128).save(buffer, "PNG")
     elif ".wav" in extensions:
-        made, name = io.BytesIO(), "silence.wav"
-        with wave.open(made, "wb") as file:
+        buffer, name = io.BytesIO(), "silence.wav"
+        with wave.open(buffer, "wb") as file:
             file.setparams((1, 2, _RATE, _RATE // 2, "NONE", ""))
             file.writeframes(struct.pack("<h", 0) * (_RATE // 2))
     else:
         return None
-    return pandas.DataFrame({"file": [made.getvalue()], "name": [name]})
+    return pandas.DataFrame({"file": [buffer.getvalue()], "name": [name]})

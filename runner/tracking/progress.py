@@ -1,6 +1,6 @@
-"""The progress of the copy in MLflow: `tracking.json`.
+"""Stores the progress of the copy in MLflow: `tracking.json`.
 
-Written only by the process that holds `RunFolder.sending`.
+Only the process that holds `RunFolder.sending` writes it.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ _LOG = logging.getLogger("samewise.tracking")
 
 @dataclass
 class TrackingState:
-    """How much of a run MLflow has.
+    """The part of a run that MLflow has.
 
     Args:
         store: The store's URI, absolute and without password.
-        experiment_id: The MLflow experiment's.
-        intent: Written before the MLflow run is made, and given to it as a tag: a run made just
-            before a crash is found again by it.
-        run_id: The MLflow run's.
-        sent: By journal, how many bytes of it have been sent.
+        experiment_id: Id of the MLflow experiment.
+        intent: A tag of the MLflow run, written here before that is created: it finds a run that
+            was created just before a crash.
+        run_id: Id of the MLflow run.
+        sent: By journal, the number of its bytes that have been sent.
         status: The status that MLflow has.
         ended: The last status in the journal.
-        last_ms: The time of the journal's last line that was sent, in milliseconds since 1970.
+        last_ms: Time of the last line that was sent, in milliseconds since 1970.
         described: A digest of the config and environment whose params, tags and inputs have been
             sent.
-        files: By path in the run's artifacts, size and modification time (ns) of what was uploaded.
-        model: The logged model's id.
+        files: By path in the run's artifacts, size and modification time (ns) of uploaded files.
+        model: Id of the logged model.
         registered: By name in the model registry, the version that the model is.
-        others: The progress in stores that the run was sent to before, by URI.
+        others: The progress in stores to which the run was sent before, by URI.
     """
 
     store: str = ""
@@ -54,18 +54,18 @@ class TrackingState:
     others: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
 
     def at(self, store: str) -> TrackingState:
-        """The progress in `store`: this one, an earlier one, or none."""
+        """Return the progress in `store`: this one, an earlier one, or an empty one."""
         if store == self.store:
             return self
         others: dict[str, dict[str, Any]] = {
             **self.others,
             **({self.store: {**asdict(self), "others": {}}} if self.run_id else {}),
         }
-        known = others.pop(store, {})
-        return _make_state({**known, "store": store, "others": others})
+        state = others.pop(store, {})
+        return _make_state({**state, "store": store, "others": others})
 
     def empty_copy(self) -> TrackingState:
-        """An empty progress in this store."""
+        """Return an empty progress in this store."""
         return TrackingState(store=self.store, others=self.others)
 
 
@@ -77,39 +77,37 @@ def load(folder: RunFolder) -> TrackingState:
     try:
         return _make_state(read_json(folder.tracking, shapes.TRACKING) or {})
     except DamagedFile as error:
-        kept = set_aside(folder.tracking, "damaged").name
+        name = set_aside(folder.tracking, "damaged").name
         _LOG.warning(
             "%s; everything is sent to a new MLflow run; the old file is kept as %s",
             replace(error.problems[0], hint=""),
-            kept,
+            name,
         )
         return TrackingState()
 
 
 def is_behind(folder: RunFolder) -> bool:
-    """Whether the journal has something that was not sent, including how the run ended."""
-    known = read_mapping(folder.tracking, shapes.TRACKING)
+    """Whether the journal has metrics or a final status that were not sent."""
+    state = read_mapping(folder.tracking, shapes.TRACKING)
     unsent = (
         folder.metrics.exists()
-        and (known.get("sent") or {}).get(folder.metrics.name, 0) < folder.metrics.stat().st_size
+        and (state.get("sent") or {}).get(folder.metrics.name, 0) < folder.metrics.stat().st_size
     )
     return unsent or (
-        known.get("ended") in ("FINISHED", "FAILED", "KILLED")
-        and known.get("status") != known["ended"]
+        state.get("ended") in ("FINISHED", "FAILED", "KILLED")
+        and state.get("status") != state["ended"]
     )
 
 
 def _make_state(value: dict[str, Any]) -> TrackingState:
-    known = {one.name for one in fields(TrackingState)}
-    return TrackingState(**{name: entry for name, entry in value.items() if name in known})
+    names = {field.name for field in fields(TrackingState)}
+    return TrackingState(**{name: entry for name, entry in value.items() if name in names})
 
 
 def save(folder: RunFolder, progress: TrackingState) -> None:
-    """Save the progress durably.
-
-    Errors of a full disk are ignored: what is sent twice is stored once.
-    """
+    """Save the progress durably."""
     try:
         write_json(folder.tracking, asdict(progress))
     except TrainingError as error:
+        # A full disk does no harm: what is sent twice is stored once
         _LOG.warning("%s", error)

@@ -1,10 +1,9 @@
-"""The sender: a process that copies the run's folder to MLflow and other backends, and outlives the
-trainer until everything is sent.
+"""The sender: a process that copies the run's folder to MLflow and other backends.
 
     python -m samewise.runner.tracking.sender RUNFOLDER --trainer PID
 
-On standard input: a line with the settings as JSON, then nothing until the trainer ends. Exit code
-0: all was sent; 1: not all.
+On standard input it reads a line with the settings as JSON, then nothing until the trainer ends. It
+outlives the trainer until everything is sent, and ends with exit code 0 if all was sent, else 1.
 """
 
 from __future__ import annotations
@@ -36,12 +35,11 @@ _NICE = 10
 
 
 class Lifeline:
-    """Detects whether the trainer has ended: by a message on standard input, or by the end of its
-    process.
+    """Detects the trainer's end, by a message on standard input or the end of its process.
 
     Args:
-        trainer: Its process. Where this system has no descriptors of processes, it must be the one
-            that started this one.
+        trainer: The trainer's process id. Where this system has no descriptors of processes, it
+            must be the parent of this process.
     """
 
     def __init__(self, trainer: int) -> None:
@@ -54,7 +52,7 @@ class Lifeline:
             except ProcessLookupError:
                 self._ended = True
             except OSError:
-                # Not supported by this kernel or container
+                # This kernel or container does not support it
                 pass
 
     def has_ended(self, wait_s: float) -> bool:
@@ -68,7 +66,7 @@ class Lifeline:
 
 
 def read_line() -> bytes:
-    """Read one line of standard input and not a byte more. Raises EOFError if it ends first."""
+    """Read one line of standard input and not a byte more; raise EOFError if it ends first."""
     line = bytearray()
     while not line.endswith(b"\n"):
         byte = os.read(0, 1)
@@ -79,19 +77,20 @@ def read_line() -> bytes:
 
 
 def prepare_environment() -> None:
-    """Set mlflow's environment variables before it is imported: no retries, since the sender
-    retries itself; no threads, no telemetry, no other hosts.
+    """Set mlflow's environment variables, before it is imported.
+
+    No retries, since the sender retries itself; no threads, no telemetry, no other hosts.
     """
     for name, value in {
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
         "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
-        # tokens would be sent to where a server redirects, or lets download from
+        # MLflow would send tokens to any host that a server redirects to, or lets download from
         "MLFLOW_ALLOW_HTTP_REDIRECTS": "false",
         "MLFLOW_ENABLE_PROXY_MULTIPART_DOWNLOAD": "false",
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "MLFLOW_ENABLE_ASYNC_LOGGING": "false",
         "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
-        # It logs a traceback for each failed request
+        # MLflow logs a traceback for each failed request
         "MLFLOW_LOGGING_LEVEL": "CRITICAL",
         "GIT_PYTHON_REFRESH": "quiet",
     }.items():
@@ -100,31 +99,31 @@ def prepare_environment() -> None:
 
 @contextlib.contextmanager
 def quiet_mlflow() -> Generator[None]:
-    """Within it, that environment; afterwards the previous one, such as a notebook's."""
-    before = set(os.environ)
+    """Set that environment within the context, and restore the previous, such as a notebook's."""
+    previous_names = set(os.environ)
     prepare_environment()
     try:
         yield
     finally:
-        for name in set(os.environ) - before:
+        for name in set(os.environ) - previous_names:
             del os.environ[name]
 
 
 def run(
     folder: RunFolder, settings: dict[str, Any], lifeline: Lifeline, trainer: int, *, since: float
 ) -> int:
-    """Send until the trainer has ended and everything is sent, or nothing has succeeded for
-    `flush_timeout_s` since, or what is left is refused.
+    """Send until everything has arrived, or sending is hopeless; return 0 or 1.
 
-    Returns 0 if everything was sent, 1 if not.
+    After the trainer's end, the sender gives up once nothing has succeeded for `flush_timeout_s`,
+    or if all that remains is refused.
 
     Args:
-        folder: The run's.
+        folder: The run's folder.
         settings: The config's `tracking`.
-        lifeline: Tells of the trainer's end.
-        trainer: Its process.
-        since: From when on another sender has tried in this one's place (`time.monotonic`): of many
-            killed trainings not each sender waits anew.
+        lifeline: Detects the trainer's end.
+        trainer: The trainer's process id.
+        since: Time from which another sender has tried before this one (`time.monotonic`), so that
+            not every sender of many killed trainings waits anew.
     """
     sampler = _sampler(folder, trainer) if settings["log_system"] else None
     copies = [Copy(name, folder, settings) for name in backends_of(settings)]
@@ -138,21 +137,21 @@ def run(
             sampler.sample()
         for copy in copies:
             copy.bring_up(ended=ended)
-        left = [copy for copy in copies if not copy.is_complete]
-        if ended and not left:
+        incomplete = [copy for copy in copies if not copy.is_complete]
+        if ended and not incomplete:
             return 0
-        late = [copy.moved for copy in left if copy.trouble]
+        last_moves = [copy.moved for copy in incomplete if copy.trouble]
         is_over = (
             ended_at is not None
-            and late
-            and time.monotonic() - max(ended_at, *late) > float(settings["flush_timeout_s"])
+            and last_moves
+            and time.monotonic() - max(ended_at, *last_moves) > float(settings["flush_timeout_s"])
         )
-        if is_over or (ended and all(copy.is_refused for copy in left)):
+        if is_over or (ended and all(copy.is_refused for copy in incomplete)):
             _LOG.warning(
                 "gave up; run `samewise sync %s` to send the rest", shlex.quote(str(folder.path))
             )
             return 1
-        wait = min([copy.wait for copy in left], default=float(settings["send_every_s"]))
+        wait = min([copy.wait for copy in incomplete], default=float(settings["send_every_s"]))
 
 
 def _sampler(folder: RunFolder, trainer: int) -> Sampler | None:
@@ -161,16 +160,16 @@ def _sampler(folder: RunFolder, trainer: int) -> Sampler | None:
 
         return Sampler(folder, trainer)
     except Exception as error:
-        # Measurements are optional; the trainer may be gone already
+        # Measurements are optional, and the trainer may have ended already
         _LOG.info("no system metrics: %s", error)
         return None
 
 
 @filter_output()
 def be(folder: RunFolder, trainer: int) -> int:
-    """Run as a run's sender, with settings from standard input.
+    """Run as a run's sender, with settings from standard input; return the exit code.
 
-    The exit code is written to its other end, if that reads. Returns it.
+    The code is also written to the other end of standard input, if that reads.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         # A scheduler that stops a job signals all its processes; this one ends after the trainer
@@ -188,14 +187,14 @@ def be(folder: RunFolder, trainer: int) -> int:
     since = time.monotonic()
     with hold(folder.sending, wait=True):
         code = run(folder, settings, lifeline, trainer, since=since)
+    # The trainer may have ended
     with contextlib.suppress(OSError):
-        # The trainer may be gone
         os.write(0, f"{code}\n".encode())
     return code
 
 
 def main() -> int:
-    """Parse the command line."""
+    """Parse the command line, and run as the sender."""
     parser = argparse.ArgumentParser(prog="samewise-sender")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--trainer", type=int, required=True)

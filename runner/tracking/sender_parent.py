@@ -1,16 +1,16 @@
-"""A process that has imported mlflow and forks a sender for each run that asks, so that the jobs of
-a sweep share the seconds of the import.
+"""A process that has imported mlflow and forks a sender for each run that asks.
 
     python -m samewise.runner.tracking.sender_parent SOCKET
 
-Safe because it does nothing else: it has one thread and has opened no store. A run connects to the
-socket and says, in a line of JSON, which run it is; the connection is then its sender's standard
-input and output. It ends when its own standard input does; the senders go on until they have sent
+The jobs of a sweep thereby share the seconds of the import. Forking is safe because the process
+does nothing else: it has one thread and has opened no store. A run connects to the socket and
+names its folder in a line of JSON; the connection is then its sender's standard input and output.
+The process ends when its own standard input does; the senders go on until they have sent
 everything.
 
-multiprocessing's forkserver would not do: it forks for the process that has started it, and here
-the runs ask, which are other processes; and that one waits for its children as it ends, where
-senders outlive who asked for them.
+multiprocessing's forkserver would not do: it forks only for the process that started it, where here
+other processes, the runs, ask; and it waits for its children as it ends, where senders outlive the
+runs.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class SenderParent:
     """
 
     def __init__(self, log: Path) -> None:
-        # Only for this user; the path is short, because names of sockets are limited
+        # A folder for this user only, with a short path, because names of sockets are limited
         folder = tempfile.mkdtemp(prefix="samewise-")
         self.address = str(Path(folder) / "senders")
         command = [
@@ -58,22 +58,22 @@ class SenderParent:
             "samewise.runner.tracking.sender_parent",
             self.address,
         ]
-        with open(log, "ab") as said:
+        with open(log, "ab") as errors:
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=said,
+                stderr=errors,
                 env=link.environment(),
                 start_new_session=True,
             )
         self.pid = self._process.pid
         assert self._process.stdout is not None
-        # The socket is there
+        # Its first line says that the socket exists
         self._process.stdout.readline()
 
     def close(self) -> None:
-        """Let it end. Its senders continue."""
+        """Let the process end; its senders continue."""
         close_input(self._process)
 
 
@@ -82,11 +82,11 @@ def main(address: str) -> int:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(address)
     listener.listen(128)
-    # Connections now wait until mlflow is imported
+    # From now on connections wait until mlflow is imported
     print("ready", flush=True)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
-    # The senders are not waited for
+    # The kernel reaps the senders, which nobody waits for
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     sender.prepare_environment()
     for name in _PRELOAD:
@@ -101,7 +101,7 @@ def main(address: str) -> int:
                 _be(connection)
             connection.close()
         elif 0 in ready:
-            # However the launcher ended
+            # Standard input ends with the launcher, however that ends
             with contextlib.suppress(OSError):
                 os.unlink(address)
                 os.rmdir(os.path.dirname(address))
@@ -115,14 +115,14 @@ def _be(connection: socket.socket) -> NoReturn:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.setsid()
         os.dup2(connection.detach(), 0)
-        asked = json.loads(sender.read_line())
-        folder = RunFolder(Path(asked["folder"]))
+        run = json.loads(sender.read_line())
+        folder = RunFolder(Path(run["folder"]))
         log = os.open(folder.path / link.LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        for end in (1, 2):
-            os.dup2(log, end)
-        code = sender.be(folder, asked["trainer"])
+        for descriptor in (1, 2):
+            os.dup2(log, descriptor)
+        code = sender.be(folder, run["trainer"])
     except EOFError:
-        # The run was killed before it sent its folder
+        # The run was killed before it had sent its folder
         pass
     except BaseException as error:
         print(f"error:\n  {type(error).__name__}: {error}", file=sys.stderr)

@@ -32,14 +32,13 @@ _LOG = logging.getLogger("samewise.tracking")
 _BATCH = 1000
 _PARAMS = 100
 SIGNATURE = "config.signature"
-"""The artifact by which the user knows a config of their own again: an HMAC, of use only with their
-key."""
+"""Artifact by which users recognise a config of their own: an HMAC, useless without their key."""
 _FILES_EVERY_S = 5.0
 _STILL_BEING_WRITTEN_S = 2.0
 _LATE_S = 1.0
-"""How long to wait for the arrival of a request that was abandoned."""
+"""Seconds to wait for the arrival of a request that was abandoned."""
 _INTENT = "samewise.intent"
-"""The tag by which an MLflow run is known again; see `TrackingState.intent`."""
+"""Tag by which an MLflow run is recognised; see `TrackingState.intent`."""
 
 
 class Sending:
@@ -55,10 +54,10 @@ class Sending:
         self.settings = settings
         self.client = client
         self.sent = Sent()
-        self._seen = False
+        self._is_run_checked = False
+        # Whether the server may still carry out a request that sets RUNNING: that of a killed
+        # sender, or one that nothing answered
         self._may_be_late = False
-        """Whether the server may still carry out a request that sets RUNNING: of a sender that was
-        killed, or one that nothing answered."""
         self._files_at = 0.0
         self._left_out = set[Path]()
         self._best: list[best.Best] | None = None
@@ -68,20 +67,21 @@ class Sending:
     def synchronise(self, *, alive: bool) -> Sent:
         """Send everything that has not been sent.
 
-        RunGone if the MLflow run was deleted: the next pass makes another.
-
-        After an error of the client, if the store cannot be reached, a later pass continues where
-        this one stopped. FileNotFoundError if the folder of a run that has ended disappears
-        meanwhile.
+        After an error of the client or of the connection, a later pass continues where this one
+        stopped.
 
         Args:
             alive: Whether the trainer is running; if not, the run's status becomes the journal's,
                 or KILLED.
+
+        Raises:
+            RunGone: The MLflow run was deleted: the next pass makes another.
+            FileNotFoundError: The folder of a run that has ended has disappeared meanwhile.
         """
-        was_there = not alive and self.folder.metrics.exists()
+        had_metrics = not alive and self.folder.metrics.exists()
         self._ensure_run()
         if alive and self.progress.status != "RUNNING":
-            # Until there is a response: without one, the server may execute it at any time
+            # Until the server answers, it may carry out the request at any time
             self._may_be_late = True
             self.client.update_run(self._run_id, status="RUNNING")
             self._may_be_late = False
@@ -89,14 +89,14 @@ class Sending:
         self._describe()
         self._send_journal(self.folder.metrics)
         self._send_journal(self.folder.system)
-        failed = self._send_files(complete=not alive)
-        if was_there and not self.folder.metrics.exists():
-            # The run would be shown as KILLED
+        failure = self._send_files(complete=not alive)
+        # Without the journal's last status, the run would be shown as KILLED
+        if had_metrics and not self.folder.metrics.exists():
             raise FileNotFoundError(f"the run's folder is gone: {self.folder.path}")
         if not alive:
             self._terminate()
-        if failed is not None:
-            raise failed
+        if failure is not None:
+            raise failure
         if (
             not alive
             and self.progress.ended == "FINISHED"
@@ -121,8 +121,8 @@ class Sending:
 
     def _ensure_run(self) -> None:
         if self.progress.run_id is not None:
-            if not self._seen:
-                # A delayed request may have set another status since
+            # A delayed request may have set another status since the last sender
+            if not self._is_run_checked:
                 self._note_progress(status=self._require_run().info.status)
                 self._may_be_late = self.progress.status == "RUNNING"
             return
@@ -131,10 +131,10 @@ class Sending:
         if self.progress.intent is None:
             self._note_progress(experiment_id=experiment, intent=uuid.uuid4().hex)
         else:
-            found = self.client.search_runs(
+            runs = self.client.search_runs(
                 [experiment], f"tags.`{_INTENT}` = '{self.progress.intent}'", max_results=1
             )
-            run = found[0] if found else None
+            run = runs[0] if runs else None
         if run is None:
             started = next(
                 (entry.time_ms for entry, _ in journal.read_entries(self.folder.metrics)), None
@@ -143,54 +143,54 @@ class Sending:
             run = self.client.create_run(
                 experiment, start_time=started, tags={_INTENT: self.progress.intent}, run_name=name
             )
-        self._seen = True
-        # RUNNING, without a request that could arrive late
+        self._is_run_checked = True
+        # A new run is RUNNING, without a request that could arrive late
         self._note_progress(run_id=run.info.run_id, status=run.info.status)
 
     def _require_run(self) -> Run:
-        """The MLflow run. Raises `RunGone` if it was deleted."""
+        """Return the MLflow run; raise `RunGone` if it was deleted."""
         try:
             run = self.client.get_run(self._run_id)
-            gone = run.info.lifecycle_stage == "deleted"
+            is_deleted = run.info.lifecycle_stage == "deleted"
         except MlflowException as error:
             if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                 raise
             # Raises unless an MLflow server responded
             self.client.search_experiments(max_results=1)
-            run, gone = None, True
-        if gone or run is None:
-            lost = self._run_id
+            run, is_deleted = None, True
+        if is_deleted or run is None:
+            run_id = self._run_id
             self.progress = self.progress.empty_copy()
             progress.save(self.folder, self.progress)
             raise RunGone(
-                f"the MLflow run {lost} was deleted; creating a new one and sending "
+                f"the MLflow run {run_id} was deleted; creating a new one and sending "
                 "everything to it"
             )
-        self._seen = True
+        self._is_run_checked = True
         return run
 
     def _terminate(self) -> None:
         status = self.progress.ended if self.progress.ended in ("FINISHED", "FAILED") else "KILLED"
         if self.progress.status == status:
             return
-        before = self.progress.status
+        previous = self.progress.status
         self.client.set_terminated(self._run_id, status, self.progress.last_ms or None)
+        # A late "RUNNING" of another sender or of this one would overwrite the status
         if self._may_be_late:
-            # Another sender's "RUNNING", or an unanswered one of this sender, would overwrite it
             time.sleep(_LATE_S)
         run = self._require_run()
         self.progress.status = run.info.status
         if self.progress.status != status:
             raise RuntimeError(
                 f"the run is shown as {self.progress.status}, though it was set to "
-                f"{status}: a late request has changed it"
+                f"{status}: a late request changed it"
             )
         keys = {key for keys in self._keys.values() for key in keys.taken}
         if not self.sent.refused and keys - run.data.metrics.keys():
-            self._note_progress(sent={}, status=before)
+            self._note_progress(sent={}, status=previous)
             raise RuntimeError("the server accepted metrics that it does not have")
         self._note_progress(status=status)
-        self.sent.status = f"{before} to {status}"
+        self.sent.status = f"{previous} to {status}"
 
     def _send_model(self) -> None:
         """Log the best checkpoint as a model, once everything else is sent, and register it."""
@@ -223,7 +223,7 @@ class Sending:
     # -- params, tags, inputs
 
     def _describe(self) -> None:
-        raw = [
+        texts = [
             read_text(path) or ""
             for path in (
                 self.folder.config,
@@ -233,30 +233,30 @@ class Sending:
             )
         ]
         digest = hashlib.blake2b(
-            "\0".join([*raw, str(self.folder.path.absolute())]).encode(), digest_size=16
+            "\0".join([*texts, str(self.folder.path.absolute())]).encode(), digest_size=16
         ).hexdigest()
         if self.progress.described == digest:
             return
         config = (
             cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(self.folder.config)))
-            if raw[0]
+            if texts[0]
             else {}
         )
         environment: dict[str, Any] = read_json(self.folder.environment, shapes.ENVIRONMENT) or {}
-        known = self._require_run().data.params
-        choices = describing.choices(raw[0])
+        stored = self._require_run().data.params
+        choices = describing.choices(texts[0])
         params = describing.params(redact_values(config)) | choices
-        for name in (name for name, value in params.items() if known.get(name, value) != value):
+        for name in (name for name, value in params.items() if stored.get(name, value) != value):
             _LOG.info(
                 "param %s was %s and is %s; MLflow keeps the first value; the artifact "
                 "config.yaml has the last",
                 name,
-                known[name],
+                stored[name],
                 params[name],
             )
-        fresh = [Param(name, value) for name, value in params.items() if name not in known]
+        new_params = [Param(name, value) for name, value in params.items() if name not in stored]
         earned: dict[str, Any] = read_json(self.folder.tags, shapes.TAGS) or {}
-        told = redact_values(
+        described = redact_values(
             describing.tags(
                 self.folder,
                 config,
@@ -264,9 +264,9 @@ class Sending:
                 own={**(self.settings.get("tags") or {}), **earned},
             )
         )
-        tags = [RunTag(name, value) for name, value in told.items()]
-        for start in range(0, len(fresh), _PARAMS):
-            self._log("params", fresh[start : start + _PARAMS])
+        tags = [RunTag(name, value) for name, value in described.items()]
+        for start in range(0, len(new_params), _PARAMS):
+            self._log("params", new_params[start : start + _PARAMS])
         for start in range(0, len(tags), _PARAMS):
             self._log("tags", tags[start : start + _PARAMS])
         datasets = describing.inputs(redact_values(config), redact_values(environment))
@@ -287,15 +287,15 @@ class Sending:
         ended, last = self.progress.ended, self.progress.last_ms
 
         if path not in self._keys:
-            before = journal.read_entries(path, end=offset) if offset else ()
+            earlier_entries = journal.read_entries(path, end=offset) if offset else ()
             self._keys[path] = describing.MetricKeys(
-                name for entry, _ in before for name in entry.metrics
+                name for entry, _ in earlier_entries for name in entry.metrics
             )
         keys = self._keys[path]
         monitored = self._best_values(offset) if path == self.folder.metrics else []
         if monitored and not offset:
             started = next((entry.time_ms for entry, _ in journal.read_entries(path)), 0)
-            metrics.extend(Metric(one.name, one.value, started, 0) for one in monitored)
+            metrics.extend(Metric(x.name, x.value, started, 0) for x in monitored)
 
         def flush() -> None:
             for start in range(0, len(metrics), _BATCH):
@@ -306,7 +306,7 @@ class Sending:
                     sent={**self.progress.sent, path.name: offset}, ended=ended, last_ms=last
                 )
 
-        for entry, behind in journal.read_entries(path, offset=offset, end=size):
+        for entry, next_offset in journal.read_entries(path, offset=offset, end=size):
             ended = entry.status or ended
             last = max(last, entry.time_ms)
             metrics.extend(
@@ -314,18 +314,19 @@ class Sending:
                 for name, value in entry.metrics.items()
             )
             metrics.extend(
-                Metric(one.name, one.value, entry.time_ms, entry.step)
-                for one in monitored
-                if one.take(entry.metrics)
+                Metric(x.name, x.value, entry.time_ms, entry.step)
+                for x in monitored
+                if x.take(entry.metrics)
             )
-            offset = behind
+            offset = next_offset
             if len(metrics) >= _BATCH:
                 flush()
         flush()
 
     def _best_values(self, offset: int) -> list[best.Best]:
-        """The best values of the monitored metrics up to an offset of the journal, that of
-        `evaluate.monitor` first; none if the config names none.
+        """Return the best values of the monitored metrics up to an offset of the journal.
+
+        That of `evaluate.monitor` is the first. Empty if the config monitors no metric.
         """
         if self._best is None and (config := read_text(self.folder.config)):
             evaluate = (
@@ -342,16 +343,12 @@ class Sending:
                 for entry, _ in (
                     journal.read_entries(self.folder.metrics, end=offset) if offset else ()
                 ):
-                    for one in self._best:
-                        one.take(entry.metrics)
+                    for value in self._best:
+                        value.take(entry.metrics)
         return self._best or []
 
     def _log(self, kind: str, batch: list[Any]) -> None:
-        """Send metrics, params or tags.
-
-        If the store refuses a batch, its entries one by one, so that one bad entry does not block
-        the others.
-        """
+        """Send metrics, params or tags."""
         try:
             log: Any = self.client.log_batch
             log(self._run_id, **{kind: batch})
@@ -364,41 +361,42 @@ class Sending:
                 _LOG.warning("MLflow refuses %s: %s", batch[0], error)
                 self.sent.refused += 1
                 return
+            # Halves, down to single entries, so that one bad entry does not block the others
             self._log(kind, batch[: len(batch) // 2])
             self._log(kind, batch[len(batch) // 2 :])
 
     # -- files
 
     def _send_files(self, *, complete: bool) -> Exception | None:
-        """Upload new and changed files.
+        """Upload new and changed files; return a failure.
 
-        Failures are returned, not raised: metrics and status do not wait for them.
+        It is not raised, since metrics and status do not wait for files.
         """
         now = time.monotonic()
         if not complete and now < self._files_at:
             return None
         self._files_at = now + _FILES_EVERY_S
-        failed: Exception | None = None
+        failure: Exception | None = None
         for name, path in self._files(complete=complete):
             try:
                 self._send_file(name, path, complete=complete)
             except FileNotFoundError:
-                # Replaced or removed meanwhile
+                # The file was replaced or removed meanwhile
                 continue
             except Exception as error:
-                failed = error
-        return failed
+                failure = error
+        return failure
 
     def _files(self, *, complete: bool) -> list[tuple[str, Path]]:
-        listed = [
+        files = [
             ("config.yaml", self.folder.config),
             ("environment.json", self.folder.environment),
             ("sources.json", self.folder.sources),
         ]
-        listed.append((SIGNATURE, self.folder.config.with_name(trust.SIGNATURE)))
+        files.append((SIGNATURE, self.folder.config.with_name(trust.SIGNATURE)))
+        # The other files change until the run has ended
         if complete:
-            # They have reached their end
-            listed += [
+            files += [
                 ("summary.json", self.folder.summary),
                 *(
                     [("trace.jsonl", self.folder.trace)]
@@ -407,36 +405,36 @@ class Sending:
                 ),
             ]
         root = self.folder.artifacts
-        listed += [
+        files += [
             (path.relative_to(root).as_posix(), path)
             for path in sorted(root.rglob("*"))
             if not path.name.startswith(".") and path.is_file()
         ]
-        inside = self.folder.path.resolve()
+        folder = self.folder.path.resolve()
         if self.settings.get("log_checkpoint") and self.progress.ended == "FINISHED":
-            kept = chosen_checkpoint(self.folder, "best")
-            listed += (
+            checkpoint = chosen_checkpoint(self.folder, "best")
+            files += (
                 [
-                    (f"checkpoint/{path.relative_to(kept).as_posix()}", path)
-                    for path in sorted(kept.rglob("*"))
+                    (f"checkpoint/{path.relative_to(checkpoint).as_posix()}", path)
+                    for path in sorted(checkpoint.rglob("*"))
                     if path.is_file()
                 ]
-                if kept
+                if checkpoint
                 else []
             )
         return [
-            (name, path) for name, path in listed if path.exists() and self._is_mine(path, inside)
+            (name, path) for name, path in files if path.exists() and self._is_inside(path, folder)
         ]
 
-    def _is_mine(self, path: Path, inside: Path) -> bool:
-        """Whether the file is inside this folder: a link could lead to any file of the user's."""
-        mine = not path.is_symlink() and path.resolve().is_relative_to(inside)
-        if not mine and path not in self._left_out:
+    def _is_inside(self, path: Path, folder: Path) -> bool:
+        """Whether the file is inside the folder: a link could lead to any file of the user's."""
+        is_inside = not path.is_symlink() and path.resolve().is_relative_to(folder)
+        if not is_inside and path not in self._left_out:
             self._left_out.add(path)
             _LOG.warning(
                 "%s is not sent: it is a link, which may lead to any file; put a copy there", path
             )
-        return mine
+        return is_inside
 
     def _send_file(self, name: str, path: Path, *, complete: bool) -> None:
         stat = path.stat()

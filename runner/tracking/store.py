@@ -1,5 +1,6 @@
-"""The MLflow store: an SQLite file is created once and atomically, however many processes start at
-once. Imports mlflow.
+"""Opens the MLflow store; an SQLite file is created once and atomically, by any of many processes.
+
+Imports mlflow.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _LOG = logging.getLogger("samewise.tracking")
 
 
 def open_client(uri: str) -> MlflowClient:
-    """A client of the store.
+    """Return a client of the store.
 
     An SQLite file is created, or migrated to this MLflow's schema, if needed.
     """
@@ -46,10 +47,10 @@ def open_client(uri: str) -> MlflowClient:
 
 @contextlib.contextmanager
 def open_reader(uri: str, problem: Callable[[str], Problem]) -> Generator[MlflowClient]:
-    """A client that reads a store. Errors of the store become a ConfigError.
+    """Open a client that reads a store; errors of the store become a ConfigError.
 
     Args:
-        uri: The store's.
+        uri: The store's address.
         problem: Makes the problem from a reason.
     """
     try:
@@ -69,9 +70,9 @@ def open_reader(uri: str, problem: Callable[[str], Problem]) -> Generator[Mlflow
 
 
 def experiment_id(client: MlflowClient, name: str, settings: Mapping[str, Any]) -> str:
-    """The id of the MLflow experiment with that name, created or restored if necessary."""
-    found = client.get_experiment_by_name(name)
-    if found is None:
+    """Return the id of the MLflow experiment with that name, created or restored if necessary."""
+    experiment = client.get_experiment_by_name(name)
+    if experiment is None:
         try:
             return client.create_experiment(
                 name, artifact_location(str(settings["uri"]), settings.get("artifact_location"))
@@ -79,17 +80,17 @@ def experiment_id(client: MlflowClient, name: str, settings: Mapping[str, Any]) 
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
-            # Another process was faster
-            found = client.get_experiment_by_name(name)
-            assert found is not None
-    if found.lifecycle_stage == "deleted":
+            # Another process has created it meanwhile
+            experiment = client.get_experiment_by_name(name)
+            assert experiment is not None
+    if experiment.lifecycle_stage == "deleted":
         _LOG.warning("the MLflow experiment '%s' had been deleted; restoring it", name)
-        client.restore_experiment(found.experiment_id)
-    return found.experiment_id
+        client.restore_experiment(experiment.experiment_id)
+    return experiment.experiment_id
 
 
 def artifact_location(uri: str, chosen: str | None) -> str | None:
-    """The artifact location of a new experiment; None if the server decides."""
+    """Return the artifact location of a new experiment; None if the server decides."""
     file = sqlite_file(uri)
     if chosen is not None or file is None:
         return chosen
@@ -97,7 +98,7 @@ def artifact_location(uri: str, chosen: str | None) -> str | None:
 
 
 def _create(file: Path) -> None:
-    """Create the store under another name and rename it, so that no process sees an incomplete one."""
+    """Create the store under another name and rename it, so that no process sees half of it."""
     if file.exists() and file.stat().st_size:
         return
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -105,11 +106,11 @@ def _create(file: Path) -> None:
         if file.exists() and file.stat().st_size:
             return
         temporary = file.with_name(f".{file.name}.new")
-        # Left by a process that was killed at this point
+        # A process that was killed here has left it
         temporary.unlink(missing_ok=True)
         uri = f"sqlite:///{temporary.absolute()}"
         place = str(artifact_location(f"sqlite:///{file.absolute()}", None))
-        # Without quotes, since MLflow writes its repr into SQL
+        # As a URI, which has no quotes: MLflow writes its repr into SQL
         store = SqlAlchemyStore(uri, Path(place).as_uri())
         with store.engine.begin() as connection:
             connection.exec_driver_sql(

@@ -1,5 +1,6 @@
-"""CPU, memory and GPU use of the trainer, measured by the sender, in a separate journal
-(`system.jsonl`).
+"""Measures CPU, memory and GPU use of the trainer, in a separate journal (`system.jsonl`).
+
+The sender does so, to leave the trainer alone.
 """
 
 from __future__ import annotations
@@ -35,21 +36,21 @@ class Sampler:
         self._trainer = psutil.Process(pid)
         self._gpus = Gpus()
         self._next = time.monotonic()
+        # Both count from their last call
         psutil.cpu_percent()
-        # Initial values, from which both are counted
         self._trainer.cpu_percent()
 
     def sample(self) -> None:
-        """Record a sample if it is due."""
+        """Record a sample if it is time."""
         now = time.monotonic()
+        # The first sample comes after a second, so that short runs have one
         if now < self._next + 1.0:
-            # The first sample after a second, so that short runs have one
             return
         self._next = now + _EVERY_S - 1.0
         try:
             values = self._measure()
         except psutil.Error:
-            # The trainer is gone
+            # The trainer has ended
             return
         self._journal.log({f"system/{name}": value for name, value in values.items()}, self._step)
         self._step += 1
@@ -76,7 +77,7 @@ class Sampler:
 
 
 class Gpus:
-    """The NVIDIA devices, queried without a CUDA context; none if there is no driver."""
+    """The NVIDIA devices, queried without a CUDA context; none without a driver."""
 
     def __init__(self) -> None:
         self._devices: dict[int, Any] = {}
@@ -87,7 +88,7 @@ class Gpus:
                     self._devices[number] = pynvml.nvmlDeviceGetHandleByIndex(number)
 
     def measure(self) -> dict[str, float]:
-        """By device: use in per cent, memory in MB, power in W, as far as the device reports them."""
+        """Return use in per cent, memory in MB and power in W of each device that reports them."""
         values: dict[str, float] = {}
         for number, handle in self._devices.items():
             with contextlib.suppress(pynvml.NVMLError):
@@ -106,14 +107,14 @@ class Gpus:
 
 
 def _visible(count: int) -> list[int]:
-    """The devices that the trainer may use if CUDA_VISIBLE_DEVICES lists them by number.
+    """List the devices that the trainer may use.
 
-    Otherwise all.
+    These are all devices, unless CUDA_VISIBLE_DEVICES lists some by number.
     """
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if named is None:
+    variable = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if variable is None:
         return list(range(count))
-    numbers = [part.strip() for part in named.split(",") if part.strip()]
+    numbers = [part.strip() for part in variable.split(",") if part.strip()]
     if all(part.isdigit() for part in numbers):
         return [int(part) for part in numbers if int(part) < count]
     return list(range(count))

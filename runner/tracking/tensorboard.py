@@ -1,11 +1,12 @@
-"""Writes event files for TensorBoard to the run's folder, under tensorboard/. Imports tensorboard.
+"""Writes event files for TensorBoard to the run's folder, under tensorboard/.
 
 They are made of the journal alone: a sender that starts writes them from the beginning and empties
 those of the sender before it, so each point is there once, whatever was killed. A TensorBoard that
-is open meanwhile drops what it had read: the new file says that a session starts at step 0
+is open meanwhile drops the points it has read: the new file says that a session starts at step 0
 (`SessionLog.START`, as in tensorboard.backend.event_processing). It would never go on from a file
-that is gone, so the old ones stay, empty. Once everything is written, tensorboard.json says from
-which files: while those are the same, nothing is written again.
+that was removed, so the old ones stay, empty. Once everything is written, tensorboard.json names
+the sizes and times of its sources: while those are the same, nothing is written again. Imports
+tensorboard.
 """
 
 from __future__ import annotations
@@ -31,15 +32,16 @@ from samewise.runner.secrets import redact_values
 from samewise.runner.tracking import describing, journal
 from samewise.runner.tracking.backends import Sent
 
-# Protobuf creates its classes on import
+# Protobuf creates its classes on import, where type checkers do not see them
 _EVENTS: Any = event_pb2
 _SUMMARY: Any = cast(Any, summary_pb2).Summary
 _PREFIX = "events.out.tfevents."
 
 
 class TensorBoard:
-    """A run in TensorBoard: scalars by optimizer step, the config as text and hyperparameters,
-    pictures. Numbers are float32.
+    """A run in TensorBoard: scalars by step, the config as text and hyperparameters, pictures.
+
+    Numbers are float32.
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -55,7 +57,7 @@ class TensorBoard:
     def synchronise(self, *, alive: bool) -> Sent:
         """Write what is new.
 
-        On first use everything, replacing older files, unless these have everything.
+        On first use everything is written, replacing older files, unless these have everything.
         """
         older = list(self._place.glob(f"{_PREFIX}*")) if self._writer is None else []
         require_no_link(self._place, *older)
@@ -89,7 +91,7 @@ class TensorBoard:
         return self.sent
 
     def _sources(self) -> dict[str, list[int]]:
-        """The size and time of each file from which the events are made."""
+        """Return the size and time of each file from which the events are made."""
         files = [
             *self._read,
             self.folder.config,
@@ -122,7 +124,7 @@ class TensorBoard:
         )
 
     def _scalars(self, path: Path) -> None:
-        for entry, behind in journal.read_entries(path, offset=self._read[path]):
+        for entry, next_offset in journal.read_entries(path, offset=self._read[path]):
             if entry.metrics:
                 values = [
                     _SUMMARY.Value(tag=name, simple_value=value)
@@ -139,7 +141,7 @@ class TensorBoard:
                 self._step = (
                     max(self._step, entry.step) if path == self.folder.metrics else self._step
                 )
-            self._read[path] = behind
+            self._read[path] = next_offset
             self.sent.moved = time.monotonic()
 
     def _draw(self) -> None:

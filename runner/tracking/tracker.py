@@ -1,5 +1,6 @@
-"""The trainer's side of tracking: appends to the journal, which a sender process sends to the
-backends. Imports neither mlflow nor torch.
+"""The trainer's side of tracking: appends to the journal, which a sender sends to the backends.
+
+Imports neither mlflow nor torch.
 """
 
 from __future__ import annotations
@@ -37,36 +38,35 @@ class Tracker:
         self._journal = Journal(folder.metrics, resume_step=resume_step)
 
     def start(self) -> None:
-        """Start. `config.yaml` and `environment.json` are in the folder."""
+        """Start, once `config.yaml` and `environment.json` are in the folder."""
         self._journal.status("RUNNING")
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Log the values at an optimizer step in a few microseconds.
+        """Log the values at an optimizer step, in a few microseconds.
 
         A (key, step) that was logged before keeps its first value and time.
         """
         self._journal.log(metrics, step)
 
     def before_checkpoint(self, step: int) -> None:
-        """Make logged values durable before the checkpoint of `step`: what precedes a checkpoint is
-        never logged again.
-        """
+        """Make logged values durable before the checkpoint of `step`."""
+        # A run that resumes from a checkpoint does not log the steps before it again
         self._journal.sync()
 
     def finish(self, status: str) -> None:
         """End as FINISHED, FAILED or KILLED (interrupted, resumable).
 
-        The files under `artifacts/` are complete.
+        The files under `artifacts/` are complete by then.
         """
         self._journal.status(status)
         self._journal.close()
 
     def run_id(self) -> str | None:
-        """The MLflow run's id, or None until there is one."""
+        """Return the MLflow run's id, or None until there is one."""
         return None
 
     def last_step(self) -> int:
-        """The last step in the journal, or -1."""
+        """Return the last step in the journal, or -1."""
         return self._journal.last_step
 
 
@@ -76,7 +76,7 @@ class Silent(Tracker):
     def __init__(self) -> None:
         pass
 
-    def _do_nothing(self, *given: Any, **named: Any) -> None:
+    def _do_nothing(self, *arguments: Any, **keywords: Any) -> None:
         pass
 
     start = log = before_checkpoint = finish = _do_nothing
@@ -96,7 +96,7 @@ class WithSender(Tracker):
         self._sender: link.Link | None = None
         self._starts = 0
         self._log_began = link.log_size(folder.path)
-        self._told = set[str]()
+        self._warned = set[str]()
 
     def start(self) -> None:
         """Start, with the sender."""
@@ -104,21 +104,22 @@ class WithSender(Tracker):
         self._start_sender()
 
     def before_checkpoint(self, step: int) -> None:
-        """Make logged values durable.
+        """Make logged values durable, and restart a sender that has ended.
 
-        Restart a sender that has ended. Warn once of each backend that refuses this user, since no
-        retry helps.
+        Warns once of each backend that refuses this user, since no retry helps.
         """
         super().before_checkpoint(step)
         self._revive()
-        refused = {
-            title: why
-            for title, why in self._troubles().items()
-            if REFUSED in why and title not in self._told
+        refusals = {
+            title: reason
+            for title, reason in self._troubles().items()
+            if REFUSED in reason and title not in self._warned
         }
-        for title, why in refused.items():
-            _LOG.warning("nothing is sent to %s: %s; training continues", self._place(title), why)
-        self._told |= refused.keys()
+        for title, reason in refusals.items():
+            _LOG.warning(
+                "nothing is sent to %s: %s; training continues", self._place(title), reason
+            )
+        self._warned |= refusals.keys()
 
     def finish(self, status: str) -> None:
         """End, and wait up to `flush_timeout_s` until the sender has sent everything."""
@@ -130,29 +131,26 @@ class WithSender(Tracker):
             or not sender.tell_end()
             or not link.wait_for(sender, float(self._settings["flush_timeout_s"]))
         ):
-            troubles, titles = (
-                self._troubles(),
-                [TITLES[name] for name in backends_of(self._settings)],
-            )
+            troubles = self._troubles()
+            titles = [TITLES[name] for name in backends_of(self._settings)]
             behind = [title for title in titles if troubles.get(title) != ""] or titles
-            why = "; ".join(dict.fromkeys(filter(None, map(troubles.get, behind))))
-            words = "not everything has reached %s yet%s; run `samewise sync %s` to send the rest"
+            reasons = "; ".join(dict.fromkeys(filter(None, map(troubles.get, behind))))
             _LOG.warning(
-                words,
+                "not everything has reached %s yet%s; run `samewise sync %s` to send the rest",
                 " and ".join(map(self._place, behind)),
-                why and f": {why}",
+                f": {reasons}" if reasons else "",
                 shlex.quote(str(self.folder.path)),
             )
 
     def run_id(self) -> str | None:
-        """The MLflow run's id, once the sender has created the run."""
+        """Return the MLflow run's id, once the sender has created the run."""
         return read_mapping(self.folder.tracking, shapes.TRACKING).get("run_id")
 
     def _troubles(self) -> dict[str, str]:
         return link.troubles(self.folder.path, since=self._log_began)
 
     def _place(self, title: str) -> str:
-        """A backend in a message: its title, or MLflow's address."""
+        """Return a backend's name for messages: its title, or MLflow's address."""
         return remove_password(self._settings["uri"]) if title == TITLES["mlflow"] else title
 
     def _start_sender(self) -> None:
@@ -165,17 +163,18 @@ class WithSender(Tracker):
 
 
 def open_tracker(folder: RunFolder, settings: DictConfig, *, resume_step: int | None) -> Tracker:
-    """Open the tracker for `tracking`. Call `start` after writing the folder's files.
+    """Open the tracker for `tracking`; call `start` after writing the folder's files.
 
-    ConfigError if `tracking.report_to` or `tracking.uri` is not possible here, or the store's
-    folder cannot be made.
+    Raises:
+        ConfigError: `tracking.report_to` or `tracking.uri` cannot be used here, or the store's
+            folder cannot be created.
     """
     backends = backends_of(cast(Mapping[str, Any], settings))
     if not backends:
         return Tracker(folder, resume_step=resume_step)
     plain: Any = OmegaConf.to_container(settings, resolve=True)
-    if found := problems(backends):
-        raise ConfigError(*found)
+    if wrong := problems(backends):
+        raise ConfigError(*wrong)
     if "mlflow" not in backends:
         return WithSender(folder, plain, resume_step=resume_step)
     plain["uri"] = check_uri(plain["uri"])
@@ -186,7 +185,7 @@ def open_tracker(folder: RunFolder, settings: DictConfig, *, resume_step: int | 
 
 
 def _require_file(file: Path, uri: str) -> None:
-    """Refuse now what the sender would only discover later, unnoticed."""
+    """Raise a ConfigError now for a store that the sender could not use later, unnoticed."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -220,8 +219,8 @@ def _require_file(file: Path, uri: str) -> None:
                 )
             )
         with open(file, "rb") as handle:
-            head = handle.read(16)
-        if head and head != b"SQLite format 3\0":
+            header = handle.read(16)
+        if header and header != b"SQLite format 3\0":
             raise ConfigError(
                 Problem(
                     "tracking.uri",

@@ -1,5 +1,4 @@
-"""The view and description of an experiment's page in MLflow: which runs, their order, columns and
-charts.
+"""The view and description of an experiment's page in MLflow: runs, order, columns and charts.
 
 A view is MLflow's own state of that page, as its *Share* writes it: the names are those of
 `ExperimentPageUIState` and `RunsChartsCardConfig` in the source of the pages of MLflow 3.17 and
@@ -23,18 +22,18 @@ from samewise.runner.tracking.best import PREFIX, column
 from samewise.runner.tracking.describing import key
 
 KEY = "samewise"
-"""The view of all of an MLflow experiment's runs; those of parts of it begin with this."""
+"""Key of the view of all of an MLflow experiment's runs; the keys of its parts begin with it."""
 FOR_TRAINING = "workflowType=machine_learning"
-"""In an address: the sidebar for training models, and not that for language models."""
+"""Part of an address that chooses the sidebar for training, instead of that for language models."""
 _COLUMNS = 6
 _AXES = 4
 _COMPARED = 20
 _LISTED = 20
 _LONGEST = 5000
-"""Characters of a tag that every store takes."""
+"""Maximum number of characters of a tag that every store takes."""
 _WIDTHS = {"attributes.`Run Name`": 340, "runDateAndNestInfo": 150}
 _WIDTH = 130
-"""Of a column, in pixels."""
+"""Width of a column in pixels."""
 _SECTIONS = ("best", "valid", "ema/valid", "train")
 _FOLDED = ("speed", "system")
 """Sections of charts that are closed at first."""
@@ -71,97 +70,90 @@ class Part:
 
     @property
     def monitor(self) -> str:
-        """The metric that most of them monitor, by its name in MLflow."""
+        """The metric that most of the runs monitor, by its name in MLflow."""
         return Counter(_monitor(run) for run in self.runs).most_common(1)[0][0]
 
     @property
     def is_lower_better(self) -> bool:
-        """Whether its lowest value is the best."""
-        return (
-            next(
-                (
-                    run.params.get("evaluate.mode")
-                    for run in self.runs
-                    if _monitor(run) == self.monitor
-                ),
-                "",
-            )
-            == "min"
-        )
+        """Whether the metric's lowest value is the best."""
+        monitor = self.monitor
+        modes = (run.params.get("evaluate.mode") for run in self.runs if _monitor(run) == monitor)
+        return next(modes, "") == "min"
 
     @property
     def sort_metric(self) -> str:
-        """The metric to sort by: the best value of the monitored one, or its last if older versions
-        of samewise logged no other.
+        """The metric by which runs are sorted: the best value of the monitored one.
+
+        Older versions of samewise logged only its last value, by which their runs are sorted.
         """
         best = column(self.monitor)
         return best if any(best in run.metrics for run in self.runs) else self.monitor
 
     def best_first(self) -> list[StoredRun]:
-        """The runs with a value, the best first."""
-        known = [
+        """Return the runs with a value, the best first."""
+        runs = [
             run for run in self.runs if not math.isnan(run.metrics.get(self.sort_metric, math.nan))
         ]
         return sorted(
-            known, key=lambda run: run.metrics[self.sort_metric], reverse=not self.is_lower_better
+            runs, key=lambda run: run.metrics[self.sort_metric], reverse=not self.is_lower_better
         )
 
     def address(self, experiment: str) -> str:
-        """The page's address, without the server's."""
+        """Return the page's address, without the server's."""
         return f"#/experiments/{experiment}/runs?viewStateShareKey={quote(self.key)}&{FOR_TRAINING}"
 
 
 def _monitor(run: StoredRun) -> str:
-    named = run.params.get("evaluate.monitor")
-    return key(named) if named else ""
+    name = run.params.get("evaluate.monitor")
+    return key(name) if name else ""
 
 
 def parts(runs: Sequence[StoredRun]) -> list[Part]:
-    """An MLflow experiment's runs in parts: all, those of each experiment file if there are
-    several, and those of each sweep; the latest first.
+    """Divide an MLflow experiment's runs into parts.
+
+    The parts are all runs, those of each experiment file if there are several, and those of each
+    sweep, the latest first.
     """
     files, sweeps = dict[str, list[StoredRun]](), dict[str, list[StoredRun]]()
     for run in sorted(runs, key=lambda run: -run.start):
         files.setdefault(run.params.get("choices.experiment", ""), []).append(run)
         if sweep := run.tags.get("sweep"):
             sweeps.setdefault(sweep, []).append(run)
-    found = [Part(KEY, (next(iter(files)) if len(files) == 1 else "") or "all runs", "", runs)]
+    run_parts = [Part(KEY, (next(iter(files)) if len(files) == 1 else "") or "all runs", "", runs)]
     if len(files) > 1:
-        found = [
-            Part(f"{KEY}-{name}", name, f"params.`choices.experiment` = '{name}'", some)
-            for name, some in files.items()
+        run_parts = [
+            Part(f"{KEY}-{name}", name, f"params.`choices.experiment` = '{name}'", file_runs)
+            for name, file_runs in files.items()
             if name
-        ] + found
-    return found + [
-        Part(f"{KEY}-sweep-{name}", f"sweep {name}", f"tags.`sweep` = '{name}'", some)
-        for name, some in list(sweeps.items())[:_LISTED]
+        ] + run_parts
+    return run_parts + [
+        Part(f"{KEY}-sweep-{name}", f"sweep {name}", f"tags.`sweep` = '{name}'", sweep_runs)
+        for name, sweep_runs in list(sweeps.items())[:_LISTED]
     ]
 
 
 def varying(params: Sequence[Mapping[str, str]]) -> list[str]:
-    """The settings in which runs of one experiment file differ, most informative first.
+    """List the settings in which runs of one experiment file differ, the most informative first.
 
-    Before them the file, if there are several.
+    The experiment file comes before them, if there are several.
     """
     groups = dict[str, list[Mapping[str, str]]]()
-    for one in params:
-        groups.setdefault(one.get("choices.experiment", ""), []).append(one)
-    values = dict[str, int]()
+    for run_params in params:
+        groups.setdefault(run_params.get("choices.experiment", ""), []).append(run_params)
+    counts = dict[str, int]()
     for group in groups.values():
-        for name in {name for one in group for name in one}:
+        for name in {name for x in group for name in x}:
             if not (name.startswith("choices.") or is_outside(name)):
-                values[name] = max(values.get(name, 1), len({one.get(name) for one in group}))
-    found = sorted(
-        (name for name, count in values.items() if count > 1),
-        key=lambda name: (-values[name], name),
+                counts[name] = max(counts.get(name, 1), len({x.get(name) for x in group}))
+    names = sorted(
+        (name for name, count in counts.items() if count > 1),
+        key=lambda name: (-counts[name], name),
     )
-    return (["choices.experiment"] if len(groups) > 1 else []) + found[:_COLUMNS]
+    return (["choices.experiment"] if len(groups) > 1 else []) + names[:_COLUMNS]
 
 
 def view(part: Part) -> dict[str, Any]:
-    """The page's view: the best run first, columns for what differs, charts starting with the
-    monitored metric.
-    """
+    """Return the page's view: the best run first, columns for what differs, and charts."""
     differing = varying([run.params for run in part.runs])
     shown = [
         name
@@ -182,26 +174,23 @@ def view(part: Part) -> dict[str, Any]:
         "columnWidths": {**_WIDTHS, **dict.fromkeys(columns, _WIDTH)},
         "searchFilter": part.where,
         **_charts(part, differing, sorted({name for run in part.runs for name in run.metrics})),
-        # Otherwise MLflow sorts the sections by name
+        # Without it MLflow sorts the sections by name
         "isAccordionReordered": True,
         **order,
     }
 
 
 def _charts(part: Part, differing: Sequence[str], metrics: Sequence[str]) -> dict[str, Any]:
-    """Settings against the best value.
-
-    The best values; the monitored metric by step; then all other metrics by section.
-    """
+    """Return the charts: settings against the best value, best values, then metrics by section."""
     sections = dict.fromkeys(name.rpartition("/")[0] for name in (part.sort_metric, *metrics))
-    named = sorted(
+    ordered = sorted(
         sections,
         key=lambda name: (
             _SECTIONS.index(name) if name in _SECTIONS else len(_SECTIONS) + (name in _FOLDED),
             name,
         ),
     )
-    first = f"best by {part.monitor}"
+    best_section = f"best by {part.monitor}"
     cards = list[dict[str, Any]]()
 
     def card(kind: str, section: str, **more: Any) -> None:
@@ -220,19 +209,22 @@ def _charts(part: Part, differing: Sequence[str], metrics: Sequence[str]) -> dic
     if axes and part.sort_metric in metrics:
         card(
             "PARALLEL",
-            first,
+            best_section,
             selectedParams=axes,
             selectedMetrics=[part.sort_metric],
             showAllRuns=False,
             runsCountToCompare=_COMPARED,
         )
     if part.sort_metric in metrics:
-        card("BAR", first, metricKey=part.sort_metric, runsCountToCompare=_COMPARED)
-    taken = {part.sort_metric}
+        card("BAR", best_section, metricKey=part.sort_metric, runsCountToCompare=_COMPARED)
     for name in dict.fromkeys([*(name for name in (part.monitor,) if name in metrics), *metrics]):
-        if name not in taken:
-            card("LINE", first if name == part.monitor else name.rpartition("/")[0], **_line(name))
-    used = {one["metricSectionId"] for one in cards}
+        if name != part.sort_metric:
+            card(
+                "LINE",
+                best_section if name == part.monitor else name.rpartition("/")[0],
+                **_line(name),
+            )
+    used = {card["metricSectionId"] for card in cards}
     return {
         "compareRunCharts": cards,
         "compareRunSections": [
@@ -243,9 +235,9 @@ def _charts(part: Part, differing: Sequence[str], metrics: Sequence[str]) -> dic
                 "isReordered": True,
                 "deleted": False,
                 "isGenerated": False,
-                "columns": 2 if name == first else 3,
+                "columns": 2 if name == best_section else 3,
             }
-            for name in [first, *named]
+            for name in [best_section, *ordered]
             if name in used
         ],
     }
@@ -266,23 +258,20 @@ def _line(name: str) -> dict[str, Any]:
     }
 
 
-def note(experiment: str, found: Sequence[Part]) -> str:
-    """The description: the best run and what distinguishes it, for the part that MLflow opens.
-
-    How to read the page; and the other parts.
-    """
-    lines = [line for part in found if (line := _line_of(experiment, part))]
-    read = (
+def note(experiment: str, run_parts: Sequence[Part]) -> str:
+    """Return the experiment's description: its best run, how to read the page, other parts."""
+    lines = [line for part in run_parts if (line := _line_of(experiment, part))]
+    guide = (
         "Below are the runs, the best first; the columns after the metric are the settings "
         "in which they differ. The second icon above the table shows "
         f"charts, which begin with the monitored metric. `{PREFIX}METRIC` is the best "
         "value of a run so far, `valid/...` are evaluations, `train/...` steps. "
         "Select runs and press *Compare* to see what differs between them."
     )
-    text = "\n\n".join([*lines[:1], read])
+    text = "\n\n".join([*lines[:1], guide])
     for line in lines[1:]:
         if len(text) + len(line) < _LONGEST - 10:
-            text += f"\n\n- {line}" if text.endswith(read) else f"\n- {line}"
+            text += f"\n\n- {line}" if text.endswith(guide) else f"\n- {line}"
     return text
 
 
@@ -302,8 +291,8 @@ def _line_of(experiment: str, part: Part) -> str:
         - 1
     ):
         text += f" (equally good: {ties} other{'s' * (ties > 1)})"
-    if apart := set_apart(best[0], best):
-        text += f", with {apart}"
+    if settings := distinguishing_settings(best[0], best):
+        text += f", with {settings}"
     if rest := len(part.runs) - len(best):
         text += (
             f"; not compared: {number_of(rest, 'run')} with another monitored metric or "
@@ -318,20 +307,20 @@ def _line_of(experiment: str, part: Part) -> str:
     return text
 
 
-def set_apart(best: StoredRun, runs: Sequence[StoredRun]) -> str:
-    """The settings in which the best run differs from the others, with its value and theirs."""
-    told = list[str]()
+def distinguishing_settings(best: StoredRun, runs: Sequence[StoredRun]) -> str:
+    """Return the settings in which the best run differs from the others, with all values."""
+    texts = list[str]()
     for name in varying([run.params for run in runs]):
-        others = sorted(
+        other_values = sorted(
             {run.params.get(name, "none") for run in runs} - {best.params.get(name, "none")},
             key=_by_number,
         )
-        if others and name != "choices.experiment":
-            told.append(
+        if other_values and name != "choices.experiment":
+            texts.append(
                 f"{name} **{_plain(best.params.get(name, 'none'))}** (not "
-                f"{_plain(', '.join(others[:5]))}{', ...' if len(others) > 5 else ''})"
+                f"{_plain(', '.join(other_values[:5]))}{', ...' if len(other_values) > 5 else ''})"
             )
-    return ", ".join(told[:3])
+    return ", ".join(texts[:3])
 
 
 def _plain(text: str) -> str:

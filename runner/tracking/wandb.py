@@ -1,10 +1,9 @@
-"""A run in Weights & Biases: online or, with WANDB_MODE=offline, as files in the run's folder that
-`wandb sync` uploads. Imports wandb.
+"""Logs a run to Weights & Biases, online or, with WANDB_MODE=offline, as files in the run's folder.
 
-A value's step is a value of its own, `step`, by which all curves are drawn: W&B's own counter
-refuses what comes late. How much of the journal W&B has is in wandb.json beside it. wandb does not
-say what it has written until it ends, so what a sender logged that was killed is logged again, in
-the same W&B run at the same `step`.
+`wandb sync` uploads those files. A value's step is a value of its own, `step`, by which all curves
+are drawn: W&B's own counter refuses values that come late. wandb.json has the number of the
+journal's bytes that W&B has. wandb says what it has written only as it ends, so the lines of a
+killed sender are logged again, in the same W&B run at the same `step`. Imports wandb.
 """
 
 from __future__ import annotations
@@ -30,9 +29,8 @@ from samewise.runner.tracking.backends import Sent
 
 
 def set_up() -> None:
-    """Make wandb load its settings, except the current folder's (`wandb/settings`): they may be
-    someone else's, with an address that gets the user's key.
-    """
+    """Make wandb load its settings, except the current folder's (`wandb/settings`)."""
+    # The current folder's may be someone else's, with an address that gets the user's key
     with contextlib.chdir(os.sep):
         wandb.setup()
 
@@ -48,10 +46,10 @@ class WeightsAndBiases:
         self.sent = Sent()
         self._settings = settings
         self._file = folder.path / "wandb.json"
-        known = read_mapping(self._file, shapes.WANDB)
-        self._id: str = known.get("id") or uuid.uuid4().hex
-        self._read: dict[str, int] = known.get("sent") or {}
-        self._status: str | None = known.get("status")
+        saved = read_mapping(self._file, shapes.WANDB)
+        self._id: str = saved.get("id") or uuid.uuid4().hex
+        self._read: dict[str, int] = saved.get("sent") or {}
+        self._status: str | None = saved.get("status")
         self._run: Any = None
 
     def synchronise(self, *, alive: bool) -> Sent:
@@ -104,15 +102,15 @@ class WeightsAndBiases:
         )
         run.define_metric("step", hidden=True)
         run.define_metric("*", step_metric="step")
-        # The same W&B run if this process is killed and restarted
+        # The id leads to the same W&B run if this process is killed and restarted
         write_json(self._file, {"id": self._id, "sent": self._read, "status": self._status})
         return run
 
     def _metrics(self, path: Path) -> None:
-        for entry, behind in journal.read_entries(path, offset=self._read.get(path.name, 0)):
+        for entry, next_offset in journal.read_entries(path, offset=self._read.get(path.name, 0)):
             self._status = entry.status or self._status
             if entry.metrics:
                 self._run.log({**entry.metrics, "step": entry.step})
                 self.sent.metrics += len(entry.metrics)
-            self._read[path.name] = behind
+            self._read[path.name] = next_offset
             self.sent.moved = time.monotonic()
