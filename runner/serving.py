@@ -55,8 +55,9 @@ class ServedModel:
             params: `threshold`, the least score; `files`, to have pictures and sounds in the
                 answer, as base64 by name.
 
-        Raises: MlflowException: a file cannot be read, or is not what the model takes: for the
-            client, with the file's name.
+        Raises:
+            MlflowException: A file cannot be read, or is not what the model takes: for the
+                client, with the file's name.
         """
         chosen = dict(params or {})
         names = model_input["name"].tolist() if "name" in model_input else [None] * len(model_input)

@@ -179,8 +179,9 @@ class Recipe(abc.ABC):
     def read(self, file: Path) -> Any:
         """A user's file as a sample for `collate`, without what is to be predicted.
 
-        Raises: DataError: it is not the kind of file that the recipe predicts from; the default
-            predicts from none.
+        Raises:
+            DataError: It is not the kind of file that the recipe predicts from; the default
+                predicts from none.
         """
         raise ConfigError(
             Problem(

@@ -164,8 +164,9 @@ class Space:
     def grid(self) -> Iterator[dict[str, str]]:
         """Yield all combinations, the last dimension changing fastest.
 
-        Raises: ConfigError: A dimension is an interval, which cannot be listed, or there are too
-            many runs.
+        Raises:
+            ConfigError: A dimension is an interval, which cannot be listed, or there are too
+                many runs.
         """
         intervals = [dimension for dimension in self.dimensions if dimension.interval]
         if intervals:

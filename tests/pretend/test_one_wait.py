@@ -84,3 +84,18 @@ def test_a_gradient_that_is_not_finite_is_named_after_the_optimizer_was_launched
         train_step(run, next(batches))
     assert list(trace_reader.read_trace(run.folder.trace)[1]) == [1]
     assert not list(run.folder.checkpoints.iterdir())
+
+
+@pytest.mark.usefixtures("device")
+@pytest.mark.parametrize("phase", ["discriminator", "generator"])
+def test_a_gradient_that_is_not_finite_is_named_in_each_phase(phase: str, tmp_path: Path):
+    project = Project(Path.cwd())
+    run = build(compose([*written.RECIPES["adversarial"], *STEP], project=project), project, RunFolder(tmp_path))
+    run.recorder.trace.open(0, 0)
+    name, spoilt = next((name, one) for name, one in run.model.named_parameters() if name.startswith(phase))
+    spoilt.register_hook(lambda gradient: gradient * torch.nan)
+    try:
+        with pytest.raises(TrainingError, match=f"step 1: the gradient of {name} is not finite"):
+            train_step(run, next(TrainingBatches(run)))
+    finally:
+        run.recorder.trace.close()
