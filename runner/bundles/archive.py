@@ -122,8 +122,8 @@ def unpack(file: Path, into: Path, *, expect: str | None = None) -> Contents:
         expect: The identity that the bundle must have.
 
     Raises:
-        ConfigError: It is not a bundle; or parts of it were altered, added, removed or renamed,
-            each of which is named.
+        ConfigError: It is not a bundle; or parts of it, which the message names, were altered,
+            added, removed or renamed.
     """
     handle = open_to_read(file)
     if handle is None:

@@ -205,7 +205,7 @@ _OF_GIT = {
 def git_state(folder: Path) -> dict[str, Any]:
     """Return the commit of the checkout around `folder`, and the diff of uncommitted work.
 
-    Empty if there is none.
+    Empty outside a checkout.
     """
     # The checkout may be a stranger's, whose .git/config names commands: none of them is run, and
     # no folder but its own is read

@@ -107,7 +107,7 @@ def choose_checkpoint(folder: Path, which: str) -> CheckpointFolder:
 def _best_of(
     folder: Path, which: str, checkpoints: Sequence[CheckpointFolder]
 ) -> CheckpointFolder | None:
-    """Return the checkpoint that the link leads to; None if there is none."""
+    """Return the checkpoint that the link leads to, or None."""
     link = folder / ("best" if which == "best" else best_by(which))
     if link.is_symlink():
         return next(

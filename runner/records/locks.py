@@ -66,7 +66,7 @@ def hold(path: Path, *, wait: bool = False, sign: bool = True) -> Generator[Call
 
 
 def holder(path: Path) -> str | None:
-    """Return the process that holds a lock, according to its file; None if there is none."""
+    """Return the process that holds a lock, according to its file, or None."""
     handle = open_to_read(path)
     if handle is None:
         return None
@@ -83,7 +83,7 @@ def holder(path: Path) -> str | None:
 
 
 def process_of(signature: str | None) -> tuple[int, str] | None:
-    """Return the process that `holder` names, and its machine; None if there is none."""
+    """Return the id and the machine of the process that `holder` names, or None."""
     parts = (signature or "").split()
     return (int(parts[1]), parts[3]) if len(parts) == 4 and parts[1].isdecimal() else None
 

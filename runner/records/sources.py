@@ -208,7 +208,7 @@ def digests_of(file: Path) -> Mapping[str, str] | None:
 
 
 def files_in(record: Path) -> Files:
-    """Return the files in a run's or sweep's `sources.json`; empty if there is none.
+    """Return the files in a run's or sweep's `sources.json`; empty without the file.
 
     Raises:
         ConfigError: It is damaged.
@@ -262,7 +262,7 @@ def warn_of_changes(record: Path) -> None:
 def earlier(folder: Path, config: str, files: Files) -> Path | None:
     """Return the folder, beside this one, of the run of the same config with the most similar code.
 
-    The latest of several; None if there is none.
+    The latest of several; None without such a run.
     """
     records = [
         path

@@ -254,7 +254,7 @@ class SweepFolder:
             ) from None
 
     def holder(self) -> tuple[int, str] | None:
-        """Return the process that runs the sweep, and its machine; None if there is none."""
+        """Return the id and the machine of the process that runs the sweep, or None."""
         return locks.process_of(locks.holder(self.path / ".lock"))
 
 

@@ -118,7 +118,7 @@ def algorithm_of(path: Path, head: Mapping[str, Any]) -> str:
 def lines_before(path: Path, steps: Collection[int]) -> dict[int, dict[str, Any]]:
     """Return for each step, in order, the last readable line of a trace up to it.
 
-    If there is none, the first line after it, or an empty one.
+    Without such a line it is the first one after the step, or an empty one.
     """
     by_step, pending, last = dict[int, dict[str, Any]](), sorted(steps), dict[str, Any]()
     for line in (

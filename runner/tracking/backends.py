@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from samewise.runner.errors import Problem, nearest
 
 TITLES = {"mlflow": "MLflow", "tensorboard": "TensorBoard", "wandb": "Weights & Biases"}
-"""Backends that `tracking.report_to` may name, each of which is also the package that it needs."""
+"""Titles of the backends, by the names in `tracking.report_to`, which are also their packages."""
 
 
 @dataclass
