@@ -7,6 +7,7 @@ trap 'rm -rf "$copy"' EXIT
 mkdir "$copy/samewise"
 cp -r runner recipes datasets configs .package/samewise/*.py "$copy/samewise"
 find "$copy" -name __pycache__ -type d -prune -exec rm -r {} +
+find "$copy" -type d -empty -delete # what a renamed room has left behind
 find "$copy/samewise" -type d -exec touch {}/__init__.py \;
 cp pyproject.toml "$copy"
 cd "$copy"

@@ -32,6 +32,7 @@ def lint(checkout: Path) -> subprocess.CompletedProcess[str]:
 
 def test_the_contracts_are_kept_even_with_bytecode_folders(checkout: Path) -> None:
     (checkout / "runner" / "__pycache__").mkdir()
+    (checkout / "runner" / "renamed" / "__pycache__").mkdir(parents=True)
     done = lint(checkout)
     assert done.returncode == 0, done.stdout + done.stderr
 
