@@ -22,12 +22,12 @@ _GENERATOR = Phase("generator", modules=("generator",))
 
 @dataclass(frozen=True)
 class MeasuredAdversarial:
-    """The measurements of one evaluation batch of B images, on the CPU.
+    """Measurements of one evaluation batch of B images, on the CPU.
 
     Args:
-        real: bool[B], which images the discriminator takes for real.
-        fake: bool[B], which generated images it takes for real.
-        images: float32[B, C, H, W], the real ones as the model gets them.
+        real: bool[B], whether the discriminator takes each real image for real.
+        fake: bool[B], whether it takes each generated image for real.
+        images: float32[B, C, H, W], the real images as the model reads them.
         generated: float32[B, C, H, W].
     """
 
@@ -39,27 +39,30 @@ class MeasuredAdversarial:
 
 @final
 class GenerativeAdversarial(Recipe):
-    """Batches are `{"image": float32[B, C, H, W] in [-1, 1]}`.
+    """Training of a GAN; batches are `{"image": float32[B, C, H, W] in [-1, 1]}`.
 
     Other entries of an image data set are ignored.
 
-    A step first trains the discriminator D, on the batch and on as many generated images, then the
+    A step first trains the discriminator D on the batch and on as many generated images, then the
     generator G against it, with noise of its own. With D's logits, the sums over the batch are
 
     - "non_saturating" (Goodfellow et al. 2014, arXiv 1406.2661, section 3): D: softplus(-D(x)) +
-      softplus(D(G(z))); G: softplus(-D(G(z)))
+    softplus(D(G(z))); G: softplus(-D(G(z)))
     - "hinge" (Lim, Ye 2017, arXiv 1705.02894): D: max(0, 1 - D(x)) + max(0, 1 + D(G(z))); G:
-      -D(G(z))
+    -D(G(z))
 
-    The model has the parts `generator` and `discriminator`; called with noise and images it gives
-    D's logits of the images and of the generated ones, as `samewise.recipes.models.dcgan.DCGAN`
-    does.
+    The model has the parts `generator` and `discriminator`. Called with noise and images, it
+    returns D's logits of the images and of the generated ones, as
+    `samewise.recipes.models.dcgan.DCGAN` does.
 
     Args:
         noise: Length of the noise vector, float32[B, noise] from N(0, 1).
         loss: "non_saturating" or "hinge".
-        compared: How many images, real and generated, the energy distance compares: the first of
-            the split.
+        compared: Number of real and of generated images that the energy distance compares, the
+            first of the split.
+
+    Raises:
+        ConfigError: `noise` is less than 1, or `compared` less than 2.
     """
 
     gives = "images made of noise, with numbers from -1 to 1"
@@ -78,16 +81,17 @@ class GenerativeAdversarial(Recipe):
         return (_DISCRIMINATOR, _GENERATOR)
 
     def loss(self, model: nn.Module, batch: Batch, phase: Phase) -> Loss:
-        """Sums over the B images, in float32 for any precision of the model.
+        """Return the phase's loss: sums over the B images, in float32 for any precision.
 
-        The discriminator's in its parts `real` and `fake`.
+        The discriminator's loss has the parts `real` and `fake`.
         """
         images = batch["image"]
         noise = self._noise(images)
         if phase.name == _GENERATOR.name:
             _, fake = model(noise)
             return Loss(self._generator_loss(fake.float()), count=len(images))
-        real, fake = model(noise, images)  # only the discriminator gathers gradients in its phase
+        # In its phase, only the discriminator accumulates gradients
+        real, fake = model(noise, images)
         parts = self._discriminator_loss(real.float(), fake.float())
         return Loss(
             parts["real"] + parts["fake"],
@@ -98,7 +102,7 @@ class GenerativeAdversarial(Recipe):
     def measure(self, model: Any, batch: Batch) -> MeasuredAdversarial:
         images = batch["image"]
         generated = model.generator(self._noise(images))
-        real, fake = (model.discriminator(some) > 0 for some in (images, generated))
+        real, fake = (model.discriminator(x) > 0 for x in (images, generated))
         return MeasuredAdversarial(
             real=real.cpu(),
             fake=fake.cpu(),
@@ -110,9 +114,8 @@ class GenerativeAdversarial(Recipe):
         return AdversarialScores(compared=self.compared)
 
     def _noise(self, images: Tensor) -> Tensor:
-        """float32[B, noise], drawn on the CPU so that every device gets the same numbers, from the
-        runner's stream.
-        """
+        """Draw float32[B, noise] from the runner's stream."""
+        # On the CPU, so that every device gets the same numbers
         return torch.randn(len(images), self.noise).to(images.device, non_blocking=True)
 
     def _discriminator_loss(self, real: Tensor, fake: Tensor) -> dict[str, Tensor]:
@@ -126,70 +129,76 @@ class GenerativeAdversarial(Recipe):
 
 @final
 class AdversarialScores(Scores):
-    """How often the discriminator is right on unseen images, and how much generated images differ
-    from them.
+    """Accuracy of the discriminator on unseen images, and distance of generated images from them.
 
     Args:
-        compared: How many of either the energy distance compares.
+        compared: Number of real and of generated images that the energy distance compares.
     """
 
     def __init__(self, *, compared: int = 1024) -> None:
         self.compared = compared
         self.count = 0
         self._right = {"real": 0, "fake": 0}
-        self._kept: dict[str, list[Tensor]] = {"real": [], "fake": []}
+        self._compared: dict[str, list[Tensor]] = {"real": [], "fake": []}
 
     def add(self, measured: MeasuredAdversarial) -> None:
         room = max(self.compared - self.count, 0)
         self._right["real"] += int(measured.real.sum())
         self._right["fake"] += int((~measured.fake).sum())
-        self._kept["real"].append(measured.images[:room])
-        self._kept["fake"].append(measured.generated[:room])
+        self._compared["real"].append(measured.images[:room])
+        self._compared["fake"].append(measured.generated[:room])
         self.count += len(measured.real)
 
     def compute(self) -> dict[str, float]:
-        """`energy_distance` in grey values at the images' scale.
+        """Return `energy_distance` on the images' scale, `real_accuracy` and `fake_accuracy`.
 
-        `real_accuracy` and `fake_accuracy`, the discriminator's.
+        The accuracies are the discriminator's.
+
+        Raises:
+            DataError: The evaluated split has fewer than two images.
         """
         if self.count < 2:
             raise DataError("the evaluated split has fewer than two images")
         return {
             "energy_distance": energy_distance(
-                torch.cat(self._kept["real"]), torch.cat(self._kept["fake"])
+                torch.cat(self._compared["real"]), torch.cat(self._compared["fake"])
             ),
             "real_accuracy": self._right["real"] / self.count,
             "fake_accuracy": self._right["fake"] / self.count,
         }
 
     def save_pictures(self, folder: Path) -> None:
-        """Write `generated.png` and, for comparison, `real.png`: sheets of the first 64."""
+        """Write `generated.png` and, for comparison, `real.png`: sheets of the first 64 images."""
         for name, key in (("generated", "fake"), ("real", "real")):
             if self.count:
-                pictures.save_image_grid(folder / f"{name}.png", torch.cat(self._kept[key])[:64])
+                pictures.save_image_grid(
+                    folder / f"{name}.png", torch.cat(self._compared[key])[:64]
+                )
 
 
 def energy_distance(first: Tensor, second: Tensor) -> float:
-    """The unbiased 2 E|X - Y| - E|X - X'| - E|Y - Y'| of two samples (Székely, Rizzo 2013, doi
-    10.1016/j.jspi.2013.03.018).
+    """Return the unbiased 2 E|X - Y| - E|X - X'| - E|Y - Y'| of two samples.
 
-    It is 0 in the mean if and only if both come from one distribution, needs no network and no
-    parameter. |.| is the root mean square over an image's pixels, so the unit is that of a pixel.
+    Source: Székely, Rizzo 2013, Energy statistics, https://doi.org/10.1016/j.jspi.2013.03.018. Its
+    mean is 0 if and only if both samples come from one distribution; it needs no network and no
+    parameter. |.| is the root mean square over an image's pixels, so the unit is a pixel's.
 
     Args:
         first: float[N, ...], N at least 2.
         second: float[M, ...], M at least 2.
     """
-    x, y = (some.flatten(1).double() for some in (first, second))
+    x, y = (sample.flatten(1).double() for sample in (first, second))
     across, within_x, within_y = (
         _distances(x, y).mean(),
-        *(_distances(some, some).sum() / (len(some) * (len(some) - 1)) for some in (x, y)),
+        *(
+            _distances(sample, sample).sum() / (len(sample) * (len(sample) - 1))
+            for sample in (x, y)
+        ),
     )
     return float(2 * across - within_x - within_y) / x.shape[1] ** 0.5
 
 
 def _distances(first: Tensor, second: Tensor) -> Tensor:
-    """float64[N, M], computed directly: with a matrix product, equal rows would not have distance
-    zero.
-    """
+    """Return the distances of all pairs of rows, float64[N, M]."""
+    # With a matrix product, equal rows would not have distance zero
     return torch.cdist(first, second, compute_mode="donot_use_mm_for_euclid_dist")

@@ -1,6 +1,4 @@
-"""Audio classification: one label per recording, from the output of a front end: an image of its
-spectrum, or a sequence.
-"""
+"""Audio classification: one label for each recording, from the features of a front end."""
 
 from __future__ import annotations
 
@@ -22,18 +20,21 @@ from samewise.runner.interfaces import Batch
 
 @final
 class AudioClassification(Classification):
-    """Batches are `{"waveform": float32[B, T], "length": int64[B], "label": int64[B]}`.
+    """Audio classification; batches have `waveform`, `length` and `label`.
 
-    The transforms add `features` float32[B, F, N].
+    A batch is `{"waveform": float32[B, T], "length": int64[B], "label": int64[B]}`. The transforms
+    add `features` float32[B, F, N].
 
     Args:
-        sample_rate: In Hz; a file of the user's at another rate is resampled.
-        seconds: How much the model hears: of a longer file the middle, a shorter one is followed by
-            silence.
-        dimensions: 2: the model is given features as images of one channel, float32[B, 1, F, N], as
-            any model of images takes them. 1: as sequences, float32[B, F, N]; with
-            transforms=waveform that is float32[B, 1, T].
+        sample_rate: The waveforms' rate in Hz; a file at another rate is resampled for prediction.
+        seconds: The duration that the model reads, in seconds: a longer file's middle; a shorter
+            file is followed by silence.
+        dimensions: 2: the model reads features as images of one channel, float32[B, 1, F, N]. 1: as
+            sequences, float32[B, F, N]; with transforms=waveform, float32[B, 1, T].
         num_classes, label_smoothing, top_k, loss, metrics: As in `Classification`.
+
+    Raises:
+        ConfigError: As in `Classification`; or the transforms add no features.
     """
 
     def __init__(
@@ -60,12 +61,10 @@ class AudioClassification(Classification):
         self._sample_rate, self._seconds = sample_rate, seconds
 
     def collate(self, samples: Sequence[Any]) -> Batch:
-        """Collate samples with `waveform` float32[T] and `label`.
-
-        Shorter ones are padded with silence.
+        """Collate samples with `waveform` float32[T] and `label`, padded with silence.
 
         Raises:
-            DataError: a sample of another form, or a label out of range.
+            DataError: A sample has another form, or a label is out of range.
         """
         for sample in samples:
             if not isinstance(sample, dict) or not {"waveform", "label"} <= sample.keys():
@@ -105,16 +104,16 @@ class AudioClassification(Classification):
         return batch["features"] if self.dimensions == 1 else batch["features"][:, None]
 
     def measure(self, model: nn.Module, batch: Batch) -> MeasuredClassification:
-        """As for images; the pictures show the features, low frequencies at the bottom."""
+        """Measure as for images; the pictures show the features, low frequencies at the bottom."""
         self.inputs(batch)
         return super().measure(model, {**batch, "image": batch["features"][:, None].flip(2)})
 
     def read(self, file: Path) -> dict[str, Any]:
-        """A recording with a placeholder label."""
+        """Read a recording, with a placeholder label."""
         waveform, _ = read_audio(file, sample_rate=self._sample_rate)
-        wanted = max(1, round(self._seconds * self._sample_rate))
+        frames = max(1, round(self._seconds * self._sample_rate))
         return {
-            "waveform": crop_or_pad(waveform, wanted),
-            "length": min(len(waveform), wanted),
+            "waveform": crop_or_pad(waveform, frames),
+            "length": min(len(waveform), frames),
             "label": 0,
         }

@@ -1,5 +1,6 @@
-"""Image classification: one label per image, or with some losses several, cross-entropy, accuracy,
-and the confusion matrix.
+"""Image classification with cross-entropy or other losses, accuracy, and the confusion matrix.
+
+Each image has one label, or any number of labels with losses that have a sigmoid for their link.
 """
 
 from __future__ import annotations
@@ -45,32 +46,33 @@ from samewise.runner.interfaces import Batch, Loss, Phase, Prediction, Recipe, c
 
 
 class Classification(Recipe):
-    """Batches are `{"image": float32[B, C, H, W], "label": int64[B]}`.
+    """Classification; batches are `{"image": float32[B, C, H, W], "label": int64[B]}`.
 
     MixUp and CutMix make the label float32[B, K]. Clips are float32[B, C, T, H, W].
 
     Args:
-        num_classes: K, to find a label out of range in the loader's worker; None: the first batch
-            is checked against the model's outputs.
-        label_smoothing: The share of the target that is spread evenly over all classes (arXiv
-            1512.00567, section 7). In training only: evaluation reports the plain cross-entropy, so
-            that losses compare between settings.
-        top_k: The k of each top-k accuracy to report; those that are not below K are left out,
-            except 1.
-        channels: Of the images that `predict` reads: 1 is grey and 3 colour; any number with the
-            mode "channels".
-        reads: What `predict` takes from a video: `frames`, None where it reads images, and the
-            `stride` from one to the next; and the `mode` of images, as in
-            `datasets.parts.image_files.ImageFiles`, and whether they are turned `upright`
-            (`datasets.parts.upright`).
-        loss: From logits float32[B, K] and labels, int64[B] or float32[B, K], to each image's loss,
-            float[B] (`parts.losses`), in training and in evaluation; None: cross-entropy. With a
-            sigmoid for its `link`, labels float32[B, K] are zeros and ones: each image has any
-            number of labels.
-        metrics: More metrics of an evaluation, by name (`parts.named_metrics`).
+        num_classes: K: a label out of range is then found in the loader's worker. None: the first
+            batch is checked against the model's outputs.
+        label_smoothing: Share of the target that is spread evenly over all classes (arXiv
+            1512.00567, section 7), in training only: evaluation reports the plain cross-entropy, so
+            that losses can be compared between settings.
+        top_k: The k of each reported top-k accuracy; only 1 and numbers below K are reported.
+        channels: Channels of the images that `predict` reads: 1 is grey and 3 colour; any number
+            with the mode "channels".
+        reads: How `predict` reads files: `frames` of a video, None for images, and their `stride`;
+            the `mode` of images, as in `datasets.parts.image_files.ImageFiles`; and whether they
+            are turned `upright` (`datasets.parts.upright`).
+        loss: A module from logits float32[B, K] and labels, int64[B] or float32[B, K], to each
+            image's loss, float[B] (`parts.losses`), in training and in evaluation; None:
+            cross-entropy. If its `link` is a sigmoid, labels float32[B, K] are zeros and ones, and
+            each image has any number of labels.
+        metrics: Further metrics of an evaluation, by name (`parts.named_metrics`).
         test_time_augmentation: `none`, `flip` or `flip_and_translate`: evaluate and predict by the
             mean of the logits of 1, 2 or 6 versions of each image (`parts.test_time`). An export
             has the model alone.
+
+    Raises:
+        ConfigError: An argument is not valid.
     """
 
     gives = (
@@ -140,17 +142,16 @@ class Classification(Recipe):
         self._range_is_known = num_classes is not None
 
     def collate(self, samples: Sequence[Any]) -> Batch:
-        """Samples to a batch.
+        """Collate samples: dicts with `image` and `label`, or pairs of both, as in torchvision.
 
-        Each is a dict with `image` and `label`, or a pair of them as torchvision's data sets give.
+        An image is a tensor[C, H, W] or a clip[T, C, H, W] (unchanged), a PIL image or an array[H,
+        W] or [H, W, C] (converted to uint8[C, H, W]). A label is an integer, or float[K], which for
+        a cross-entropy adds up to 1. Images that the device decodes (`datasets.parts.encoded`) stay
+        encoded.
 
-        An image is a tensor[C, H, W] or a clip[T, C, H, W] (kept as it is), a PIL image or an
-        array[H, W] or [H, W, C] (made uint8[C, H, W]). A label is an integer, or float[K], which
-        for a cross-entropy adds up to 1. Images that the device decodes (`datasets.parts.encoded`)
-        stay encoded.
-
-        Raises: DataError: images of different sizes, a sample of another form, or a label that the
-            loss cannot take.
+        Raises:
+            DataError: Images differ in size, a sample has another form, or the loss cannot take a
+                label.
         """
         records = [as_record(sample) for sample in samples]
         batch = {
@@ -173,20 +174,20 @@ class Classification(Recipe):
             require_shares(batch["label"])
 
     def labels(self, labels: Sequence[Any]) -> Tensor:
-        """int64[B] or float32[B, K] of the samples' labels.
+        """Return the samples' labels, int64[B] or float32[B, K].
 
         Raises:
-            DataError: one is out of range, is no label, or is one that the loss cannot take.
+            DataError: A label is invalid or out of range, or the loss cannot take it.
         """
-        made = labels_of(labels, self.num_classes)
-        if self._of_shares and made.dim() == 2:
-            require_shares(made)
-        return made
+        tensor = labels_of(labels, self.num_classes)
+        if self._of_shares and tensor.dim() == 2:
+            require_shares(tensor)
+        return tensor
 
     def loss(self, model: nn.Module, batch: Batch, phase: Phase) -> Loss:
-        """The loss summed over the B images, in float32 for any precision of the model.
+        """Return the loss summed over the B images, in float32 for any precision.
 
-        `accuracy` counts the correct ones during training.
+        Its part `accuracy` counts the correct images during training.
         """
         logits = self._logits(model, batch)
         if self.criterion is None:
@@ -207,13 +208,13 @@ class Classification(Recipe):
     def measure(self, model: nn.Module, batch: Batch) -> MeasuredClassification:
         logits = self._mean_logits(model, batch)
         probabilities, prediction = self._probabilities(logits), logits.argmax(1)
-        given, several = batch["label"], self._separate and batch["label"].dim() == 2
-        first = (
-            logits.where(given == given.amax(1, keepdim=True), -torch.inf).argmax(1)
-            if several
+        true_labels, is_multilabel = batch["label"], self._separate and batch["label"].dim() == 2
+        best = (
+            logits.where(true_labels == true_labels.amax(1, keepdim=True), -torch.inf).argmax(1)
+            if is_multilabel
             else prediction
         )
-        label = given if given.dim() == 1 else likeliest_label(given, first)
+        label = true_labels if true_labels.dim() == 1 else likeliest_label(true_labels, best)
         loss = (
             F.cross_entropy(logits, batch["label"], reduction="none")
             if self.criterion is None
@@ -230,7 +231,7 @@ class Classification(Recipe):
             shown=shown.cpu(),
             thumbnails=pictures.thumbnails(batch["image"][shown]).cpu(),
             probabilities=probabilities.cpu() if self.metrics else None,
-            labels=given.cpu() if several else None,
+            labels=true_labels.cpu() if is_multilabel else None,
         )
 
     def scores(self, dataset: Any) -> ClassificationScores:
@@ -239,10 +240,7 @@ class Classification(Recipe):
         )
 
     def read(self, file: Path) -> dict[str, Any]:
-        """An image, or the middle of a video if the recipe was trained on clips.
-
-        With a placeholder label.
-        """
+        """Read an image, or a video's middle for recipes of clips, with a placeholder label."""
         if frames := self._frames:
             image = read_frames(
                 file, partial(clip_frames, frames=frames, stride=self._stride, start=centre)
@@ -255,20 +253,20 @@ class Classification(Recipe):
 
     def predict(self, model: nn.Module, batch: Batch) -> list[Prediction]:
         probabilities = self._probabilities(self._mean_logits(model, batch)).cpu()
-        drawn = (
+        drawers = (
             [partial(self._picture, file) for file in batch["file"]]
             if self.takes == "images"
             else [None] * len(probabilities)
         )
         return [
             Classified(each, self.classes, picture, separate=self._separate)
-            for each, picture in zip(probabilities, drawn, strict=True)
+            for each, picture in zip(probabilities, drawers, strict=True)
         ]
 
     def _picture(self, file: str) -> Tensor:
-        """uint8[3, H, W], to draw a class into.
+        """Return uint8[3, H, W], in which a class can be drawn.
 
-        Of stored channels the first three, or the only one, stretched to their range.
+        Of stored channels it shows the first three, or the only one, stretched to their range.
         """
         if not self._as_stored:
             return self._read_image(file)
@@ -277,16 +275,13 @@ class Classification(Recipe):
         ].expand(3, -1, -1)
 
     def inputs(self, batch: Batch) -> Tensor:
-        """The model's input."""
+        """Return the model's input."""
         return (
             batch["image"] if isinstance(batch["image"], Tensor) else stack_images(batch["image"])
         )
 
     def _logits(self, model: nn.Module, batch: Batch) -> Tensor:
-        """float32[B, K]: the model's output, checked.
-
-        Shapes are compared at every call, values at most once, since that waits for the device.
-        """
+        """Return the model's output, float32[B, K], checked."""
         output = model(self.inputs(batch))
         if not isinstance(output, Tensor) or output.dim() != 2:
             has_more = hasattr(output, "aux_logits") or hasattr(output, "aux_logits1")
@@ -317,7 +312,7 @@ class Classification(Recipe):
             )
             raise ConfigError(Problem("model", reason, hint=hint))
         if batch["label"].dim() == 2 and batch["label"].shape[1] != output.shape[1]:
-            words = (
+            mismatch = (
                 f"a label has {batch['label'].shape[1]} numbers, but the model has "
                 f"{output.shape[1]} outputs"
             )
@@ -325,14 +320,15 @@ class Classification(Recipe):
                 "the same num_classes for the data, the model, and MixUp or CutMix in "
                 "transforms.train.batch: ${dataset.num_classes}"
             )
-            raise ConfigError(Problem("model, dataset, transforms", words, hint=hint))
+            raise ConfigError(Problem("model, dataset, transforms", mismatch, hint=hint))
+        # Reading values waits for the device: once is enough
         if not self._range_is_known and batch["label"].dim() == 1:
             check_range(batch["label"], output.shape[1], f"the model has {output.shape[1]} outputs")
             self._range_is_known = True
         return output.to(torch.promote_types(output.dtype, torch.float32))
 
     def _mean_logits(self, model: nn.Module, batch: Batch) -> Tensor:
-        """float32[B, K]: the mean over each image's versions."""
+        """Return the mean logits of each image's versions, float32[B, K]."""
         if self._views == "none":
             return self._logits(model, batch)
         return torch.stack(
@@ -343,14 +339,12 @@ class Classification(Recipe):
         ).sum(0)
 
     def _probabilities(self, logits: Tensor) -> Tensor:
-        """float[B, K], by the loss's link.
-
-        A sigmoid in float64, since in float32 all logits from 17 on become 1.
-        """
+        """Return probabilities by the loss's link, float[B, K]."""
+        # In float32, the sigmoid of every logit from 17 on is 1
         return logits.cpu().double().sigmoid() if self._separate else logits.softmax(1)
 
     def _each(self, criterion: nn.Module, logits: Tensor, label: Tensor) -> Tensor:
-        """float32[B]: each image's loss, with its shape checked."""
+        """Return each image's loss, float32[B], with its shape checked."""
         with torch.autocast(logits.device.type, enabled=False):
             each = criterion(logits, label)
         if not isinstance(each, Tensor) or each.shape != logits.shape[:1]:

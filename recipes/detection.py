@@ -1,11 +1,10 @@
-"""Object detection: boxes and classes, the losses of torchvision's detectors, COCO's average
-precision.
+"""Object detection: boxes and classes, torchvision's losses, COCO's average precision.
 
-What is deterministic: everything on the CPU. On CUDA, by torch's and torchvision's sources: the
-focal, L1 and IoU losses, indexing and its backward (sorted under deterministic algorithms), the
-pyramid's nearest interpolation and its backward, non-maximum suppression (a stable sort, then bit
-masks without atomics). Bilinear resizing has no deterministic backward there, but images need no
-gradient. RoIAlign's backward (of Faster R-CNN, not of RetinaNet) has none either.
+Everything is deterministic on the CPU. On CUDA, by torch's and torchvision's sources, these are:
+the focal, L1 and IoU losses, indexing and its backward (sorted under deterministic algorithms), the
+pyramid's nearest interpolation and its backward, and non-maximum suppression (a stable sort, then
+bit masks without atomics). Bilinear resizing has no deterministic backward there, but images need
+no gradient. The backward of RoIAlign has none either: Faster R-CNN has it, RetinaNet does not.
 """
 
 from __future__ import annotations
@@ -35,25 +34,31 @@ from samewise.runner.interfaces import Batch, Form, Loss, Phase, Prediction, Rec
 
 @final
 class Detection(Recipe):
-    """Batches are `{"image": list of B tensors [3, H, W], or one tensor, "boxes": list of
-    float32[N, 4], "labels": list of int64[N], "image_id": list of int}`.
+    """Object detection; batches have `image`, `boxes`, `labels` and `image_id`.
 
-    Boxes are (x1, y1, x2, y2) in pixels of their image, labels count from 1. In evaluation,
-    `file_size`, a list of (height, width), is what images had before they were resized: results are
-    in those pixels, as is `area`, a list of float32[N]. The model is one of torchvision's
-    detectors, or has their interface: in training `model(images, targets)` gives a dict of losses,
-    each a mean over the images; in evaluation `model(images)` gives a list of `{"boxes", "labels",
-    "scores"}`. Images reach it as floats in [0, 1]; it normalises and resizes them itself.
+    A batch is `{"image": list of B tensors [3, H, W], or one tensor, "boxes": list of float32[N,
+    4], "labels": list of int64[N], "image_id": list of int}`. Boxes are (x1, y1, x2, y2) in pixels
+    of their image, labels count from 1. In evaluation, `file_size`, a list of (height, width),
+    holds the sizes of the images before they were resized: results are in those pixels, as is
+    `area`, a list of float32[N].
 
-    Under autocast (precision=bf16 or fp16) RetinaNet's anchors, boxes and losses are float32. Other
-    detectors are evaluated without autocast, as in torchvision's references/detection:
-    torchvision's would decode and suppress boxes in the low format. In training theirs are in that
-    format, as there.
+    The model is one of torchvision's detectors, or has their interface: in training `model(images,
+    targets)` returns a dict of losses, each a mean over the images; in evaluation `model(images)`
+    returns a list of `{"boxes", "labels", "scores"}`. It takes images as floats in [0, 1], and
+    normalises and resizes them itself.
+
+    Under autocast (precision=bf16 or fp16), RetinaNet's anchors, boxes and losses are float32.
+    Other detectors are evaluated without autocast, as in torchvision's references/detection:
+    torchvision's would decode and suppress boxes in the low precision. They are trained in it, as
+    there.
 
     Args:
-        num_classes: With the background (label 0), to find a label out of range in the loader's
-            worker; None: any label from 1.
-        shown: How many images of an evaluation are drawn with their boxes.
+        num_classes: Number of labels with the background (label 0): a label out of range is then
+            found in the loader's worker. None: any label from 1.
+        shown: Number of an evaluation's images that are drawn with their boxes.
+
+    Raises:
+        ConfigError: `num_classes` is less than 2.
     """
 
     gives = (
@@ -78,43 +83,42 @@ class Detection(Recipe):
         self.shown = shown
 
     def collate(self, samples: Sequence[Any]) -> Batch:
-        """Collate samples with `image`, `boxes` and `labels`.
+        """Collate samples with `image`, `boxes` and `labels`; other keys become lists.
 
-        Other keys become lists. Boxes without area, which crops can leave, are removed.
+        Boxes without area, which crops can leave, are removed.
 
-        Raises: DataError: a sample of another form, an inverted box, one outside of its image, or a
-            label out of range.
+        Raises:
+            DataError: A sample has another form, a box is inverted or outside its image, or a label
+                is out of range.
         """
         records = [self._record(sample) for sample in samples]
         images = [record["image"] for record in records]
-        same = len({image.shape for image in images}) == 1
+        is_one_size = len({image.shape for image in images}) == 1
         columns = {
             name: [record[name] for record in records] for name in records[0] if name != "image"
         }
-        return {"image": torch.stack(images) if same else images, **columns}
+        return {"image": torch.stack(images) if is_one_size else images, **columns}
 
     def loss(self, model: nn.Module, batch: Batch, phase: Phase) -> Loss:
-        """The sum of each image's loss over the B images.
-
-        The step's loss is their mean, as torchvision's.
+        """Return the sum of the B images' losses; the step's loss is their mean, as torchvision's.
 
         Images of different sizes are padded to the largest of their micro-batch, and the padding
-        counts: as background, and in norms over an image. Divided into other micro-batches, they
-        give a somewhat different loss.
+        counts: as background, and in norms over an image. In other micro-batches, the loss differs
+        slightly.
 
-        For RetinaNet an image's loss is its focal loss, summed over anchors and classes, plus its
-        box loss, summed over its foreground anchors, both over their number (Lin et al. 2017, arXiv
-        1708.02002, section 4.1).
+        RetinaNet's loss of an image is its focal loss, summed over anchors and classes, plus its
+        box loss, summed over its foreground anchors, both divided by their number (Lin et al. 2017,
+        arXiv 1708.02002, section 4.1).
         """
         images = _floats(batch["image"])
         with _anchors_kept(model, images[0].device):
             losses: Mapping[str, Tensor] = model(images, _targets(batch))
         if not isinstance(losses, Mapping) or not losses:
-            words = "does not return a dict of losses in training"
+            reason = "does not return a dict of losses in training"
             raise ConfigError(
                 Problem(
                     "model",
-                    words,
+                    reason,
                     type(losses).__name__,
                     "a detector with torchvision's interface",
                     none_hint(losses),
@@ -134,16 +138,17 @@ class Detection(Recipe):
         images, targets, losses = _floats(batch["image"]), _targets(batch), dict[str, float]()
 
         def detect(places: list[int]) -> list[Mapping[str, Tensor]]:
-            some = [images[place] for place in places]
+            x = [images[place] for place in places]
             if not _gives_both(model):
-                return _detect(model, some)
-            means, found = model.losses_and_detections(some, [targets[place] for place in places])
+                return _detect(model, x)
+            means, detections = model.losses_and_detections(x, [targets[place] for place in places])
             for name, mean in means.items():
                 losses[_short(name)] = losses.get(_short(name), 0.0) + float(mean) * len(places)
-            return found
+            return detections
 
         measured = [
-            _image(batch, place, found) for place, found in enumerate(_at_own_size(images, detect))
+            _image(batch, place, detections)
+            for place, detections in enumerate(_at_own_size(images, detect))
         ]
         small = [thumbnails(image[None], longest=320)[0].cpu() for image in images[: self.shown]]
         return MeasuredDetection(measured, losses, small)
@@ -155,9 +160,9 @@ class Detection(Recipe):
         )
 
     def read(self, file: Path) -> dict[str, Any]:
-        """An image, without boxes, with its size as `file_size`.
+        """Read an image without boxes, with its size as `file_size`.
 
-        Where the data set resizes images, of that size.
+        It is resized if the data set resizes images.
         """
         image = read_image(file)
         read = (
@@ -172,17 +177,18 @@ class Detection(Recipe):
 
     def predict(self, model: nn.Module, batch: Batch) -> list[Prediction]:
         images = _floats(batch["image"])
-        found = _at_own_size(
+        detections = _at_own_size(
             images, lambda places: _detect(model, [images[place] for place in places])
         )
         return [
-            Detected(_image(batch, place, one), image.cpu(), self.classes, self.category_ids)
-            for place, (image, one) in enumerate(zip(images, found, strict=True))
+            Detected(_image(batch, place, x), image.cpu(), self.classes, self.category_ids)
+            for place, (image, x) in enumerate(zip(images, detections, strict=True))
         ]
 
     def forms(self, model: nn.Module, batch: Batch) -> Mapping[str, Form]:
-        """For one image [1, 3, H, W]: boxes float32[N, 4], labels int64[N] and scores float32[N],
-        by descending score.
+        """Return the form for one image [1, 3, H, W].
+
+        It returns boxes float32[N, 4], labels int64[N] and scores float32[N], by descending score.
         """
         return {"": Form(_detect_in_one, {"image": batch["image"]})}
 
@@ -196,8 +202,8 @@ class Detection(Recipe):
                     "a dict with `image`, `boxes` and `labels`",
                 )
             )
-        # plain tensors: the subclasses of tv_tensors would slow down every operation that follows;
-        # copies, since a batch shares no memory with the data set
+        # The subclasses of tv_tensors would slow down every further operation. A batch shares no
+        # memory with the data set.
         record = {
             name: value.as_subclass(Tensor).clone() if isinstance(value, Tensor) else value
             for name, value in sample.items()
@@ -256,7 +262,7 @@ class Detection(Recipe):
             )
         end = self.num_classes if self.num_classes is not None else math.inf
         if int(labels.min()) < 1 or int(labels.max()) >= end:
-            label = next(one for one in labels.tolist() if not 1 <= one < end)
+            label = next(x for x in labels.tolist() if not 1 <= x < end)
             hint = "dataset.num_classes counts the background, label 0"
             raise DataError(
                 Problem(
@@ -266,21 +272,19 @@ class Detection(Recipe):
 
 
 def _floats(images: Sequence[Tensor] | Tensor) -> list[Tensor]:
-    """B tensors float[3, H, W] in [0, 1]."""
+    """Return B tensors float[3, H, W] in [0, 1]."""
     if images[0].is_floating_point():
         return list(images)
     return [image.to(torch.float32) / 255 for image in images]
 
 
 def _gives_both(model: nn.Module) -> bool:
-    """Whether the model is ours, or one like it: it gives losses and detections in one pass, and
-    cares for their number format itself.
-    """
+    """Whether the model returns losses and detections in one pass, and sets its own precision."""
     return hasattr(model, "losses_and_detections")
 
 
 def _detect(model: nn.Module, images: list[Tensor]) -> list[Mapping[str, Tensor]]:
-    """Detections, without autocast in a model that would decode them in its format."""
+    """Return detections, without autocast in a model that would decode them in its precision."""
     if _gives_both(model):
         return model(images)
     with torch.autocast(images[0].device.type, enabled=False):
@@ -289,9 +293,8 @@ def _detect(model: nn.Module, images: list[Tensor]) -> list[Mapping[str, Tensor]
 
 @contextmanager
 def _anchors_kept(model: nn.Module, device: torch.device) -> Generator[None]:
-    """Restore, after a pass under autocast, the anchors that torchvision's generators keep as
-    rounded as the features: evaluations would depend on it.
-    """
+    """Restore the anchors of torchvision's generators after a pass under autocast."""
+    # The generators keep anchors as rounded as the features: evaluations would depend on them
     generators = list[AnchorGenerator]()
     if torch.is_autocast_enabled(device.type) and not _gives_both(model):
         generators = [module for module in model.modules() if isinstance(module, AnchorGenerator)]
@@ -299,13 +302,13 @@ def _anchors_kept(model: nn.Module, device: torch.device) -> Generator[None]:
         generator.set_cell_anchors(torch.float32, device)
     anchors = [generator.cell_anchors for generator in generators]
     yield
-    for generator, kept in zip(generators, anchors, strict=True):
-        generator.cell_anchors = kept
+    for generator, cell_anchors in zip(generators, anchors, strict=True):
+        generator.cell_anchors = cell_anchors
 
 
 def _detect_in_one(model: nn.Module, image: Tensor) -> dict[str, Tensor]:
-    (found,) = model(_floats(image))
-    return {name: found[name] for name in ("boxes", "labels", "scores")}
+    (detections,) = model(_floats(image))
+    return {name: detections[name] for name in ("boxes", "labels", "scores")}
 
 
 def _targets(batch: Batch) -> list[dict[str, Tensor]]:
@@ -321,19 +324,18 @@ def _targets(batch: Batch) -> list[dict[str, Tensor]]:
 def _at_own_size(
     images: Sequence[Tensor], detect: Callable[[list[int]], list[Mapping[str, Tensor]]]
 ) -> list[Mapping[str, Tensor]]:
-    """What `detect` finds in each image, called with the places of those of one size: padded to the
-    largest image of a batch, others give other results.
-    """
-    places, found = dict[torch.Size, list[int]](), dict[int, Mapping[str, Tensor]]()
+    """Return the detections of each image, calling `detect` for the images of each size."""
+    # Padded to the largest image of a batch, smaller images would give other results
+    places, detections = dict[torch.Size, list[int]](), dict[int, Mapping[str, Tensor]]()
     for place, image in enumerate(images):
         places.setdefault(image.shape, []).append(place)
-    for some in places.values():
-        found |= zip(some, detect(some), strict=True)
-    return [found[place] for place in range(len(images))]
+    for group in places.values():
+        detections |= zip(group, detect(group), strict=True)
+    return [detections[place] for place in range(len(images))]
 
 
-def _image(batch: Batch, place: int, found: Mapping[str, Tensor]) -> Image:
-    """An image's boxes and detections, in pixels of the file if its size is known."""
+def _image(batch: Batch, place: int, detections: Mapping[str, Tensor]) -> Image:
+    """Return an image's boxes and detections, in pixels of the file if its size is known."""
     height, width = batch["image"][place].shape[-2:]
     size: tuple[int, int] = (
         tuple(batch["file_size"][place]) if "file_size" in batch else (height, width)
@@ -350,14 +352,14 @@ def _image(batch: Batch, place: int, found: Mapping[str, Tensor]) -> Image:
         area=batch["area"][place].cpu()
         if "area" in batch
         else (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1]),
-        found_boxes=found["boxes"].float().cpu() * scale,
-        found_labels=found["labels"].cpu(),
-        found_scores=found["scores"].float().cpu(),
+        found_boxes=detections["boxes"].float().cpu() * scale,
+        found_labels=detections["labels"].cpu(),
+        found_scores=detections["scores"].float().cpu(),
     )
 
 
 def _short(name: str) -> str:
-    """A short name for one of torchvision's losses."""
+    """Return a short name for one of torchvision's losses."""
     return {
         "bbox_regression": "boxes",
         "loss_box_reg": "boxes",

@@ -1,5 +1,7 @@
-"""Speech separation: a mixture of S speakers into S signals, with permutation-invariant
-scale-invariant SDR (Luo and Mesgarani, arXiv 1809.07454).
+"""Speech separation: a mixture of S speakers into S signals.
+
+The loss is the permutation-invariant scale-invariant SDR. Source: Luo and Mesgarani 2018,
+Conv-TasNet, arXiv 1809.07454.
 """
 
 from __future__ import annotations
@@ -41,28 +43,32 @@ from samewise.runner.interfaces import Batch, Loss, Phase, Prediction, Recipe
 
 _HEARD_S = 4.0
 _MOST_SDR = 160.0
-"""In dB: 1 / (1 - coherence), the coherence being the float64 next to 1."""
+"""Largest SDR in dB: 1 / (1 - coherence), with the largest float64 coherence below 1."""
 
 
 @final
 class Separation(Recipe):
-    """Batches are `{"mixture": float32[B, T], "sources": float32[B, S, T], "length": int64[B],
-    "name": [B]}`, padded with zeros.
+    """Speech separation; batches have `mixture`, `sources`, `length` and `name`.
 
-    The model takes float32[B, 1, T] and gives float32[B, S, T] in any order and at any loudness, as
-    `torchaudio.models.ConvTasNet` does.
+    A batch is `{"mixture": float32[B, T], "sources": float32[B, S, T], "length": int64[B], "name":
+    [B]}`, padded with zeros. The model takes float32[B, 1, T] and returns float32[B, S, T] in any
+    order and at any loudness, as `torchaudio.models.ConvTasNet` does.
 
     Evaluation separates mixtures at their own length, so that its figures do not depend on how the
-    split is cut into batches: ConvTasNet's normalisation takes in all of its input, padding too. In
-    training it does: the loss of a mixture depends on the longest one of its micro-batch, unless
-    all are equally long, as with `dataset.seconds` below the shortest.
+    split is cut into batches: ConvTasNet's normalisation covers all of its input, with the padding.
+    In training it does: a mixture's loss depends on the longest one of its micro-batch, unless all
+    have the same length, as with `dataset.seconds` below the shortest.
 
     Args:
-        sample_rate: Of all signals, in Hz.
-        sdr: Evaluate the SDR of BSS eval too (Vincent et al. 2006, by torchmetrics: any filter of
-            512 taps counts as no distortion); some 20 ms a signal on one core. It is from -160 dB,
-            for silence, to 160 dB, for what float64 cannot tell from the source. A silent source
-            has none: it is left out of the means, with a warning that names its mixture.
+        sample_rate: The rate of all signals in Hz.
+        sdr: Also evaluate the SDR of BSS eval (Vincent et al. 2006, by torchmetrics: no filter of
+            up to 512 taps counts as distortion), which takes some 20 ms for a signal on one core.
+            It ranges from -160 dB, for silence, to 160 dB, for signals that float64 cannot
+            distinguish from the source. A silent source has no SDR: it is left out of the means,
+            with a warning that names its mixture.
+
+    Raises:
+        ConfigError: `sample_rate` is less than 1.
     """
 
     gives = (
@@ -77,13 +83,13 @@ class Separation(Recipe):
         self.sdr = sdr
 
     def collate(self, samples: Sequence[Any]) -> Batch:
-        """Collate and pad samples.
+        """Collate and pad samples with `mixture` float32[T] and `sources` float32[S, T].
 
-        Each is a dict with `mixture` float32[T] and, except for prediction, `sources` float32[S,
-        T].
+        In prediction, samples have no sources.
 
-        Raises: DataError: a sample has another form, or its sources are not as long as the mixture
-            or not as many as the others'.
+        Raises:
+            DataError: A sample has another form, or its sources differ in length from the mixture,
+                or in number from other samples'.
         """
         _check(samples)
         mixtures = [sample["mixture"] for sample in samples]
@@ -99,11 +105,10 @@ class Separation(Recipe):
         return batch
 
     def loss(self, model: nn.Module, batch: Batch, phase: Phase) -> Loss:
-        """Minus the SI-SDR in dB, averaged over speakers with the best assignment, summed over the
-        B mixtures.
+        """Return minus the SI-SDR in dB, averaged over speakers, summed over the B mixtures.
 
-        Evaluation's is the same at any loudness; this is the published formula, whose 1e-8 counts
-        in very quiet signals (`si_sdr`).
+        Speakers have their best assignment. This is the published formula, whose 1e-8 counts in
+        very quiet signals (`si_sdr`); evaluation's is the same at any loudness.
         """
         estimates = _separate(model, batch["mixture"], batch["sources"].shape[1])
         pairwise = pairwise_si_sdr(estimates, batch["sources"], _inside(batch))
@@ -132,7 +137,7 @@ class Separation(Recipe):
         return SeparationScores(sample_rate=self.sample_rate)
 
     def read(self, file: Path) -> dict[str, Any]:
-        """A recording of several speakers."""
+        """Read a recording of several speakers."""
         waveform, _ = read_audio(file, sample_rate=self.sample_rate)
         return {"mixture": waveform, "length": len(waveform), "name": file.name}
 
@@ -146,23 +151,24 @@ class Separation(Recipe):
         ]
 
     def _separate_one_by_one(self, model: nn.Module, batch: Batch, count: int | None) -> Tensor:
-        """float32[B, S, T], each separated at its own length; together if all are equally long."""
+        """Return float32[B, S, T], each mixture separated at its own length."""
         mixture, lengths = batch["mixture"], batch["length"].tolist()
         if min(lengths) == mixture.shape[1]:
             return _separate(model, mixture, count)
-        each = [
+        signals = [
             _separate(model, mixture[place : place + 1, :length], count)[0]
             for place, length in enumerate(lengths)
         ]
         return torch.stack(
-            [nn.functional.pad(one, (0, mixture.shape[1] - one.shape[1])) for one in each]
+            [
+                nn.functional.pad(signal, (0, mixture.shape[1] - signal.shape[1]))
+                for signal in signals
+            ]
         )
 
     def _bss_eval(self, estimates: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Two float64[B, S] in dB: the SDR of the estimates, and of the mixture as an estimate of
-        each source.
-        """
-        # Importing it takes seconds
+        """Return the SDR in dB of the estimates, and of the mixtures, float64[B, S] each."""
+        # Importing torchmetrics takes seconds
         from torchmetrics.functional.audio import (
             signal_distortion_ratio,
         )
@@ -171,24 +177,27 @@ class Separation(Recipe):
         sources, mixtures = batch["sources"].double().cpu(), batch["mixture"].double().cpu()
         for place, length in enumerate(batch["length"].tolist()):
             true = sources[place, :, :length]
-            both = torch.stack(
+            estimate_and_mixture = torch.stack(
                 [estimates[place, :, :length].cpu(), mixtures[place, :length].expand_as(true)]
             )
-            found, heard = torch.full(both.shape[:2], torch.nan, dtype=torch.float64), true.any(1)
-            if bool(heard.any()):
+            ratios, is_audible = (
+                torch.full(estimate_and_mixture.shape[:2], torch.nan, dtype=torch.float64),
+                true.any(1),
+            )
+            if bool(is_audible.any()):
                 with _one_thread():
-                    of_heard = signal_distortion_ratio(
-                        both[:, heard],
-                        true.expand_as(both)[:, heard],
+                    audible_ratios = signal_distortion_ratio(
+                        estimate_and_mixture[:, is_audible],
+                        true.expand_as(estimate_and_mixture)[:, is_audible],
                         filter_length=min(512, length),
                     )
-                found[:, heard] = (
-                    of_heard.nan_to_num(_MOST_SDR, _MOST_SDR, -_MOST_SDR)
-                    if bool(torch.isfinite(both).all())
-                    else of_heard
+                ratios[:, is_audible] = (
+                    audible_ratios.nan_to_num(_MOST_SDR, _MOST_SDR, -_MOST_SDR)
+                    if bool(torch.isfinite(estimate_and_mixture).all())
+                    else audible_ratios
                 )
-            after.append(found[0])
-            before.append(found[1])
+            after.append(ratios[0])
+            before.append(ratios[1])
         return torch.stack(after), torch.stack(before)
 
     def _excerpt(self, batch: Batch, estimates: Tensor, place: int) -> Tensor:
@@ -209,7 +218,12 @@ class Separation(Recipe):
 
 @final
 class Separated(Prediction):
-    """The S separated signals of one recording, float[S, T]."""
+    """The S separated signals of one recording.
+
+    Args:
+        signals: float[S, T].
+        sample_rate: Rate of the signals in Hz.
+    """
 
     def __init__(self, signals: Tensor, sample_rate: int) -> None:
         self.signals = signals
@@ -222,13 +236,16 @@ class Separated(Prediction):
         }
 
     def save(self, folder: Path, name: str) -> list[Path]:
-        # Together, so that they stay as loud as they are to each other
+        # One scale for all keeps their relative loudness
         signals = self.signals / self.signals.abs().max().clamp(min=1.0)
         files = [
-            save_wav(folder / f"{name}_speaker_{number}.wav", one, sample_rate=self.sample_rate)
-            for number, one in enumerate(signals, start=1)
+            save_wav(folder / f"{name}_speaker_{number}.wav", signal, sample_rate=self.sample_rate)
+            for number, signal in enumerate(signals, start=1)
         ]
-        rows = [[(f"{name}: speaker {number}", one)] for number, one in enumerate(signals, start=1)]
+        rows = [
+            [(f"{name}: speaker {number}", signal)]
+            for number, signal in enumerate(signals, start=1)
+        ]
         return [
             *files,
             save_spectrograms(
@@ -238,31 +255,37 @@ class Separated(Prediction):
 
 
 def at_natural_loudness(mixture: Tensor, estimates: Tensor) -> Tensor:
-    """float64[S, T]: estimates (of arbitrary scale), scaled so that their sum is closest to the
-    mixture float64[T] (least squares).
+    """Scale estimates of any loudness so that their sum is closest to the mixture (least squares).
+
+    Args:
+        mixture: float64[T].
+        estimates: float64[S, T].
+
+    Returns:
+        float64[S, T].
     """
     estimates = estimates / estimates.norm(dim=1, keepdim=True).clamp(min=1e-12)
-    # A little of the diagonal keeps signals that are alike, or silent, from blowing up.
+    # A small diagonal keeps the solution finite for signals that are similar, or silent
     products = estimates @ estimates.t() + 1e-6 * torch.eye(len(estimates), dtype=estimates.dtype)
     return torch.linalg.solve(products, estimates @ mixture)[:, None] * estimates
 
 
 def _separate(model: nn.Module, mixture: Tensor, count: int | None) -> Tensor:
-    """float32[B, S, T] or wider, the model's output, checked."""
+    """Return the model's output, float32[B, S, T] or wider, checked."""
     output = model(mixture[:, None])
-    wanted = [len(mixture), "speakers" if count is None else count, mixture.shape[1]]
+    expected = [len(mixture), "speakers" if count is None else count, mixture.shape[1]]
     if (
         not isinstance(output, Tensor)
         or output.dim() != 3
-        or output.shape[0] != wanted[0]
-        or output.shape[2] != wanted[2]
+        or output.shape[0] != expected[0]
+        or output.shape[2] != expected[2]
     ):
         raise ConfigError(
             Problem(
                 "model",
                 "does not return one signal per speaker, as long as the mixture",
                 form_of(output),
-                f"a tensor {wanted}",
+                f"a tensor {expected}",
                 none_hint(output),
             )
         )
@@ -277,7 +300,7 @@ def _separate(model: nn.Module, mixture: Tensor, count: int | None) -> Tensor:
 
 
 def _inside(batch: Batch) -> Tensor:
-    """bool[B, T]: true before each mixture's end."""
+    """Return bool[B, T]: true before each mixture's end."""
     return (
         torch.arange(batch["mixture"].shape[1], device=batch["mixture"].device)
         < batch["length"][:, None]
@@ -316,9 +339,9 @@ def _check(samples: Sequence[Any]) -> None:
 
 @contextmanager
 def _one_thread() -> Generator[None]:
-    """Within it, torch uses one thread: MKL's batched solver fails with two ("Parameter 6 was
-    incorrect on entry to DLASWP", torch 2.14.1).
-    """
+    """Have torch use one thread in a block."""
+    # MKL's batched solver fails with two threads ("Parameter 6 was incorrect on entry to DLASWP",
+    # torch 2.14.1)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

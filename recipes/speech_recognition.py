@@ -1,5 +1,6 @@
-"""Speech recognition by letters: connectionist temporal classification, greedy or beam decoding,
-character and word error rates.
+"""Speech recognition by letters, with connectionist temporal classification (CTC).
+
+Decoding is greedy or by beam search; evaluation reports character and word error rates.
 """
 
 from __future__ import annotations
@@ -23,35 +24,39 @@ from samewise.runner.errors import ConfigError, DataError, Problem, none_hint
 from samewise.runner.interfaces import Batch, Loss, Phase, Prediction, Recipe
 
 _LONGEST_KERNEL = 10_000
-"""Frames of features; where a model needs more for one of its own, it is left to refuse fewer."""
+"""Most frames of features that are tried to find the fewest for one output frame."""
 
 
 @final
 class SpeechRecognition(Recipe):
-    """Batches are `waveform` float32[B, T], `length` int64[B], `target` int64[B, U],
-    `target_length` int64[B], and the lists `transcript` and `name`.
+    """Speech recognition; batches have `waveform`, `length`, `target` and `target_length`.
 
-    The transforms make of the waveforms what the model reads, `features` float32[B, F, N] and
-    `feature_length` int64[B]. The model gives scores or log-probabilities float32[B, K, M], class 0
-    being the blank and the others the letters; where it has a method
-    `output_lengths(feature_length)`, it is called with the lengths beside the features; where not,
-    M follows from its 1-d convolutions, and utterances are evaluated one by one.
+    A batch has `waveform` float32[B, T], `length` int64[B], `target` int64[B, U], `target_length`
+    int64[B], and the lists `transcript` and `name`. The transforms compute the model's input from
+    the waveforms, `features` float32[B, F, N] and `feature_length` int64[B].
+
+    The model returns scores or log-probabilities float32[B, K, M]; class 0 is the blank, further
+    classes are the letters. If it has a method `output_lengths(feature_length)`, it is called with
+    the lengths in addition to the features; otherwise M follows from its 1-d convolutions, and
+    utterances are evaluated one by one.
 
     The loss of an utterance is its negative log-likelihood divided by its characters, and a step's
-    loss the mean over utterances: what `torch.nn.CTCLoss` gives by default, and the published
-    recipe (pytorch/audio, examples/pipeline_wav2letter) trains on. Error rates compare with the
-    transcripts themselves; there, both sides are collapsed as paths are, which loses doubled
-    letters.
+    loss is the mean over utterances: the default of `torch.nn.CTCLoss`, on which the published
+    recipe (pytorch/audio, examples/pipeline_wav2letter) trains. Error rates compare with the
+    transcripts themselves; there, both sides are collapsed like paths, which loses doubled letters.
 
     Args:
-        letters: Of the labels 1, 2, ....
-        decoder: "greedy", or "beam" (needs flashlight-text).
+        letters: The letters of the labels 1, 2, ....
+        decoder: "greedy", or "beam" (requires flashlight-text).
         beam: Options of `decoder="beam"`, as of `ctc.beam_decoder`.
-        impossible: What to do with a transcript that has more letters than the model gives frames:
-            "error", or "skip". In training it then adds nothing to the loss but is counted, as with
-            `zero_infinity` of `torch.nn.CTCLoss`; an evaluation's loss is the mean over the others.
-            Both log their share as `skipped`.
-        sample_rate: For the time axis of pictures, in Hz; None: none.
+        impossible: What happens to a transcript with more letters than the model has frames:
+            "error" or "skip". A skipped transcript adds nothing to a training loss but is counted,
+            as with `zero_infinity` of `torch.nn.CTCLoss`; an evaluation's loss is the mean over
+            other utterances. Both log the share of such transcripts as `skipped`.
+        sample_rate: The waveforms' rate in Hz, for the time axis of pictures; None: unknown.
+
+    Raises:
+        ConfigError: Letters are repeated, or the decoder is not available.
     """
 
     gives = (
@@ -77,17 +82,18 @@ class SpeechRecognition(Recipe):
             raise ConfigError(Problem("recipe.letters", "must be distinct letters", letters))
         self._beam = dict(beam or {}) if decoder == "beam" else None
         if self._beam is not None:
-            ctc.beam_decoder(letters, **self._beam)  # before training, whether it can be had
+            # A missing decoder is an error before training, not at the first evaluation
+            ctc.beam_decoder(letters, **self._beam)
         self._impossible = impossible
         self._sample_rate = sample_rate
 
     def collate(self, samples: Sequence[Any]) -> Batch:
         """Pad samples `{"waveform": float32[T], "transcript": str}` with zeros.
 
-        `name`, if present, identifies them.
+        `name`, if present, identifies a sample.
 
         Raises:
-            DataError: a sample of another form, or an unknown letter.
+            DataError: A sample has another form, or an unknown letter.
         """
         waveforms = [_waveform(sample) for sample in samples]
         names = [str(sample.get("name", "")) for sample in samples]
@@ -103,7 +109,7 @@ class SpeechRecognition(Recipe):
         }
 
     def loss(self, model: nn.Module, batch: Batch, phase: Phase) -> Loss:
-        """The sum over utterances of nats per character; the count is the number of utterances."""
+        """Return the sum over utterances of nats per character, and the number of utterances."""
         log_probs, lengths = self._read(model, batch)
         nats, possible, explain = self._nats(log_probs, lengths, batch)
         if self._impossible == "skip":
@@ -121,12 +127,13 @@ class SpeechRecognition(Recipe):
         nats, possible, explain = self._nats(log_probs, lengths, batch)
         if self._impossible == "error":
             explain()
-        loss = torch.where(possible, nats.detach(), -1.0).cpu()  # a likelihood's is never negative
+        # -1 marks impossible transcripts: a negative log-likelihood is never negative
+        loss = torch.where(possible, nats.detach(), -1.0).cpu()
         possible = loss != -1.0
         hypotheses = self._decode(log_probs, lengths)
         edits = [
-            transcripts.edit_distance(said, read)
-            for said, read in zip(batch["transcript"], hypotheses, strict=True)
+            transcripts.edit_distance(reference, hypothesis)
+            for reference, hypothesis in zip(batch["transcript"], hypotheses, strict=True)
         ]
         shown = {
             0,
@@ -135,13 +142,13 @@ class SpeechRecognition(Recipe):
                 key=lambda place: edits[place] / max(1, len(batch["transcript"][place])),
             ),
         }
-        told = [
+        reported = [
             value if fits else None
             for value, fits in zip(loss.tolist(), possible.tolist(), strict=True)
         ]
         lines = [
             self._line(
-                batch, place, hypotheses[place], edits[place], told[place], drawn=place in shown
+                batch, place, hypotheses[place], edits[place], reported[place], drawn=place in shown
             )
             for place in range(len(edits))
         ]
@@ -151,7 +158,7 @@ class SpeechRecognition(Recipe):
         return SpeechScores(skips=self._impossible == "skip")
 
     def read(self, file: Path) -> dict[str, Any]:
-        """A recording without its transcript."""
+        """Read a recording, without its transcript."""
         waveform, _ = read_audio(file, sample_rate=self._sample_rate)
         return {"waveform": waveform, "transcript": "", "name": str(file)}
 
@@ -193,7 +200,7 @@ class SpeechRecognition(Recipe):
             ) from None
 
     def _read(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Log-probabilities float32[B, K, M], and the number of valid frames int64[B]."""
+        """Return log-probabilities float32[B, K, M], and the number of valid frames int64[B]."""
         if "features" not in batch:
             raise ConfigError(
                 Problem(
@@ -209,9 +216,8 @@ class SpeechRecognition(Recipe):
             if measurer is None
             else lambda _, lengths: measurer.output_lengths(lengths)
         )  # type: ignore[union-attr]
-        if (
-            int(count(model, torch.tensor(features.shape[-1]))) < 1
-        ):  # padded, as they are beside a longer recording
+        # Short recordings are padded here, as they are next to a longer one in a batch
+        if int(count(model, torch.tensor(features.shape[-1]))) < 1:
             features = nn.functional.pad(
                 features, (0, _shortest(partial(count, model)) - features.shape[-1])
             )
@@ -252,25 +258,24 @@ class SpeechRecognition(Recipe):
     def _nats(
         self, log_probs: Tensor, lengths: Tensor, batch: Batch
     ) -> tuple[Tensor, Tensor, Callable[[], None]]:
-        """float32[B] in nats per character.
+        """Return nats per character, feasibility, and a function that raises if one is infeasible.
 
-        Bool[B], whether there are enough frames for a finite loss; and a function that raises if
-        not.
-
-        On the CPU where CTC is computed there.
+        Returns:
+            float32[B]; bool[B], whether there are enough frames for a finite loss; and the
+                function. Tensors are on the CPU if CTC is computed there.
         """
         target, target_length = batch["target"], batch["target_length"]
         if not ctc.stays_on(log_probs, target):
-            known = torch.cat([target.flatten(), target_length, lengths]).to(
+            lengths_and_targets = torch.cat([target.flatten(), target_length, lengths]).to(
                 "cpu", non_blocking=True
             )
-            # Waits for the device, and so for what was asked of it before
+            # This copy waits for the device, so the copy above is complete too
             log_probs = log_probs.float().cpu()
             size = len(log_probs)
             target, target_length, lengths = (
-                known[: -2 * size].view(target.shape),
-                known[-2 * size : -size],
-                known[-size:],
+                lengths_and_targets[: -2 * size].view(target.shape),
+                lengths_and_targets[-2 * size : -size],
+                lengths_and_targets[-size:],
             )
         needed = ctc.frames_needed(target, target_length)
         possible = needed <= lengths
@@ -289,8 +294,8 @@ class SpeechRecognition(Recipe):
             )
             raise DataError(Problem(batch["name"][place] or "dataset", reason, hint=hint))
 
-        # An impossible target is replaced by the empty one: no infinity, and no gradient, gets near
-        # the others.
+        # An impossible target is replaced by an empty one: no infinity, and no gradient of it,
+        # reaches other samples.
         nats = ctc.negative_log_likelihood(
             log_probs, lengths, target, torch.where(possible, target_length, 0)
         )
@@ -334,8 +339,8 @@ class Understood(Prediction):
 
     Args:
         text: The transcript.
-        waveform: float32[T], what was heard.
-        sample_rate: In Hz; None: unknown.
+        waveform: float32[T], the recording.
+        sample_rate: The waveform's rate in Hz; None: unknown.
     """
 
     def __init__(self, text: str, waveform: Tensor, sample_rate: int | None) -> None:
@@ -360,8 +365,8 @@ class Understood(Prediction):
 
 
 def _waveform(sample: Any) -> Tensor:
-    found = sample.get("waveform") if isinstance(sample, Mapping) else None
-    if not isinstance(found, Tensor) or found.dim() != 1 or "transcript" not in sample:
+    waveform = sample.get("waveform") if isinstance(sample, Mapping) else None
+    if not isinstance(waveform, Tensor) or waveform.dim() != 1 or "transcript" not in sample:
         raise DataError(
             Problem(
                 "dataset",
@@ -370,7 +375,7 @@ def _waveform(sample: Any) -> Tensor:
                 "a dict with `waveform`, a tensor [frames], and `transcript`",
             )
         )
-    return found.float()
+    return waveform.float()
 
 
 def _apply(
@@ -381,37 +386,38 @@ def _apply(
     *,
     with_lengths: bool,
 ) -> Any:
-    """The model's output for a batch.
-
-    In evaluation, each utterance at its own length where padding would count.
-
-    So it does in a model that is not told the lengths, and in a norm over time, as in wav2vec 2.0's
-    base models.
-    """
+    """Return the model's output for a batch."""
+    # Padding counts in a model that does not take lengths, and in a norm over time, as in wav2vec
+    # 2.0's base models: evaluation runs each utterance at its own length there
     norms = any(isinstance(part, nn.GroupNorm | nn.InstanceNorm1d) for part in model.modules())
-    apart = not model.training and (norms or not with_lengths)
+    is_separate = not model.training and (norms or not with_lengths)
     cut = [
         length if length >= 1 and int(count(torch.tensor(length))) >= 1 else features.shape[-1]
-        for length in (frames.tolist() if apart else ())
+        for length in (frames.tolist() if is_separate else ())
     ]
     if all(length == features.shape[-1] for length in cut):
         return model(features, frames) if with_lengths else model(features)
-    each = [
+    outputs = [
         model(
             features[place : place + 1, ..., :length],
             *((frames[place : place + 1],) if with_lengths else ()),
         )
         for place, length in enumerate(cut)
     ]
-    if not all(isinstance(one, Tensor) and one.dim() == 3 for one in each):
-        return each[0]
-    longest = max(int(count(torch.tensor(features.shape[-1]))), *(one.shape[-1] for one in each))
-    return torch.cat([nn.functional.pad(one, (0, longest - one.shape[-1])) for one in each])
+    if not all(isinstance(output, Tensor) and output.dim() == 3 for output in outputs):
+        return outputs[0]
+    longest = max(
+        int(count(torch.tensor(features.shape[-1]))), *(output.shape[-1] for output in outputs)
+    )
+    return torch.cat(
+        [nn.functional.pad(output, (0, longest - output.shape[-1])) for output in outputs]
+    )
 
 
 def _lengths_after_convolutions(model: nn.Module, lengths: Tensor) -> Tensor:
-    """The number of frames after a model's 1-d convolutions in sequence: T // 2 + 1 for
-    torchaudio's Wav2Letter on features.
+    """Return the frames after a model's 1-d convolutions in sequence.
+
+    T // 2 + 1 for torchaudio's Wav2Letter on features.
     """
     return length_after_all(
         [layer for layer in model.modules() if isinstance(layer, nn.Conv1d)], lengths
@@ -419,5 +425,5 @@ def _lengths_after_convolutions(model: nn.Module, lengths: Tensor) -> Tensor:
 
 
 def _shortest(count: Callable[[Tensor], Tensor]) -> int:
-    """The fewest frames of features for which a model gives one, from its function of lengths."""
+    """Return the fewest frames of features for which a model has one output frame."""
     return int((count(torch.arange(1, _LONGEST_KERNEL)) < 1).sum()) + 1

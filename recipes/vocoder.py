@@ -1,5 +1,6 @@
-"""A vocoder: speech from its mel spectrogram, sample by sample, with a recurrent network (WaveRNN,
-Kalchbrenner et al., arXiv 1802.08435).
+"""A vocoder: speech from its mel spectrogram, sample by sample, with WaveRNN.
+
+Source: Kalchbrenner et al. 2018, Efficient Neural Audio Synthesis, arXiv 1802.08435.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from samewise.runner.errors import ConfigError, DataError, Problem, none_hint, r
 from samewise.runner.interfaces import Batch, Form, Loss, Phase, Prediction, Recipe, Scores
 
 _TOGETHER = 16
-"""Clips that are resynthesised at a time: twice as many take longer."""
+"""Number of clips that are resynthesised at a time: twice as many take longer."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +35,10 @@ class Resynthesis:
     """A clip and the model's resynthesis from its spectrogram.
 
     Args:
-        name: Of the recording.
+        name: The recording's name.
         true: float32[S], the clip.
-        spoken: float32[S].
-        distance: In dB, between their log-mel spectrograms.
+        spoken: float32[S], the resynthesis.
+        distance: Distance of their log-mel spectrograms in dB.
     """
 
     name: str
@@ -48,14 +49,14 @@ class Resynthesis:
 
 @dataclass(frozen=True)
 class MeasuredVocoder:
-    """The measurements of one evaluation batch of B clips of S samples, on the CPU.
+    """Measurements of one evaluation batch of B clips of S samples, on the CPU.
 
     Args:
         surprise: float64[B], in nats, summed over a clip's samples.
         samples: S.
-        labels: int64[n_classes], how often each mu-law step was to be predicted; empty for a
-            mixture of logistics.
-        spoken: The clips that were resynthesised.
+        labels: int64[n_classes], how often each mu-law step was the target; empty for a mixture of
+            logistics.
+        spoken: The resynthesised clips.
     """
 
     surprise: Tensor
@@ -66,24 +67,27 @@ class MeasuredVocoder:
 
 @final
 class Vocoder(Recipe):
-    """Batches are `{"waveform": float32[B, S + 1] in [-1, 1], "mel": float32[B, n_mels, N], ...}`,
-    as made by `VocoderMel`.
+    """A vocoder; batches have `waveform` and `mel`, as `VocoderMel` makes them.
 
-    At time t the model reads sample t and the spectrogram, and predicts sample t + 1; its state
-    begins at zero with each clip. Speaking, its output at time t is what it reads at time t + 1, so
-    what it speaks is the clip from its second sample on, as the targets are.
+    A batch is `{"waveform": float32[B, S + 1] in [-1, 1], "mel": float32[B, n_mels, N], ...}`. At
+    time t the model reads sample t and the spectrogram, and predicts sample t + 1; its state begins
+    at zero with each clip. When it speaks, it reads its output of time t at time t + 1, so the
+    spoken signal corresponds to the clip from its second sample on, like the targets.
 
     All samples of a clip count. The silence after a recording shorter than `dataset.samples`, or in
-    evaluation `dataset.valid_samples`, is part of `loss`, `bits_per_sample` and `label_entropy`, so
+    evaluation `dataset.valid_samples`, is part of `loss`, `bits_per_sample` and `label_entropy`:
     compare these only for clips of one length.
 
     Args:
-        front_end: The transform that makes spectrograms; config: `${transforms.front_end}`.
+        front_end: The transform that computes spectrograms; in a config `${transforms.front_end}`.
         output: "mu_law": cross-entropy over `n_classes` steps; "logistics": a mixture of n_classes
             / 3 logistic distributions over 65,536 levels.
-        n_classes: The model's outputs.
-        resynthesise: How many clips of the split, its first ones, each evaluation has the model
-            speak: at 22,050 Hz, seconds of computation for a second of speech at best.
+        n_classes: Number of the model's outputs.
+        resynthesise: Number of the split's clips, the first ones, that the model speaks in each
+            evaluation. At 22,050 Hz this takes at least seconds for a second of speech.
+
+    Raises:
+        ConfigError: `resynthesise` is negative, or `n_classes` does not fit the output.
     """
 
     gives = (
@@ -114,7 +118,7 @@ class Vocoder(Recipe):
         """Collate clips of equal length.
 
         Raises:
-            DataError: a sample has another form, or clips differ in length.
+            DataError: A sample has another form, or clips differ in length.
         """
         for sample in samples:
             if not isinstance(sample, Mapping) or "waveform" not in sample:
@@ -139,7 +143,7 @@ class Vocoder(Recipe):
         return default_collate(list(samples))
 
     def loss(self, model: nn.Module, batch: Batch, phase: Phase) -> Loss:
-        """Minus the log-probability of the next sample in nats, summed over the B * S samples."""
+        """Return the negative log-probability of the next samples in nats, summed over B * S."""
         surprise = self._surprise(model, batch)
         return Loss(surprise.sum(), count=surprise.numel())
 
@@ -159,7 +163,7 @@ class Vocoder(Recipe):
         return VocoderScores(sample_rate=self.front_end.sample_rate)
 
     def read(self, file: Path) -> dict[str, Any]:
-        """A recording to resynthesise."""
+        """Read a recording to resynthesise."""
         waveform, _ = read_audio(file, sample_rate=self.front_end.sample_rate)
         context, beyond = self.front_end.context, -len(waveform) % self.front_end.hop_length
         return {
@@ -169,32 +173,34 @@ class Vocoder(Recipe):
         }
 
     def predict(self, model: nn.Module, batch: Batch) -> list[Prediction]:
-        # So that other files do not matter
+        # Each file has the same random numbers, so the batch's other files do not matter
         spoken = self._speak(model, batch["mel"], [0] * len(batch["mel"]))
-        made = list[Prediction]()
+        predictions = list[Prediction]()
         for place, length in enumerate(batch["length"].tolist()):
             true, again = batch["waveform"][place, 1 : length + 1], spoken[place, :length]
             distance = self.log_mel_distance(true[None], again[None])[0]
-            made.append(
+            predictions.append(
                 Spoken(
                     Resynthesis(batch["name"][place], true.cpu(), again.cpu(), float(distance)),
                     self.front_end.sample_rate,
                 )
             )
-        return made
+        return predictions
 
     def forms(self, model: nn.Module, batch: Batch) -> Mapping[str, Form]:
-        """What a program needs to speak: `conditioning`, once per spectrogram, and `step`, once per
-        sample, which uses `uniform` float32[B, 2].
+        """Return the functions by which a program speaks.
 
-        Their checks are what is spoken for a short spectrogram, and the numbers by which it was
-        drawn.
+        They are `conditioning`, called once for a spectrogram, and `step`, called once for each
+        sample, which uses `uniform` float32[B, 2]. Their checks are the samples of a short
+        spectrogram, and the random numbers that drew them.
         """
         if not isinstance(model, WaveRNN):
             return {}
         mel = batch["mel"][:, :, : model.kernel_size + 7].contiguous()
-        known = list(conditioning(model, mel).values())
-        uniform = torch.rand(len(known[0]), len(mel), 2, generator=torch.Generator().manual_seed(0))
+        conditions = list(conditioning(model, mel).values())
+        uniform = torch.rand(
+            len(conditions[0]), len(mel), 2, generator=torch.Generator().manual_seed(0)
+        )
         sample, states, spoken = (
             torch.zeros(len(mel)),
             (torch.zeros(len(mel), model.n_rnn),) * 2,
@@ -203,11 +209,12 @@ class Vocoder(Recipe):
         example = dict[str, Tensor]()
         for time, numbers in enumerate(uniform):
             names = ("sample", "state1", "state2", "entry", "second", "third", "fourth", "uniform")
-            given = dict(
-                zip(names, (sample, *states, *(one[time] for one in known), numbers), strict=True)
+            inputs = dict(
+                zip(names, (sample, *states, *(x[time] for x in conditions), numbers), strict=True)
             )
-            example = given if time < 4 else example  # with states that are not zero
-            sample, *states = self._next(model, *given.values()).values()
+            # The example's states are not zero
+            example = inputs if time < 4 else example
+            sample, *states = self._next(model, *inputs.values()).values()
             spoken.append(sample)
         checks = {"uniform": uniform, "spoken": torch.stack(spoken, 1)}
         return {
@@ -216,11 +223,11 @@ class Vocoder(Recipe):
         }
 
     def log_mel_distance(self, true: Tensor, spoken: Tensor) -> Tensor:
-        """float32[B] in dB: the root mean square over bands of the difference of two log-mel
-        spectrograms, averaged over frames.
+        """Return the distance of two log-mel spectrograms in dB, float32[B].
 
-        In float32, whatever the precision of the run. Phases have no part in it, and levels below
-        -100 dB count as that.
+        It is the root mean square over bands of the difference, averaged over frames, in float32
+        for any precision of the run. Phases do not count, and levels below -100 dB count as -100
+        dB.
 
         Args:
             true: float32[B, S].
@@ -228,38 +235,38 @@ class Vocoder(Recipe):
         """
         margin = self.front_end.n_fft // 2
         with torch.autocast(true.device.type, enabled=False):
-            one, other = (
+            true_mel, spoken_mel = (
                 self.front_end.mel(F.pad(signal, (margin, margin))) for signal in (true, spoken)
             )
-        return 100.0 * (one - other).square().mean(1).sqrt().mean(1)
+        return 100.0 * (true_mel - spoken_mel).square().mean(1).sqrt().mean(1)
 
     def _surprise(self, model: nn.Module, batch: Batch) -> Tensor:
-        """float32[B, S] in nats."""
+        """Return the negative log-probability of each next sample in nats, float32[B, S]."""
         waveform = batch["waveform"]
         read, target = self.amplitudes.written(waveform[:, :-1]), waveform[:, 1:]
         outputs = model(read[:, None], batch["mel"][:, None])
-        wanted = [*target.shape, self.amplitudes.n_classes]
-        if not isinstance(outputs, Tensor) or list(outputs.squeeze(1).shape) != wanted:
+        expected = [*target.shape, self.amplitudes.n_classes]
+        if not isinstance(outputs, Tensor) or list(outputs.squeeze(1).shape) != expected:
             hint = none_hint(outputs) or "set recipe.n_classes"
             raise ConfigError(
                 Problem(
                     "model",
                     "does not return the outputs that the recipe reads",
                     form_of(outputs),
-                    f"a tensor {wanted}",
+                    f"a tensor {expected}",
                     hint,
                 )
             )
-        # One row for each sample: over (N, C, T) the gradient of cross-entropy is not deterministic
-        # on CUDA.
+        # One row for each sample: over (N, C, T), the gradient of cross-entropy is not
+        # deterministic on CUDA.
         flat = outputs.reshape(-1, self.amplitudes.n_classes)
         return self.amplitudes.surprise(
             flat.to(torch.promote_types(flat.dtype, torch.float32)), target.reshape(-1)
         ).view(target.shape)
 
-    def _next(self, model: WaveRNN, *given: Tensor) -> dict[str, Tensor]:
-        *known, uniform = given
-        outputs, state1, state2 = step(model, *known)
+    def _next(self, model: WaveRNN, *inputs: Tensor) -> dict[str, Tensor]:
+        *states, uniform = inputs
+        outputs, state1, state2 = step(model, *states)
         return {
             "next": self.amplitudes.drawn_by(outputs, uniform),
             "after1": state1,
@@ -267,7 +274,7 @@ class Vocoder(Recipe):
         }
 
     def _speak(self, model: nn.Module, mel: Tensor, numbers: Sequence[int]) -> Tensor:
-        """float32[B, S]; what is drawn for a clip depends on its number alone."""
+        """Speak float32[B, S]; the random numbers of a clip depend on its number alone."""
         times = (mel.shape[2] - self.front_end.kernel_size + 1) * self.front_end.hop_length
         drawn = [
             torch.rand(times, 2, generator=torch.Generator().manual_seed(number))
@@ -279,9 +286,9 @@ class Vocoder(Recipe):
         )
 
     def _resynthesise(self, model: nn.Module, batch: Batch) -> tuple[Resynthesis, ...]:
-        """Each clip's are the same bits in any batch: it has a row of its own in a group, the
-        others of which may be silent.
-        """
+        """Resynthesise the clips of a batch that are among the split's first ones."""
+        # A clip has a fixed row in a group of fixed size, whose other rows may be silent: it gets
+        # the same bits in any batch
         places = (
             {
                 index: place
@@ -291,7 +298,7 @@ class Vocoder(Recipe):
             if self.resynthesise
             else {}
         )
-        size, made = min(self.resynthesise, _TOGETHER), list[Resynthesis]()
+        size, clips = min(self.resynthesise, _TOGETHER), list[Resynthesis]()
         for group in dict.fromkeys(index // size for index in places):
             numbers = range(group * size, (group + 1) * size)
             mels = [
@@ -301,17 +308,25 @@ class Vocoder(Recipe):
                 for number in numbers
             ]
             spoken = self._speak(model, torch.stack(mels), numbers)
-            for number, one in zip(numbers, spoken, strict=True):
+            for number, signal in zip(numbers, spoken, strict=True):
                 if (place := places.get(number)) is not None:
                     true = batch["waveform"][place, 1:]
-                    distance = self.log_mel_distance(true[None], one[None]).item()
-                    made.append(Resynthesis(batch["name"][place], true.cpu(), one.cpu(), distance))
-        return tuple(made)
+                    distance = self.log_mel_distance(true[None], signal[None]).item()
+                    clips.append(
+                        Resynthesis(batch["name"][place], true.cpu(), signal.cpu(), distance)
+                    )
+        return tuple(clips)
 
 
 @final
 class VocoderScores(Scores):
-    """float64 sums in clip order, and integer counts: the same bits for any split into batches."""
+    """Scores of a vocoder: the same bits however the split is cut into batches.
+
+    Sums are float64 in the order of clips; counts are integers.
+
+    Args:
+        sample_rate: The clips' rate in Hz.
+    """
 
     def __init__(self, *, sample_rate: int) -> None:
         self.sample_rate = sample_rate
@@ -328,37 +343,41 @@ class VocoderScores(Scores):
         self._spoken += measured.spoken
 
     def compute(self) -> dict[str, float]:
-        """`loss` in nats per sample, `bits_per_sample`, and `log_mel_distance` in dB if clips were
-        resynthesised.
+        """Return `loss` in nats per sample, `bits_per_sample`, and further metrics.
 
-        For mu-law also `label_entropy`, the loss of a model that knows no more than how often each
-        step occurs, and `below_entropy`, how much less the loss is.
+        `log_mel_distance` in dB if clips were resynthesised. For mu-law also `label_entropy`, the
+        loss of a model that knows only how often each step occurs, and `below_entropy`, their
+        difference.
+
+        Raises:
+            DataError: The evaluated split is empty.
         """
         if not self._samples:
             raise DataError("the evaluated split is empty")
         loss = self._surprise / self._samples
-        found = {"loss": loss, "bits_per_sample": loss / math.log(2.0)}
+        metrics = {"loss": loss, "bits_per_sample": loss / math.log(2.0)}
         if len(self._labels):
-            found["label_entropy"] = entropy(self._labels)
-            found["below_entropy"] = found["label_entropy"] - loss
+            metrics["label_entropy"] = entropy(self._labels)
+            metrics["below_entropy"] = metrics["label_entropy"] - loss
         if self._spoken:
-            found["log_mel_distance"] = sum(one.distance for one in self._spoken) / len(
-                self._spoken
-            )
-        return found
+            metrics["log_mel_distance"] = sum(x.distance for x in self._spoken) / len(self._spoken)
+        return metrics
 
     def save_pictures(self, folder: Path) -> None:
         """Write the resynthesised and the true clips, as WAV files and spectrograms."""
         rows = list[list[tuple[str, Tensor]]]()
-        for number, one in enumerate(self._spoken):
-            save_wav(folder / f"clip_{number}_true.wav", one.true, sample_rate=self.sample_rate)
+        for number, clip in enumerate(self._spoken):
+            save_wav(folder / f"clip_{number}_true.wav", clip.true, sample_rate=self.sample_rate)
             save_wav(
                 folder / f"clip_{number}_resynthesised.wav",
-                one.spoken,
+                clip.spoken,
                 sample_rate=self.sample_rate,
             )
             rows.append(
-                [(one.name, one.true), (f"resynthesised, {one.distance:.1f} dB off", one.spoken)]
+                [
+                    (clip.name, clip.true),
+                    (f"resynthesised, {clip.distance:.1f} dB off", clip.spoken),
+                ]
             )
         if rows:
             save_spectrograms(folder / "spectrograms.png", rows, sample_rate=self.sample_rate)
@@ -366,7 +385,12 @@ class VocoderScores(Scores):
 
 @final
 class Spoken(Prediction):
-    """A resynthesised recording."""
+    """A resynthesised recording.
+
+    Args:
+        resynthesis: The recording and its resynthesis.
+        sample_rate: Their rate in Hz.
+    """
 
     def __init__(self, resynthesis: Resynthesis, sample_rate: int) -> None:
         self.resynthesis = resynthesis

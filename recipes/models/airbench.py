@@ -1,7 +1,6 @@
-"""Airbench's networks for images of 32x32 pixels, with the fewest known operations for an accuracy
-on CIFAR-10.
+"""Airbench's networks for images of 32x32 pixels, which reach an accuracy with few operations.
 
-K. Jordan 2024, 94% on CIFAR-10 in 3.29 seconds on a single GPU (arXiv 2404.00498), and
+Sources: K. Jordan 2024, 94% on CIFAR-10 in 3.29 Seconds on a Single GPU, arXiv 2404.00498, and
 https://github.com/KellerJordan/cifar10-airbench, after D. Page
 (https://myrtle.ai/learn/how-to-train-your-resnet/) and T. Balsam
 (https://github.com/tysam-code/hlb-CIFAR10).
@@ -18,20 +17,19 @@ from torch import Tensor, nn
 
 @final
 class Airbench(nn.Module):
-    """Takes float32[B, in_channels, H, W] of at least 16x16 pixels, returns float32[B,
-    num_classes].
+    """Airbench's network: float32[B, in_channels, H, W] to logits float32[B, num_classes].
 
-    A 2x2 convolution to twice as many channels as a patch has numbers, whose weight is not trained:
-    `initialise=whitening` sets it from training images. Then blocks that halve the size, the
-    largest value of each channel, and a linear layer whose output is divided by the number of
-    channels.
+    Images have at least 16x16 pixels. A 2x2 convolution comes first, with twice as many channels as
+    a patch has numbers; its weight is not trained: `initialise=whitening` sets it from training
+    images. Blocks that halve the size follow, then the largest value of each channel, and a linear
+    layer whose output is divided by the number of channels.
 
     Args:
         widths: Channels of each block. (64, 256, 256) is airbench94's, (128, 384, 384)
             airbench95's, (128, 384, 512) airbench96's.
-        convolutions: 3x3 convolutions of each block: 2, or 3, with which the last two are a
-            residual branch (airbench96).
-        num_classes: Outputs.
+        convolutions: 3x3 convolutions of each block: 2; or 3, the last two of which are a residual
+            branch (airbench96).
+        num_classes: Number of outputs.
         in_channels: 3 for colour, 1 for grey.
     """
 
@@ -64,7 +62,7 @@ class Airbench(nn.Module):
 
 
 class _Block(nn.Module):
-    """float[B, inputs, H, W] to float[B, width, H // 2, W // 2]."""
+    """A block: float[B, inputs, H, W] to float[B, width, H // 2, W // 2]."""
 
     def __init__(self, inputs: int, width: int, convolutions: int) -> None:
         super().__init__()
@@ -80,22 +78,22 @@ class _Block(nn.Module):
         self.activation = nn.GELU()
 
     def forward(self, features: Tensor) -> Tensor:
-        begun = self.activation(self.norm1(self.pool(self.conv1(features))))
-        made = self.norm2(self.conv2(begun))
+        entry = self.activation(self.norm1(self.pool(self.conv1(features))))
+        output = self.norm2(self.conv2(entry))
         if self.residual:
-            made = self.norm3(self.conv3(self.activation(made))) + begun
-        return self.activation(made)
+            output = self.norm3(self.conv3(self.activation(output))) + entry
+        return self.activation(output)
 
 
 def _convolution(inputs: int, width: int) -> nn.Conv2d:
-    """A convolution whose first outputs are its inputs, as far as there are as many."""
-    made = nn.Conv2d(inputs, width, 3, padding=1, bias=False)
-    nn.init.dirac_(made.weight.data[:inputs])
-    return made
+    """Return a convolution whose first outputs are its inputs, as far as possible."""
+    layer = nn.Conv2d(inputs, width, 3, padding=1, bias=False)
+    nn.init.dirac_(layer.weight.data[:inputs])
+    return layer
 
 
 def _norm(width: int) -> nn.BatchNorm2d:
-    """Batch norm without a trained scale; its statistics adapt faster than torch's."""
-    made = nn.BatchNorm2d(width, eps=1e-12, momentum=0.4)
-    made.weight.requires_grad_(False)
-    return made
+    """Return batch norm without a trained scale; its statistics adapt faster than torch's."""
+    layer = nn.BatchNorm2d(width, eps=1e-12, momentum=0.4)
+    layer.weight.requires_grad_(False)
+    return layer

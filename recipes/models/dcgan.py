@@ -1,5 +1,7 @@
-"""A generator and a discriminator for small images, after DCGAN (Radford, Metz, Chintala 2015,
-arXiv 1511.06434).
+"""A generator and a discriminator for small images, after DCGAN.
+
+Source: Radford, Metz, Chintala 2015, Unsupervised Representation Learning with DCGAN, arXiv
+1511.06434.
 """
 
 from __future__ import annotations
@@ -13,24 +15,23 @@ from samewise.runner.errors import ConfigError, Problem
 
 @final
 class DCGAN(nn.Module):
-    """Both networks of a generative adversarial recipe, as the parts `generator` and
-    `discriminator`.
+    """Both networks of a generative adversarial recipe, `generator` and `discriminator`.
 
     The generator follows the paper: noise is projected, then doubled in size by transposed
-    convolutions of 4x4 with batch norm and ReLU, the last one with tanh. The discriminator mirrors
-    it with leaky ReLU (0.2), but has no batch norm: an image's logit depends on that image alone.
-    Weights start as torch's layers do; the paper's N(0, 0.02) is `initialise=normal` away, and
-    slower on images as small as digits. Every operator is deterministic.
+    convolutions of 4x4 with batch norm and ReLU; the last has tanh. The discriminator mirrors it
+    with leaky ReLU (0.2) and without batch norm: an image's logit depends on that image alone.
+    Weights start as torch's layers do; `initialise=normal` sets the paper's N(0, 0.02), which
+    trains slower on images as small as digits. Every operator is deterministic.
 
     Args:
         noise: Length of the noise vector.
         image_size: Height and width in pixels, a multiple of 2 ** levels.
         channels: Channels of the images.
         width: Channels next to the image; they double with each level away from it.
-        levels: How often the size is doubled, and halved.
+        levels: Number of times that the size is doubled, and halved.
 
     Raises:
-        ConfigError: the image cannot be halved so often.
+        ConfigError: The image cannot be halved so often.
     """
 
     def __init__(
@@ -44,11 +45,11 @@ class DCGAN(nn.Module):
     ) -> None:
         super().__init__()
         if levels < 1 or image_size % 2**levels:
-            words = f"cannot be halved {levels} times"
+            reason = f"cannot be halved {levels} times"
             raise ConfigError(
                 Problem(
                     "model.image_size",
-                    words,
+                    reason,
                     image_size,
                     "a multiple of 2 ** model.levels, which is at least 1",
                 )
@@ -80,15 +81,15 @@ class DCGAN(nn.Module):
         )
 
     def forward(self, noise: Tensor, images: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The discriminator's outputs for real and for generated images.
+        """Return the discriminator's outputs for real and for generated images.
 
         Args:
             noise: float32[B, noise].
-            images: float32[B, C, H, W], real ones in [-1, 1]; None: there are none.
+            images: float32[B, C, H, W], real images in [-1, 1]; None: no real images.
 
         Returns:
-            Logits of being real: float32[B] of `images` (empty without them), and float32[B] of
-            what the generator makes of `noise`.
+            Logits of being real: float32[B] of `images` (empty without them), and float32[B] of the
+                images generated from `noise`.
         """
         fake = self.discriminator(self.generator(noise))
         return fake[:0] if images is None else self.discriminator(images), fake

@@ -1,9 +1,8 @@
-"""ResNets for small images: the paper's CIFAR networks, and the ImageNet networks with a stem that
-keeps the resolution.
+"""ResNets for small images: the paper's CIFAR networks, and ImageNet's with another stem.
 
-They are put together from torchvision's blocks and carry its parameter names, so weights move
-between `resnet18_small` and `torchvision.models.resnet18` wherever the shapes agree (all but the
-stem and, at another width, the rest).
+The stem keeps the resolution. The networks consist of torchvision's blocks and have its parameter
+names, so weights move between `resnet18_small` and `torchvision.models.resnet18` wherever the
+shapes agree (all but the stem and, at another width, the rest).
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ Shortcut = Literal["A", "B"]
 
 @final
 class SmallImageResNet(nn.Module):
-    """Residual stages of basic blocks on a 3x3 stem of stride 1 without pooling (He et al. 2015,
-    arXiv 1512.03385, section 4.2).
+    """Residual stages of basic blocks on a 3x3 stem of stride 1 without pooling.
 
-    Takes float32[B, in_channels, H, W], gives float32[B, num_classes]. The first stage keeps the
-    size, each further one halves it.
+    Source: He et al. 2015, Deep Residual Learning for Image Recognition, arXiv 1512.03385, section
+    4.2. Takes float32[B, in_channels, H, W], returns logits float32[B, num_classes]. The first
+    stage keeps the size, each further one halves it.
 
     Args:
         blocks: Basic blocks of each stage.
         widths: Channels of each stage.
         shortcut: Where the size changes, "A": subsampled and padded with zero channels, without
-            parameters, as the paper has it for CIFAR-10; "B": a 1x1 convolution with batch norm, as
-            torchvision has it.
-        num_classes: Outputs.
+            parameters, as in the paper for CIFAR-10; "B": a 1x1 convolution with batch norm, as in
+            torchvision.
+        num_classes: Number of outputs.
         in_channels: 3 for colour, 1 for grey.
     """
 
@@ -75,6 +74,11 @@ class PaddedShortcut(nn.Module):
     """Option A of the paper: float32[B, C, H, W] to float32[B, channels, H/stride, W/stride].
 
     The new channels are zero, half of them on each side.
+
+    Args:
+        inputs: C.
+        channels: Number of output channels.
+        stride: Step along height and width.
     """
 
     def __init__(self, inputs: int, channels: int, *, stride: int) -> None:
@@ -98,20 +102,24 @@ def resnet_cifar(
     num_classes: int = 10,
     in_channels: int = 3,
 ) -> SmallImageResNet:
-    """The paper's CIFAR network: three stages of `width`, 2 `width` and 4 `width` channels.
+    """Create the paper's CIFAR network: three stages of `width`, 2 `width` and 4 `width` channels.
 
-    With the defaults, 269,722 parameters; depth 32: 464,154; 44: 658,586; 56: 853,018; 110:
-    1,727,962 (the paper rounds to 0.27, 0.46, 0.66, 0.85 and 1.7 million).
+    With the defaults it has 269,722 parameters; depth 32: 464,154; 44: 658,586; 56: 853,018; 110:
+    1,727,962 (the paper rounds to 0.27, 0.46, 0.66, 0.85 and 1.7 million). Source: He et al. 2015,
+    arXiv 1512.03385, section 4.2.
 
     Args:
         depth: 6 n + 2: 20, 32, 44, 56 and 110 are the paper's.
         width: Channels of the first stage.
-        shortcut: "A" without parameters, as the paper; "B" with 1x1 convolutions.
-        num_classes: Outputs.
+        shortcut: "A" without parameters, as in the paper; "B" with 1x1 convolutions.
+        num_classes: Number of outputs.
         in_channels: 3 for colour, 1 for grey.
 
+    Returns:
+        The network, float32[B, in_channels, H, W] to float32[B, num_classes].
+
     Raises:
-        ConfigError: the depth is not 6 n + 2.
+        ConfigError: The depth is not 6 n + 2.
     """
     if depth < 8 or (depth - 2) % 6:
         raise ConfigError(
@@ -135,14 +143,18 @@ def resnet_cifar(
 def resnet18_small(
     *, num_classes: int = 10, in_channels: int = 3, width: int = 64, shortcut: Shortcut = "B"
 ) -> SmallImageResNet:
-    """ResNet-18 for images of 8 to 64 pixels: torchvision's except for the stem, at the default
-    width; 11,173,962 parameters with ten classes.
+    """Create ResNet-18 for images of 8 to 64 pixels: torchvision's except for the stem.
+
+    At the default width, it has 11,173,962 parameters with ten classes.
 
     Args:
-        num_classes: Outputs.
+        num_classes: Number of outputs.
         in_channels: 3 for colour, 1 for grey.
         width: Channels of the first stage; each further stage has twice as many as the one before.
         shortcut: As in `SmallImageResNet`.
+
+    Returns:
+        The network, float32[B, in_channels, H, W] to float32[B, num_classes].
     """
     widths = (width, 2 * width, 4 * width, 8 * width)
     return SmallImageResNet(
@@ -157,13 +169,16 @@ def resnet18_small(
 def resnet34_small(
     *, num_classes: int = 10, in_channels: int = 3, width: int = 64, shortcut: Shortcut = "B"
 ) -> SmallImageResNet:
-    """ResNet-34 for images of 8 to 64 pixels, as `resnet18_small`.
+    """Create ResNet-34 for images of 8 to 64 pixels, as `resnet18_small`.
 
     Args:
-        num_classes: Outputs.
+        num_classes: Number of outputs.
         in_channels: 3 for colour, 1 for grey.
         width: As in `resnet18_small`.
         shortcut: As in `SmallImageResNet`.
+
+    Returns:
+        The network, float32[B, in_channels, H, W] to float32[B, num_classes].
     """
     widths = (width, 2 * width, 4 * width, 8 * width)
     return SmallImageResNet(
@@ -176,8 +191,9 @@ def resnet34_small(
 
 
 def small_image_stem(model: ResNet, *, in_channels: int = 3) -> ResNet:
-    """Change a torchvision ResNet (any depth, bottlenecks, ResNeXt) in place: a 3x3 convolution of
-    stride 1 without max-pooling as its stem.
+    """Give a torchvision ResNet a 3x3 convolution of stride 1 without max-pooling as its stem.
+
+    The model (any depth, bottlenecks, ResNeXt) is changed in place.
 
     Args:
         model: The ResNet.
@@ -211,7 +227,7 @@ def _stage(
 
 
 def _initialise(model: nn.Module) -> None:
-    """Kaiming's normal initialisation by outputs (arXiv 1502.01852), as torchvision's ResNet.
+    """Initialise as torchvision's ResNet: Kaiming's normal by outputs (arXiv 1502.01852).
 
     Batch norm starts as the identity.
     """

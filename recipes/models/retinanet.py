@@ -1,10 +1,10 @@
-"""RetinaNet on torchvision's ResNets (Lin et al. 2017, arXiv 1708.02002), with every choice of the
-published recipes as an argument.
+"""RetinaNet on torchvision's ResNets, with every choice of the published recipes as an argument.
 
-torchvision's own functions choose for you: with neither `weights` nor `weights_backbone` they build
-plain batch norm with all layers trainable, else frozen batch norm and three trainable layers. Here
-`norm` and `trainable_layers` are what the config says, and a frozen part without pretrained weights
-is an error.
+Source: Lin et al. 2017, Focal Loss for Dense Object Detection, arXiv 1708.02002. torchvision's own
+functions make implicit choices: with neither `weights` nor `weights_backbone` they build plain
+batch norm with all layers trainable, else frozen batch norm and three trainable layers. Here `norm`
+and `trainable_layers` are what the config says, and a frozen part without pretrained weights is an
+error.
 """
 
 from __future__ import annotations
@@ -57,10 +57,16 @@ class RetinaNet(TorchvisionRetinaNet):
     _weights_are_known = False
 
     def forward(self, images: list[Tensor], targets: list[dict[str, Tensor]] | None = None) -> Any:
-        """As torchvision's: a dict of losses in training, a list of detections in evaluation.
+        """Return a dict of losses in training, a list of detections in evaluation.
 
-        Raises: ConfigError: in the first training step, where a part of the backbone is frozen that
-            has no pretrained weights.
+        Args:
+            images: float32[3, H, W] each, in [0, 1].
+            targets: In training for each image `boxes`, float32[N, 4] in pixels, and `labels`,
+                int64[N].
+
+        Raises:
+            ConfigError: In the first training step, a part of the backbone is frozen that has no
+                pretrained weights.
         """
         if self.training and not self._weights_are_known:
             _require_pretrained(self.backbone.body)
@@ -72,16 +78,18 @@ class RetinaNet(TorchvisionRetinaNet):
     def losses_and_detections(
         self, images: list[Tensor], targets: list[dict[str, Tensor]]
     ) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
-        """One pass in eval mode: the losses (means over the images, as in training) and the
-        detections, in pixels of the given images.
+        """Return losses and detections of one pass in evaluation mode.
+
+        The losses are means over the images, as in training; the detections are in pixels of the
+        images.
         """
         assert not self.training
         sizes = [(image.shape[-2], image.shape[-1]) for image in images]
-        batched, moved = self.transform(images, targets)
+        batched, resized = self.transform(images, targets)
         features = list(self.backbone(batched.tensors).values())
         outputs: dict[str, Tensor] = self.head(features)
         anchors = self.anchor_generator(batched, features)
-        losses = self.compute_loss(moved, outputs, anchors)
+        losses = self.compute_loss(resized, outputs, anchors)
         return losses, self._detections(outputs, anchors, features, batched, sizes)
 
     def postprocess_detections(
@@ -90,14 +98,12 @@ class RetinaNet(TorchvisionRetinaNet):
         anchors: list[list[Tensor]],
         image_shapes: list[tuple[int, int]],
     ) -> list[dict[str, Tensor]]:
-        """As torchvision's.
-
-        For export, in an order that torch.export can trace: the best of each level first, then
-        those above the threshold.
-        """
+        """Return the detections, as torchvision's."""
+        # torch.export cannot trace torchvision's order; here the best of each level come first,
+        # then those above the threshold are selected
         if not torch.compiler.is_exporting():
             return super().postprocess_detections(head_outputs, anchors, image_shapes)
-        found = list[dict[str, Tensor]]()
+        detections = list[dict[str, Tensor]]()
         for place, shape in enumerate(image_shapes):
             levels = zip(
                 head_outputs["cls_logits"],
@@ -109,30 +115,36 @@ class RetinaNet(TorchvisionRetinaNet):
                 torch.cat,
                 zip(
                     *(
-                        self._best(logits[place], boxes[place], at, shape)
-                        for logits, boxes, at in levels
+                        self._best(logits[place], boxes[place], level_anchors, shape)
+                        for logits, boxes, level_anchors in levels
                     ),
                     strict=True,
                 ),
             )
-            sure = scores > self.score_thresh
-            boxes, scores, labels = boxes[sure], scores[sure], labels[sure]
-            # Boxes of different labels do not overlap
-            apart = boxes + (labels.to(boxes) * (max(shape) + 1))[:, None]
-            kept = ops.nms(apart, scores, self.nms_thresh)[: self.detections_per_img]
-            found.append({"boxes": boxes[kept], "scores": scores[kept], "labels": labels[kept]})
-        return found
+            is_likely = scores > self.score_thresh
+            boxes, scores, labels = boxes[is_likely], scores[is_likely], labels[is_likely]
+            # Shifted by their label, boxes of different labels do not overlap
+            shifted = boxes + (labels.to(boxes) * (max(shape) + 1))[:, None]
+            survivors = ops.nms(shifted, scores, self.nms_thresh)[: self.detections_per_img]
+            detections.append(
+                {
+                    "boxes": boxes[survivors],
+                    "scores": scores[survivors],
+                    "labels": labels[survivors],
+                }
+            )
+        return detections
 
     def _best(
         self, logits: Tensor, regressed: Tensor, anchors: Tensor, shape: tuple[int, int]
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """For one level of one image, the boxes with the best scores, the scores, and their labels."""
+        """Return the boxes with the best scores of one level, their scores, and their labels."""
         classes = logits.shape[-1]
         scores, places = logits.sigmoid().flatten().topk(min(self.topk_candidates, logits.numel()))
-        at = places.div(classes, rounding_mode="floor")
+        indices = places.div(classes, rounding_mode="floor")
         return (
             ops.clip_boxes_to_image(
-                self.box_coder.decode_single(regressed[at], anchors[at]), shape
+                self.box_coder.decode_single(regressed[indices], anchors[indices]), shape
             ),
             scores,
             places % classes,
@@ -149,10 +161,10 @@ class RetinaNet(TorchvisionRetinaNet):
         per_place = self.anchor_generator.num_anchors_per_location()[0]
         counts = [feature.shape[-2] * feature.shape[-1] * per_place for feature in features]
         by_level = {name: list(output.split(counts, dim=1)) for name, output in outputs.items()}
-        found = self.postprocess_detections(
-            by_level, [list(one.split(counts)) for one in anchors], batched.image_sizes
+        detections = self.postprocess_detections(
+            by_level, [list(x.split(counts)) for x in anchors], batched.image_sizes
         )
-        return self.transform.postprocess(found, batched.image_sizes, sizes)
+        return self.transform.postprocess(detections, batched.image_sizes, sizes)
 
 
 def retinanet(
@@ -184,54 +196,57 @@ def retinanet(
     topk_candidates: int = 1000,
     detections_per_img: int = 300,
 ) -> RetinaNet:
-    """RetinaNet with a ResNet and a feature pyramid.
+    """Create RetinaNet with a ResNet and a feature pyramid.
 
     With ResNet-50, 91 classes and the defaults below, version 1 has 34,014,999 parameters with
-    frozen batch norm (as published) and version 2 38,198,935.
+    frozen batch norm (as published) and version 2 has 38,198,935.
 
     Args:
         backbone: One of `BACKBONES`.
-        version: 1, torchvision's retinanet_resnet50_fpn: L1 box loss, no norm in the head, P6 made
-            from P5. 2, its ..._v2: GIoU loss, group norm in the head, P6 made from C5.
-        num_classes: Outputs for each anchor, the background (label 0) among them.
+        version: 1, torchvision's retinanet_resnet50_fpn: L1 box loss, no norm in the head, P6
+            computed from P5. 2, its ..._v2: GIoU loss, group norm in the head, P6 computed from C5.
+        num_classes: Outputs for each anchor, with the background (label 0).
         norm: The backbone's normalisation. "frozen_batch": constant, from the pretrained weights;
-            "batch": batch norm, its statistics updated in training; "group": group norm, for
-            training from scratch on few images a step.
-        trainable_layers: How many of layer4, layer3, layer2, layer1 and the stem are trained, in
+            "batch": batch norm, whose statistics are updated in training; "group": group norm, for
+            training from scratch with few images per step.
+        trainable_layers: Number of trained parts of layer4, layer3, layer2, layer1 and the stem, in
             this order; 5: all.
         weights: A name of torchvision's weights of the whole model (COCO_V1, for ResNet-50),
-            fetched unless in its cache; None: `initialise.weights` takes a local file.
-        weights_backbone: A name of torchvision's weights of the backbone (IMAGENET1K_V1), fetched
-            unless in its cache; None: from scratch, or from a local file: `initialise: {weights:
-            FILE, into: backbone.body, exclude: [fc.*]}`.
-        stages: Of layer1 to layer4, those that feed the pyramid.
+            downloaded unless in its cache; None: `initialise.weights` takes a local file.
+        weights_backbone: A name of torchvision's weights of the backbone (IMAGENET1K_V1),
+            downloaded unless in its cache; None: from scratch, or from a local file: `initialise:
+            {weights: FILE, into: backbone.body, exclude: [fc.*]}`.
+        stages: The stages of layer1 to layer4 that feed the pyramid.
         extra_levels: Whether the pyramid has two more levels, each half the size of the one before.
         channels: Channels of the pyramid and the head.
-        head_convs: 3x3 convolutions in each of the two heads.
+        head_convs: Number of 3x3 convolutions in each of the two heads.
         head_norm: The head's normalisation, "group" or "none"; None: the version's.
         box_loss: The loss of boxes, such as "l1" or "giou"; None: the version's.
-        anchor_sizes: For each level, the square roots of the areas of its anchors, in pixels of the
-            resized image; None: the published, three to an octave from 32 on.
+        anchor_sizes: For each level, the square roots of its anchors' areas, in pixels of the
+            resized image; None: the published ones, three to an octave from 32 on.
         aspect_ratios: Height / width of the anchors.
-        min_size: The shorter side that images are resized to, in pixels.
-        max_size: The longest that the longer side may become, in pixels.
-        resize_in_training: Whether the model resizes images in training; False: the transforms
-            resize (multi-scale).
-        image_mean: The mean of each channel of images in [0, 1].
-        image_std: The standard deviation of each channel of images in [0, 1].
-        fg_iou_thresh: An anchor that overlaps an object by at least this much is the object's; so
-            are each object's best anchors.
-        bg_iou_thresh: An anchor that overlaps every object by less than this is background; one
-            between the two thresholds counts for nothing.
-        score_thresh: Detections of a lower score are left out.
-        nms_thresh: Of two detections of a class that overlap by more than this, only the one with
+        min_size: Length in pixels to which the shorter side is resized.
+        max_size: Upper limit of the longer side in pixels.
+        resize_in_training: Whether the model resizes images in training; False: the transforms do
+            (multi-scale).
+        image_mean: Mean of each channel of images in [0, 1].
+        image_std: Standard deviation of each channel of images in [0, 1].
+        fg_iou_thresh: An anchor belongs to an object that it overlaps by at least this IoU; so do
+            each object's best anchors.
+        bg_iou_thresh: An anchor is background if it overlaps every object by less than this IoU;
+            between the two thresholds it does not count.
+        score_thresh: Lower limit of the detections' scores.
+        nms_thresh: If two detections of a class overlap by more than this IoU, only the one with
             the higher score is kept.
-        topk_candidates: How many detections of each level are kept, by score, before overlapping
-            ones are left out.
-        detections_per_img: How many detections of an image are kept in the end, by score.
+        topk_candidates: Number of detections of each level that are kept, by score, before
+            overlapping ones are removed.
+        detections_per_img: Number of detections of an image that are kept at the end, by score.
+
+    Returns:
+        The detector.
 
     Raises:
-        ConfigError: the backbone is unknown, or the choices contradict each other.
+        ConfigError: The backbone is unknown, or the choices contradict each other.
     """
     _check(backbone, norm, trainable_layers, weights or weights_backbone, stages)
     published = _weights(
@@ -263,7 +278,7 @@ def retinanet(
     if head_convs != 4:
         _shorten(head, head_convs, channels, group=group)
     head.regression_head._loss_type = box_loss or ("l1" if version == 1 else "giou")
-    made = RetinaNet(
+    model = RetinaNet(
         pyramid,
         num_classes,
         anchor_generator=anchors,
@@ -281,16 +296,17 @@ def retinanet(
         detections_per_img=detections_per_img,
     )
     if published:
-        made.load_state_dict(published.get_state_dict(check_hash=True))
+        model.load_state_dict(published.get_state_dict(check_hash=True))
         # COCO_V1 of version 1 was trained before frozen batch norm had an epsilon
-        overwrite_eps(made, 0.0 if version == 1 else 1e-5)
-    return made
+        overwrite_eps(model, 0.0 if version == 1 else 1e-5)
+    return model
 
 
 @final
 class _Head(RetinaNetHead):
-    """Its outputs are at least float32, also under autocast: boxes, overlaps and losses are
-    computed in their format.
+    """A head with outputs of at least float32, also under autocast.
+
+    Boxes, overlaps and losses are computed in the precision of its outputs.
     """
 
     def forward(self, x: list[Tensor]) -> dict[str, Tensor]:
@@ -302,11 +318,9 @@ class _Head(RetinaNetHead):
 
 @final
 class _Anchors(AnchorGenerator):
-    """At least float32, whatever the format of the features.
+    """Anchors of at least float32, whatever the precision of the features."""
 
-    Bfloat16 has only multiples of 4 from 512 on.
-    """
-
+    # Bfloat16 has only multiples of 4 from 512 on
     def set_cell_anchors(self, dtype: torch.dtype, device: torch.device) -> None:
         super().set_cell_anchors(torch.float32 if dtype.itemsize < 4 else dtype, device)
 
@@ -419,17 +433,17 @@ def _anchors(
             (base, int(base * 2 ** (1 / 3)), int(base * 2 ** (2 / 3)))
             for base in (32 * 2**level for level in range(levels))
         ]
-    if len(sizes) != levels or len({len(one) for one in sizes}) != 1:
-        words = "do not fit the pyramid"
+    if len(sizes) != levels or len({len(level_sizes) for level_sizes in sizes}) != 1:
+        reason = "do not fit the pyramid"
         raise ConfigError(
             Problem(
                 "model.anchor_sizes",
-                words,
-                [list(one) for one in sizes],
+                reason,
+                [list(level_sizes) for level_sizes in sizes],
                 f"{levels} lists of equal length, one per level",
             )
         )
-    return _Anchors(tuple(tuple(one) for one in sizes), (tuple(ratios),) * levels)
+    return _Anchors(tuple(tuple(level_sizes) for level_sizes in sizes), (tuple(ratios),) * levels)
 
 
 def _shorten(head: RetinaNetHead, convs: int, channels: int, *, group: bool) -> None:
@@ -451,9 +465,8 @@ def _shorten(head: RetinaNetHead, convs: int, channels: int, *, group: bool) -> 
 
 
 def _require_pretrained(body: nn.Module) -> None:
-    """Refuse frozen norms with their initial mean 0 and variance 1: they have seen neither
-    pretrained weights nor images.
-    """
+    """Raise a ConfigError for frozen norms with their initial mean 0 and variance 1."""
+    # Such norms have seen neither pretrained weights nor images
     norms = [
         module
         for module in body.modules()

@@ -1,6 +1,4 @@
-"""timm's image models (`pip install 'samewise[timm]'`) by name, without timm's own loading of
-weights.
-"""
+"""timm's image models (`pip install 'samewise[timm]'`) by name, without timm's loading of weights."""
 
 from __future__ import annotations
 
@@ -31,25 +29,28 @@ def timm_model(
     drop_path_rate: float | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> nn.Module:
-    """A model of timm (github.com/huggingface/pytorch-image-models): images float32[B, in_chans, H,
-    W] to logits float32[B, num_classes].
+    """Create a model of timm: images float32[B, in_chans, H, W] to logits float32[B, num_classes].
 
-    Nothing is read or downloaded, whatever the environment says: weights are `initialise.weights`.
-    Attention is torch's fused one, also where the variable TIMM_FUSED_ATTN says another, since that
-    changes bits.
+    Source: https://github.com/huggingface/pytorch-image-models. Nothing is read or downloaded,
+    whatever the environment says: `initialise.weights` names weights. Attention is always torch's
+    fused one, even if the variable TIMM_FUSED_ATTN selects another, since that changes bits.
 
     Args:
-        name: Of `timm.list_models()`: "resnet18", "vit_base_patch16_224", ....
-        num_classes: Outputs.
+        name: A name of `timm.list_models()`: "resnet18", "vit_base_patch16_224", ....
+        num_classes: Number of outputs.
         in_chans: Channels of the images.
-        image_size: Of the images, in pixels; only for models that are made for one size, such as
-            ViTs.
+        image_size: Height and width of the images in pixels, for models that are made for one size,
+            such as ViTs.
         drop_rate: Dropout before the last layer.
         drop_path_rate: Stochastic depth; None: the model's own.
-        settings: More arguments that the model takes, such as global_pool.
+        settings: Further arguments of the model, such as global_pool.
 
-    Raises: ConfigError: timm is not installed, it has no such model, or an argument would have it
-        load something.
+    Returns:
+        The model.
+
+    Raises:
+        ConfigError: timm is not installed or has no such model, or an argument would load
+            something.
     """
     try:
         import timm
@@ -79,21 +80,21 @@ def timm_model(
                 hint,
             )
         )
-    given = dict(settings or {})
-    if wrong := next((key for key in given if _OF_WEIGHTS.search(key) or key in _OTHER), None):
-        hint = "weights are given by initialise.weights" if _OF_WEIGHTS.search(wrong) else ""
+    options = dict(settings or {})
+    if refused := next((key for key in options if _OF_WEIGHTS.search(key) or key in _OTHER), None):
+        hint = "weights are given by initialise.weights" if _OF_WEIGHTS.search(refused) else ""
         raise ConfigError(
             Problem(
-                f"settings.{wrong}",
+                f"settings.{refused}",
                 "is not an argument that a config may set",
-                given[wrong],
+                options[refused],
                 hint=hint,
             )
         )
     if image_size is not None and timm.get_pretrained_cfg_value(base, "fixed_input_size"):
-        given.setdefault("img_size", image_size)
+        options.setdefault("img_size", image_size)
     if drop_path_rate is not None:
-        given["drop_path_rate"] = drop_path_rate
+        options["drop_path_rate"] = drop_path_rate
     set_fused_attn(enable=True)
     try:
         model = timm.create_model(
@@ -102,28 +103,28 @@ def timm_model(
             num_classes=num_classes,
             in_chans=in_chans,
             drop_rate=drop_rate,
-            **given,
+            **options,
         )
     except TypeError as error:
         unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
-        if unknown is None or unknown[1] not in given:
+        if unknown is None or unknown[1] not in options:
             raise
         raise ConfigError(
             Problem(
                 f"settings.{unknown[1]}",
                 f"is not an argument of {base}",
-                given[unknown[1]],
+                options[unknown[1]],
                 hint="remove it",
             )
         ) from error
     model.checkpoint_problems = partial(
-        _checkpoint_problems, base, {"global_pool": _pooling(model), **given}
+        _checkpoint_problems, base, {"global_pool": _pooling(model), **options}
     )
     return model
 
 
 def _pooling(model: nn.Module) -> str | None:
-    """How a model pools before its head, in timm's word; None if it does not say."""
+    """Return how a model pools before its head, in timm's term; None if it does not say."""
     pool: Any = getattr(model, "global_pool", None) or getattr(
         getattr(model, "head", None), "global_pool", None
     )
@@ -133,17 +134,22 @@ def _pooling(model: nn.Module) -> str | None:
 def _checkpoint_problems(
     name: str, settings: Mapping[str, Any], config: Mapping[str, Any]
 ) -> list[Problem]:
-    """The entries of a checkpoint's config.json that belong to another model, or with which timm
-    makes one that computes something else.
+    """Return the entries of a checkpoint's config.json that belong to another model.
+
+    Entries with which timm computes something else from the same weights count too.
     """
-    there = str(config.get("architecture", name)).partition(".")[0]
-    if there != name:
+    published = str(config.get("architecture", name)).partition(".")[0]
+    if published != name:
         return [
             Problem(
-                "model.name", "differs from the checkpoint's", name, there, f"model.name={there}"
+                "model.name",
+                "differs from the checkpoint's",
+                name,
+                published,
+                f"model.name={published}",
             )
         ]
-    made_with: Any = config.get("model_args") or {}
+    arguments: Any = config.get("model_args") or {}
     plain = {
         key: list(value) if isinstance(value, tuple) else value for key, value in settings.items()
     }
@@ -155,6 +161,6 @@ def _checkpoint_problems(
             f"{value}",
             f"+model.settings.{key}={value}",
         )
-        for key, value in (made_with.items() if isinstance(made_with, dict) else ())
+        for key, value in (arguments.items() if isinstance(arguments, dict) else ())
         if key not in _GIVEN and "drop" not in key and value is not None and plain.get(key) != value
     ]

@@ -1,5 +1,6 @@
-"""wav2vec 2.0 and HuBERT from Hugging Face's transformers (`pip install 'samewise[transformers]'`)
-with CTC, without its own loading of weights.
+"""wav2vec 2.0 and HuBERT from Hugging Face's transformers, with CTC.
+
+It needs `pip install 'samewise[transformers]'`, and does not use its loading of weights.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ OURS: Final = frozenset(
         "ctc_zero_infinity",
     }
 )
-"""Settings of transformers' that have no effect here, or are `num_classes`."""
+"""Settings of transformers that have no effect here, or are `num_classes`."""
 COMPUTED_WITH: Final = (
     *(
         "hidden_act",
@@ -52,23 +53,23 @@ COMPUTED_WITH: Final = (
 
 @final
 class TransformersCTC(nn.Module):
-    """Waveforms float32[B, 1, T] to logits float32[B, num_classes, K].
+    """An encoder of transformers with CTC: float32[B, 1, T] to logits float32[B, num_classes, K].
 
-    Layers and names as in transformers' Wav2Vec2ForCTC or HubertForCTC.
+    Layers and names are those of transformers' Wav2Vec2ForCTC or HubertForCTC. Sources: Baevski et
+    al. 2020, wav2vec 2.0, arXiv 2006.11477; Hsu et al. 2021, HuBERT, arXiv 2106.07447.
 
-    As transformers' own processors do, the encoder is told what is padding only with
-    `feat_extract_norm: layer`: those with `group` were trained on zeros after each utterance, and
-    take them for silence. Its SpecAugment, the masks over features in training, draws from the
-    run's streams.
+    As with transformers' own processors, the encoder masks padding only with `feat_extract_norm:
+    layer`: models with `group` were trained on zeros after each utterance, and take them for
+    silence. Its SpecAugment, masks over features in training, draws from the run's streams.
 
     Args:
-        encoder: Which of the two.
-        num_classes: Letters, and the blank.
-        settings: Of transformers' Wav2Vec2Config or HubertConfig; those left out are as there,
-            which is the base model.
+        encoder: "wav2vec2" or "hubert".
+        num_classes: Number of letters, plus the blank.
+        settings: Settings of transformers' Wav2Vec2Config or HubertConfig; the defaults are theirs,
+            the base model.
 
     Raises:
-        ConfigError: transformers is not installed, or a setting is not one of its.
+        ConfigError: transformers is not installed, or has no such setting.
     """
 
     def __init__(
@@ -88,37 +89,41 @@ class TransformersCTC(nn.Module):
                     "", "needs the package transformers, which is not installed", encoder, hint=hint
                 )
             ) from None
-        kind, whole = (getattr(transformers, name) for name in ENCODERS[encoder])
-        known = [
+        config_class, model_class = (getattr(transformers, name) for name in ENCODERS[encoder])
+        allowed = [
             name
-            for name in kind.__annotations__
+            for name in config_class.__annotations__
             if not name.startswith("_") and name not in OURS and name != "model_type"
         ]
-        given = dict(settings or {})
-        if unknown := [
-            name for name in given if name not in known
-        ]:  # a kernel from the net is one of those that transformers takes beside them
+        options = dict(settings or {})
+        # transformers also accepts other settings, such as a kernel to download
+        if unknown := [name for name in options if name not in allowed]:
             raise ConfigError(
                 *(
                     Problem(
                         f"settings.{name}",
-                        f"is not a setting of {kind.__name__}",
-                        given[name],
-                        hint=nearest(name, known),
+                        f"is not a setting of {config_class.__name__}",
+                        options[name],
+                        hint=nearest(name, allowed),
                     )
                     for name in unknown
                 )
             )
-        self.config = kind(vocab_size=num_classes, attn_implementation="sdpa", **given)
-        made = whole(self.config)
+        self.config = config_class(vocab_size=num_classes, attn_implementation="sdpa", **options)
+        model = model_class(self.config)
         self._encoder = encoder
-        for name, part in made.named_children():
+        for name, part in model.named_children():
             self.add_module(name, part)
         if self.config.do_stable_layer_norm:
             put_last(self.get_submodule(f"{encoder}.encoder"), "layer_norm")
 
     def forward(self, features: Tensor, length: Tensor) -> Tensor:
-        """`length` is int64[B], the samples of each waveform without padding."""
+        """Return logits float32[B, num_classes, K].
+
+        Args:
+            features: float32[B, 1, T], waveforms.
+            length: int64[B], samples of each waveform without padding.
+        """
         require_waveforms(features, self.shortest())
         waveforms, inside = features[:, 0], None
         if self.config.feat_extract_norm == "layer":
@@ -134,12 +139,12 @@ class TransformersCTC(nn.Module):
 
     def _require_room_for_masks(self, frames: int) -> None:
         if frames <= self.config.mask_time_length:
-            words = f"is too long: the longest recording of a batch gives only {frames} frames"
+            reason = f"is too long: the longest recording of a batch gives only {frames} frames"
             hint = "++model.settings.mask_time_prob=0.0 for recordings as short as that"
             raise ConfigError(
                 Problem(
                     "model.settings.mask_time_length",
-                    words,
+                    reason,
                     self.config.mask_time_length,
                     f"less than {frames}",
                     hint,
@@ -147,13 +152,13 @@ class TransformersCTC(nn.Module):
             )
 
     def output_lengths(self, length: Tensor) -> Tensor:
-        """int64[B]: the number of output frames without padding."""
+        """Return the number of output frames without padding, int64[B]."""
         for kernel, stride in zip(self.config.conv_kernel, self.config.conv_stride, strict=True):
             length = (torch.div(length - kernel, stride, rounding_mode="floor") + 1).clamp(min=0)
         return length
 
     def shortest(self) -> int:
-        """The number of samples for one frame."""
+        """Return the number of samples for one frame."""
         needed = 1
         for kernel, stride in reversed(
             list(zip(self.config.conv_kernel, self.config.conv_stride, strict=True))
@@ -162,9 +167,7 @@ class TransformersCTC(nn.Module):
         return needed
 
     def checkpoint_problems(self, config: Mapping[str, Any]) -> list[Problem]:
-        """The entries of a checkpoint's config.json with which the same weights would compute
-        something else.
-        """
+        """Return a checkpoint's settings with which the same weights compute something else."""
         if config.get("model_type", self._encoder) != self._encoder:
             return [
                 Problem(

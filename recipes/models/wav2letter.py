@@ -1,5 +1,6 @@
-"""Wav2Letter in any size: torchaudio's layers with configurable widths, kernels and normalisation,
-unaffected by a batch's padding.
+"""Wav2Letter in any size, unaffected by a batch's padding.
+
+The layers are torchaudio's, with configurable widths, kernels and normalisation.
 """
 
 from __future__ import annotations
@@ -17,27 +18,29 @@ Norm = Literal["none", "layer"]
 
 @final
 class Wav2Letter(nn.Module):
-    """Convolutions in time (Collobert et al. 2016, arXiv 1609.03193): float32[B, num_features, N]
-    to log-probabilities float32[B, num_classes, M].
+    """Convolutions in time: float32[B, num_features, N] to log-probabilities [B, num_classes, M].
 
-    With the defaults these are the layers of `torchaudio.models.Wav2Letter(input_type="mfcc")`,
-    weight by weight, but for a rectifier after the last of them, which there keeps all scores from
-    0 up. Here what lies beyond an utterance's end is set to 0 before each convolution, so an
-    utterance gives the same alone and in a padded batch; torchaudio's lets each layer's biases
-    spread from the padding into the last frames.
+    Source: Collobert et al. 2016, Wav2Letter, arXiv 1609.03193. With the defaults, these are the
+    layers of `torchaudio.models.Wav2Letter(input_type="mfcc")`, weight by weight, except for a
+    rectifier after its last layer, which keeps all scores from 0 up. Positions beyond an
+    utterance's end are set to 0 before each convolution, so an utterance has the same output alone
+    and in a padded batch; torchaudio's biases spread from the padding into the last frames.
 
     Args:
-        num_classes: Letters, and the blank.
+        num_classes: Number of letters, plus the blank.
         num_features: Features of each frame.
         width: Channels of the lower layers.
         top_width: Channels of the last two hidden layers.
-        depth: Layers between the first and the top.
-        first_kernel: Frames that the first layer sees; it takes every other.
-        kernel: Frames that a layer of the middle sees; odd.
-        top_kernel: Frames that the first of the top layers sees.
-        norm: "none", as published, or "layer": the channels of each frame to mean 0 and deviation 1
-            (arXiv 1607.06450), which makes training faster.
-        dropout: The share of channel values dropped before the top layers.
+        depth: Number of layers between the first and the top.
+        first_kernel: Frames in the first layer's kernel; its stride is 2.
+        kernel: Frames in a middle layer's kernel; odd.
+        top_kernel: Frames in the kernel of the first top layer.
+        norm: "none", as published, or "layer": layer normalisation of each frame's channels (arXiv
+            1607.06450), which makes training faster.
+        dropout: Share of channel values dropped before the top layers.
+
+    Raises:
+        ConfigError: `kernel` is even.
     """
 
     def __init__(
@@ -75,7 +78,12 @@ class Wav2Letter(nn.Module):
         self._top = len(sizes) - 2
 
     def forward(self, features: Tensor, length: Tensor) -> Tensor:
-        """`length` is int64[B], the valid frames of `features`."""
+        """Return log-probabilities float32[B, num_classes, M].
+
+        Args:
+            features: float32[B, num_features, N].
+            length: int64[B], valid frames of `features`.
+        """
         hidden = features
         for number, (layer, norm) in enumerate(zip(self.layers, self.norms, strict=True)):
             hidden = layer(hidden if number < self._top else self.dropout(hidden))
@@ -90,16 +98,16 @@ class Wav2Letter(nn.Module):
         return self.last(hidden).log_softmax(1)
 
     def output_lengths(self, length: Tensor) -> Tensor:
-        """int64[B]: the number of output frames without padding."""
+        """Return the number of output frames without padding, int64[B]."""
         return length_after_all(
             [layer for layer in self.layers if isinstance(layer, nn.Conv1d)], length
         )
 
 
 def length_after_all(layers: Sequence[nn.Conv1d], length: Tensor) -> Tensor:
-    """int64[...]: the number of frames after 1-d convolutions in sequence.
+    """Return the number of frames after 1-d convolutions in sequence, int64[...].
 
-    0 where one of them has fewer, with its padding, than its kernel takes.
+    It is 0 if one of them has fewer frames, with its padding, than its kernel takes.
     """
     shortest = 1
     for layer in reversed(layers):
@@ -118,7 +126,7 @@ def length_after_all(layers: Sequence[nn.Conv1d], length: Tensor) -> Tensor:
 
 
 def length_after(layer: nn.Module, length: Tensor) -> Tensor:
-    """int64[...]: the number of frames after a 1-d convolution."""
+    """Return the number of frames after a 1-d convolution, int64[...]."""
     assert isinstance(layer, nn.Conv1d)
     assert isinstance(layer.padding, tuple)
     return (

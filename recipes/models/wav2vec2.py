@@ -14,36 +14,36 @@ from samewise.runner.errors import ConfigError, DataError, Problem
 
 @final
 class Wav2Vec2(Wav2Vec2Model):
-    """Waveforms float32[B, 1, T] to logits float32[B, num_classes, K] (A. Baevski et al.: wav2vec
-    2.0, arXiv 2006.11477; W.-N. Hsu et al., arXiv 2106.07447).
+    """An encoder of torchaudio with CTC: float32[B, 1, T] to logits float32[B, num_classes, K].
 
-    Both are one network, trained in different ways beforehand; layers and names are torchaudio's,
-    so that its published weights fit. The arguments are those of
-    `torchaudio.models.wav2vec2_model`, but for `num_classes`, which is its `aux_num_out`. The
-    encoder is told what is padding; the convolutions before it are not, and with
-    `extractor_mode="group_norm"` an utterance's first normalisation counts the padding in, as it
-    did where the weights were trained.
+    Sources: Baevski et al. 2020, wav2vec 2.0, arXiv 2006.11477; Hsu et al. 2021, HuBERT, arXiv
+    2106.07447. Both are one network, pretrained in different ways; layers and names are
+    torchaudio's, so that its published weights fit. The arguments are those of
+    `torchaudio.models.wav2vec2_model`, except for `num_classes`, its `aux_num_out`.
+
+    The encoder masks padding; the convolutions before it do not. With
+    `extractor_mode="group_norm"`, an utterance's first normalisation includes the padding, as it
+    did when the weights were trained.
 
     Args:
-        num_classes: Letters, and the blank.
+        num_classes: Number of letters, plus the blank.
         extractor_mode: "group_norm" after the first convolution (base, large), or "layer_norm"
             after each (large_lv60k, XLSR, HuBERT large and xlarge).
         extractor_conv_layer_config: (channels, kernel, stride) of each convolution; None: the
-            published seven, a frame every 320 samples.
+            published seven, a frame for every 320 samples.
         extractor_conv_bias: Whether these convolutions have biases.
-        encoder_embed_dim: The width of the transformer.
-        encoder_projection_dropout: The dropout before the transformer.
-        encoder_pos_conv_kernel: Frames that the convolution for positions sees.
+        encoder_embed_dim: Width of the transformer.
+        encoder_projection_dropout: Dropout before the transformer.
+        encoder_pos_conv_kernel: Frames in the kernel of the convolution for positions.
         encoder_pos_conv_groups: Groups of the convolution for positions.
-        encoder_num_layers: Layers of the transformer.
+        encoder_num_layers: Number of layers of the transformer.
         encoder_num_heads: Attention heads of each layer.
-        encoder_attention_dropout: The dropout of attention's weights.
-        encoder_ff_interm_features: The width between the two linear layers of each layer.
-        encoder_ff_interm_dropout: The dropout between these two linear layers.
-        encoder_dropout: The dropout of what each layer gives.
-        encoder_layer_norm_first: Whether each layer normalises what goes in, rather than what comes
-            out.
-        encoder_layer_drop: The probability that a layer is left out of a training step.
+        encoder_attention_dropout: Dropout of attention's weights.
+        encoder_ff_interm_features: Width between the two linear layers of each layer.
+        encoder_ff_interm_dropout: Dropout between these two linear layers.
+        encoder_dropout: Dropout of each layer's output.
+        encoder_layer_norm_first: Whether each layer normalises its input rather than its output.
+        encoder_layer_drop: Probability that a layer is left out of a training step.
     """
 
     def __init__(
@@ -69,9 +69,11 @@ class Wav2Vec2(Wav2Vec2Model):
         shapes = (
             None
             if extractor_conv_layer_config is None
-            else [cast("tuple[int, int, int]", tuple(one)) for one in extractor_conv_layer_config]
+            else [
+                cast("tuple[int, int, int]", tuple(layer)) for layer in extractor_conv_layer_config
+            ]
         )
-        made = wav2vec2_model(
+        model = wav2vec2_model(
             extractor_mode=extractor_mode,
             extractor_conv_layer_config=shapes,
             extractor_conv_bias=extractor_conv_bias,
@@ -89,18 +91,27 @@ class Wav2Vec2(Wav2Vec2Model):
             encoder_layer_drop=encoder_layer_drop,
             aux_num_out=num_classes,
         )
-        super().__init__(made.feature_extractor, made.encoder, made.aux)
+        super().__init__(model.feature_extractor, model.encoder, model.aux)
         if encoder_layer_norm_first:
-            put_last(made.encoder.transformer, "layer_norm")
+            put_last(model.encoder.transformer, "layer_norm")
 
     def forward(self, features: Tensor, length: Tensor) -> Tensor:  # type: ignore[override]
-        """`length` is int64[B], the samples of each waveform without padding."""
+        """Return logits float32[B, num_classes, K].
+
+        Args:
+            features: float32[B, 1, T], waveforms.
+            length: int64[B], samples of each waveform without padding.
+
+        Raises:
+            ConfigError: The features are not waveforms.
+            DataError: All waveforms are shorter than a frame.
+        """
         require_waveforms(features, int(self.shortest()))
         logits, _ = super().forward(features[:, 0], length)
         return logits.transpose(1, 2)
 
     def output_lengths(self, length: Tensor) -> Tensor:
-        """int64[B]: the number of output frames without padding."""
+        """Return the number of output frames without padding, int64[B]."""
         for layer in self.feature_extractor.conv_layers:
             length = (
                 torch.div(length - layer.kernel_size, layer.stride, rounding_mode="floor") + 1
@@ -108,7 +119,7 @@ class Wav2Vec2(Wav2Vec2Model):
         return length
 
     def shortest(self) -> int:
-        """The number of samples for one frame."""
+        """Return the number of samples for one frame."""
         needed = 1
         for layer in reversed(self.feature_extractor.conv_layers):
             needed = (needed - 1) * layer.stride + layer.kernel_size
@@ -116,27 +127,26 @@ class Wav2Vec2(Wav2Vec2Model):
 
 
 def put_last(module: nn.Module, name: str) -> None:
-    """Register a child after the others, where it is used: layer-wise learning rates follow the
-    order. Norms that end a stack are created before it.
-    """
+    """Register a child after other children, where it is used."""
+    # Layer-wise learning rates follow the order; norms that end a stack are created before it
     child = module.get_submodule(name)
     delattr(module, name)
     setattr(module, name, child)
 
 
 def require_waveforms(features: Tensor, shortest: int) -> None:
-    """Refuse anything but a batch of waveforms long enough for a frame.
+    """Raise an error unless a batch has waveforms long enough for a frame.
 
     Raises:
-        ConfigError: the features are not waveforms [B, 1, T].
-        DataError: the longest is shorter than `shortest` samples.
+        ConfigError: The features are not waveforms [B, 1, T].
+        DataError: The longest waveform is shorter than `shortest` samples.
     """
     if features.dim() != 3 or features.shape[1] != 1:
-        words = "give features, but the model reads waveforms"
+        reason = "give features, but the model reads waveforms"
         raise ConfigError(
             Problem(
                 "transforms",
-                words,
+                reason,
                 list(features.shape),
                 "[batch, 1, samples]",
                 "transforms=waveform",

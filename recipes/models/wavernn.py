@@ -1,5 +1,6 @@
-"""Generates speech with a WaveRNN, sample by sample, for any representation of samples
-(torchaudio's `infer` supports only labels).
+"""Generates speech with a WaveRNN, sample by sample, for any representation of samples.
+
+torchaudio's `infer` supports only labels.
 """
 
 from __future__ import annotations
@@ -15,17 +16,18 @@ from samewise.runner.errors import ConfigError, Problem
 
 @torch.no_grad()
 def speak(model: nn.Module, mel: Tensor, drawn: Callable[[Tensor], Tensor]) -> Tensor:
-    """float32[B, S] in the model's representation, drawn one sample after another (Kalchbrenner et
-    al., arXiv 1802.08435).
+    """Draw one sample after another: float32[B, S] in the model's representation.
 
-    What does not depend on earlier samples is computed for all times at once: a time step is then
-    two GRU cells and three small products.
+    Source: Kalchbrenner et al. 2018, Efficient Neural Audio Synthesis, arXiv 1802.08435.
 
     Args:
         model: A torchaudio WaveRNN.
-        mel: float32[B, n_mels, N], which gives S = (N - kernel_size + 1) * hop_length samples, as
-            in training.
-        drawn: From outputs float32[B, n_classes] to the next sample float32[B].
+        mel: float32[B, n_mels, N], for S = (N - kernel_size + 1) * hop_length samples, as in
+            training.
+        drawn: Draws the next samples float32[B] from outputs float32[B, n_classes].
+
+    Raises:
+        ConfigError: The model is not a WaveRNN.
     """
     if not isinstance(model, WaveRNN):
         raise ConfigError(
@@ -36,25 +38,29 @@ def speak(model: nn.Module, mel: Tensor, drawn: Callable[[Tensor], Tensor]) -> T
                 "torchaudio.models.WaveRNN",
             )
         )
+    # The part that does not depend on earlier samples is computed for all times at once: a time
+    # step is then two GRU cells and three small products
     with torch.autocast(mel.device.type, enabled=False):
-        known, weights = conditioning(model, mel.float()), _weights(model)
+        conditions, weights = conditioning(model, mel.float()), _weights(model)
         sample = torch.zeros(len(mel), device=mel.device)
         state1 = state2 = torch.zeros(len(mel), model.n_rnn, device=mel.device)
         spoken = list[Tensor]()
-        for at_once in zip(*known.values(), strict=True):
-            outputs, state1, state2 = _step(weights, sample, state1, state2, *at_once)
+        for step_conditions in zip(*conditions.values(), strict=True):
+            outputs, state1, state2 = _step(weights, sample, state1, state2, *step_conditions)
             sample = drawn(outputs)
             spoken.append(sample)
         return torch.stack(spoken, 1)
 
 
 def conditioning(model: WaveRNN, mel: Tensor) -> dict[str, Tensor]:
-    """The part that does not depend on earlier samples, for S times: `entry` [S, B, n_rnn],
-    `second` [S, B, n_aux], `third` and `fourth` [S, B, n_fc].
+    """Return the part of the steps that does not depend on earlier samples, for S times.
 
     Args:
-        model: It.
+        model: The WaveRNN.
         mel: float32[B, n_mels, N].
+
+    Returns:
+        `entry` [S, B, n_rnn], `second` [S, B, n_aux], `third` and `fourth` [S, B, n_fc].
     """
     spectrum, aux = model.upsample(mel)
     first, second, third, fourth = aux.permute(2, 0, 1).split(model.n_aux, dim=2)[:4]
@@ -69,26 +75,25 @@ def conditioning(model: WaveRNN, mel: Tensor) -> dict[str, Tensor]:
 
 
 def step(
-    model: WaveRNN, sample: Tensor, state1: Tensor, state2: Tensor, *known: Tensor
+    model: WaveRNN, sample: Tensor, state1: Tensor, state2: Tensor, *conditions: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """One step: the outputs float32[B, n_classes] for the next sample, and the new states of the
-    two cells.
+    """Return the outputs float32[B, n_classes] for the next sample, and the cells' new states.
 
     Args:
-        model: It.
-        sample: float32[B], the one before; zeros at first.
-        state1: float32[B, n_rnn], likewise.
-        state2: Likewise.
-        known: What `conditioning` gives for this time.
+        model: The WaveRNN.
+        sample: float32[B], the previous sample; zeros at first.
+        state1: float32[B, n_rnn], state of the first cell; zeros at first.
+        state2: float32[B, n_rnn], state of the second cell; zeros at first.
+        conditions: The tensors of `conditioning` for this time.
     """
-    return _step(_weights(model), sample, state1, state2, *known)
+    return _step(_weights(model), sample, state1, state2, *conditions)
 
 
 _Weights = tuple[Tensor, tuple[Tensor, ...], tuple[Tensor, ...], Tensor, Tensor, Tensor, Tensor]
 
 
 def _weights(model: WaveRNN) -> _Weights:
-    """The weights of a step."""
+    """Return the weights of a step."""
     fc1, fc2 = (
         model.fc1.weight[:, : model.n_rnn].t(),
         model.fc2.weight[:, : model.fc1.out_features].t(),
@@ -114,15 +119,15 @@ def _step(
     third: Tensor,
     fourth: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    heard, cell1, cell2, fc1, fc2, fc3, bias = weights
-    x = torch.addcmul(entry, sample[:, None], heard)
-    state1 = torch.gru_cell(x, state1, *cell1)
-    x = x + state1
-    state2 = torch.gru_cell(torch.cat([x, second], 1), state2, *cell2)
-    x = x + state2
-    x = torch.addmm(third, x, fc1).relu_()
-    x = torch.addmm(fourth, x, fc2).relu_()
-    return torch.addmm(bias, x, fc3), state1, state2
+    sample_weight, cell1, cell2, fc1, fc2, fc3, bias = weights
+    hidden = torch.addcmul(entry, sample[:, None], sample_weight)
+    state1 = torch.gru_cell(hidden, state1, *cell1)
+    hidden = hidden + state1
+    state2 = torch.gru_cell(torch.cat([hidden, second], 1), state2, *cell2)
+    hidden = hidden + state2
+    hidden = torch.addmm(third, hidden, fc1).relu_()
+    hidden = torch.addmm(fourth, hidden, fc2).relu_()
+    return torch.addmm(bias, hidden, fc3), state1, state2
 
 
 def _cell(rnn: nn.GRU) -> tuple[Tensor, Tensor, Tensor, Tensor]:

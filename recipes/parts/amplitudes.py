@@ -1,6 +1,4 @@
-"""How a vocoder represents samples: as one of 256 mu-law steps, or by a mixture of logistic
-distributions over 65,536 levels.
-"""
+"""Representations of a vocoder's samples: mu-law steps, or a mixture of logistic distributions."""
 
 from __future__ import annotations
 
@@ -16,34 +14,43 @@ from samewise.runner.errors import ConfigError, Problem, require_at_least
 
 
 class Amplitudes(abc.ABC):
-    """A probability for each value of the next sample, given a model's `n_classes` outputs."""
+    """Probabilities of the next sample's values, for a model's `n_classes` outputs."""
 
     n_classes: int
 
     @abc.abstractmethod
     def written(self, waveform: Tensor) -> Tensor:
-        """float32[...] in [-1, 1]: samples in [-1, 1] in the model's representation."""
+        """Return samples float32[...] in [-1, 1] in the model's representation, in [-1, 1]."""
 
     @abc.abstractmethod
     def heard(self, written: Tensor) -> Tensor:
-        """float32[...]: the samples that `written` represents."""
+        """Return the samples float32[...] of a representation."""
 
     @abc.abstractmethod
     def surprise(self, outputs: Tensor, waveform: Tensor) -> Tensor:
-        """float32[M] in nats: minus the log-probability of each sample float32[M], given the
-        outputs float32[M, n_classes].
+        """Return the negative log-probability of each sample in nats, float32[M].
+
+        Args:
+            outputs: float32[M, n_classes].
+            waveform: float32[M].
         """
 
     @abc.abstractmethod
     def drawn_by(self, outputs: Tensor, uniform: Tensor) -> Tensor:
-        """float32[B] in the model's representation: a sample from each row of float32[B,
-        n_classes], by random numbers float32[B, 2] in [0, 1).
+        """Draw a sample from each row of outputs, float32[B] in the model's representation.
+
+        Args:
+            outputs: float32[B, n_classes].
+            uniform: float32[B, 2], random numbers in [0, 1).
         """
 
 
 def _choose_class(logits: Tensor, uniform: Tensor) -> Tensor:
-    """int64[B, 1]: for each row of float32[B, C], the class in whose share of [0, 1) a number
-    float32[B, 1] falls.
+    """Return int64[B, 1]: the class of each row whose share of [0, 1) contains a random number.
+
+    Args:
+        logits: float32[B, C].
+        uniform: float32[B, 1].
     """
     return (
         (logits.softmax(1).cumsum(1) <= uniform).sum(1, keepdim=True).clamp(max=logits.shape[1] - 1)
@@ -52,14 +59,18 @@ def _choose_class(logits: Tensor, uniform: Tensor) -> Tensor:
 
 @final
 class MuLaw(Amplitudes):
-    """A class for each step of ITU-T G.711's mu-law companding: 256 steps are 8 bits."""
+    """A class for each step of ITU-T G.711's mu-law companding: 256 steps are 8 bits.
+
+    Args:
+        n_classes: Number of steps.
+    """
 
     def __init__(self, *, n_classes: int = 256) -> None:
         require_at_least({"recipe.n_classes": n_classes}, least=2)
         self.n_classes = n_classes
 
     def labels(self, waveform: Tensor) -> Tensor:
-        """int64[...] from 0 to n_classes - 1."""
+        """Return int64[...] from 0 to n_classes - 1."""
         waveform, steps = (
             waveform.clamp(-1.0, 1.0),
             torch.tensor(self.n_classes - 1.0, dtype=waveform.dtype),
@@ -71,7 +82,7 @@ class MuLaw(Amplitudes):
         return self._scaled(self.labels(waveform))
 
     def heard(self, written: Tensor) -> Tensor:
-        # WaveRNN (torchaudio's `infer`, too) speaks in labels scaled to [-1, 1]: they are mu-law
+        # WaveRNN (like torchaudio's `infer`) speaks in labels scaled to [-1, 1]: they are mu-law
         # steps, not amplitudes.
         labels = ((written + 1.0) / 2.0 * (self.n_classes - 1)).round()
         steps = torch.tensor(self.n_classes - 1.0, dtype=written.dtype)
@@ -90,19 +101,20 @@ class MuLaw(Amplitudes):
 
 @final
 class LogisticMixture(Amplitudes):
-    """A mixture of logistic distributions, discretised to levels (Salimans et al., PixelCNN++,
-    arXiv 1701.05517, section 2.1).
+    """A mixture of logistic distributions, discretised to levels.
 
-    A level's probability is the mass between the middles to its neighbours; the outermost levels
-    have the tails too, so they all add up to one. The mass is computed from sigmoid(a) - sigmoid(b)
-    = sigmoid(a) sigmoid(-b) (1 - exp(b - a)), which loses no digits where it is small; the
-    published code approximates it there.
+    Source: Salimans et al. 2017, PixelCNN++, arXiv 1701.05517, section 2.1. A level's probability
+    is the mass between the midpoints to its neighbours; the outermost levels include the tails, so
+    all add up to one.
 
     Args:
-        n_classes: Three for each component: its weight (a logit), mean and log scale; 30 for ten
+        n_classes: Three for each component, its weight (a logit), mean and log scale: 30 for ten
             components.
-        levels: Evenly spaced from -1 to 1.
-        smallest_log_scale: Log scales below it count as it: some third of a level.
+        levels: Number of levels, evenly spaced from -1 to 1.
+        smallest_log_scale: Lower limit of log scales, about a third of a level.
+
+    Raises:
+        ConfigError: `n_classes` is not a multiple of three, or there are fewer than two levels.
     """
 
     def __init__(
@@ -136,6 +148,8 @@ class LogisticMixture(Amplitudes):
         sharpness = (-log_scale).exp()
         above, below = (value - mean + half) * sharpness, (value - mean - half) * sharpness
         width = 2.0 * half * sharpness
+        # sigmoid(a) - sigmoid(b) = sigmoid(a) sigmoid(-b) (1 - exp(b - a)) loses no digits where it
+        # is small; the published code approximates it there
         inner = F.logsigmoid(above) + F.logsigmoid(-below) + _log_one_minus_exp(width)
         mass = torch.where(
             level == 0,
@@ -158,18 +172,19 @@ class LogisticMixture(Amplitudes):
         return weight, mean, log_scale.clamp(min=self._smallest)
 
     def _level(self, waveform: Tensor) -> Tensor:
-        """float32[...], whole numbers from 0 to levels - 1."""
+        """Return float32[...], whole numbers from 0 to levels - 1."""
         return ((waveform.clamp(-1.0, 1.0) + 1.0) / 2.0 * (self.levels - 1)).round()
 
 
 def entropy(counts: Tensor) -> float:
-    """The entropy in nats of the distribution with these int64[K] counts."""
+    """Return the entropy in nats of the distribution with these counts, int64[K]."""
     shares = counts.double() / counts.sum().clamp(min=1)
     return float(-torch.special.xlogy(shares, shares).sum())
 
 
 def _log_one_minus_exp(width: Tensor) -> Tensor:
-    """log(1 - exp(-width)) of a positive width, without loss of precision (Maechler 2012)."""
+    """Return log(1 - exp(-width)) of a positive width, without loss of precision."""
+    # Maechler 2012, Accurately Computing log(1 - exp(-|a|))
     return torch.where(
         width < math.log(2.0), (-torch.expm1(-width)).log(), torch.log1p(-torch.exp(-width))
     )

@@ -1,5 +1,6 @@
-"""COCO's average precision by its own evaluator, pycocotools: on the CPU, in image order, so with
-the same bits each time.
+"""COCO's average precision by its own evaluator, pycocotools.
+
+It runs on the CPU, in the order of images, so results have the same bits each time.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ _STATS = (
 )
 _REPORTED = ("map", "map_50", "map_75", "map_small", "map_medium", "map_large", "mar_100")
 _AREAS = {"small": (0, 32**2), "medium": (32**2, 96**2), "large": (96**2, 1e10)}
-_AT_50 = 0  # the first of the ten overlaps
+# .5 is the first of the ten overlaps
+_AT_50 = 0
 
 
 @final
@@ -38,12 +40,13 @@ class Image:
     """One image's N true boxes and M detections, on the CPU; boxes are (x1, y1, x2, y2) in pixels.
 
     Args:
-        size: (height, width).
-        boxes: float32[N, 4].
+        size: (height, width) in pixels.
+        boxes: float32[N, 4], true boxes.
         labels: int64[N], from 1.
-        crowd: bool[N]: stands for a group; a detection in it counts neither way.
-        area: float32[N], by which boxes are small (below 32 x 32), medium or large (from 96 x 96).
-        found_boxes: float32[M, 4].
+        crowd: bool[N], whether a box is a group; a detection in it counts neither as right nor
+            wrong.
+        area: float32[N] in square pixels: small below 32 x 32, large from 96 x 96, else medium.
+        found_boxes: float32[M, 4], detections.
         found_labels: int64[M].
         found_scores: float32[M].
     """
@@ -61,13 +64,13 @@ class Image:
 @final
 @dataclass(frozen=True)
 class AveragePrecision:
-    """The evaluator's results.
+    """Results of the evaluator.
 
     Args:
-        stats: Its twelve figures by name; -1 if there are no such boxes.
-        precision: float64[10, 101, K], at each overlap from .5 to .95 and each recall from 0 to 1,
-            of K classes (labels 1 to K); -1: no such class.
-        boxes: How many true boxes each label from 0 has, crowds apart.
+        stats: Twelve figures by name; -1 if there are no such boxes.
+        precision: float64[10, 101, K], at each overlap from .5 to .95, each recall from 0 to 1, and
+            each of K classes (labels 1 to K); -1 for a class without boxes.
+        boxes: Number of true boxes of each label from 0, without crowds.
     """
 
     stats: dict[str, float]
@@ -76,9 +79,7 @@ class AveragePrecision:
 
     @staticmethod
     def of(images: Sequence[Image], *, classes: int) -> AveragePrecision:
-        """Evaluate `images`, whose labels are below `classes` (or below the highest label plus
-        one).
-        """
+        """Evaluate `images`, whose labels are below `classes`, or the highest label plus one."""
         highest = max(
             (
                 int(labels.max())
@@ -93,7 +94,8 @@ class AveragePrecision:
         for image in images:
             for label in image.labels[~image.crowd].tolist():
                 counts[label] += 1
-        with contextlib.redirect_stdout(io.StringIO()):  # the evaluator reports its progress there
+        # The evaluator prints its progress
+        with contextlib.redirect_stdout(io.StringIO()):
             evaluator = _evaluate(images, classes)
         if evaluator is None:
             precision = np.repeat(
@@ -104,39 +106,41 @@ class AveragePrecision:
         return AveragePrecision(stats, evaluator.eval["precision"][:, :, :, 0, -1], counts)
 
     def summary(self) -> dict[str, float]:
-        """The reported figures, for sizes with boxes.
+        """Return the reported figures: the first three always, others for sizes with boxes.
 
-        The first three always, 0 if there are no boxes.
+        Figures without boxes are 0.
         """
-        kept = {
+        figures = {
             name: self.stats[name]
             for name in _REPORTED
             if self.stats[name] >= 0 or name in _REPORTED[:3]
         }
-        return {name: max(0.0, value) for name, value in kept.items()}
+        return {name: max(0.0, value) for name, value in figures.items()}
 
     def by_class(self) -> list[tuple[int, float, float]]:
-        """(label, average precision over all IoUs, and at .5) of each class with boxes."""
+        """Return (label, average precision over all IoUs, and at .5) of each class with boxes."""
         means = []
         for label in range(1, len(self.boxes)):
             if self.boxes[label]:
-                of_class = self.precision[:, :, label - 1]
-                means.append((label, float(of_class.mean()), float(of_class[_AT_50].mean())))
+                class_precision = self.precision[:, :, label - 1]
+                means.append(
+                    (label, float(class_precision.mean()), float(class_precision[_AT_50].mean()))
+                )
         return means
 
     def curve(self, label: int) -> np.ndarray:
-        """float64[101]: the precision at recalls from 0 to 1, at an IoU of .5."""
+        """Return float64[101]: the precision at recalls from 0 to 1, at an IoU of .5."""
         return self.precision[_AT_50, :, label - 1]
 
 
 def _empty_stats(images: Sequence[Image]) -> dict[str, float]:
-    """The figures without detections or without true boxes: 0, or -1 for sizes without true boxes."""
+    """Return the figures without detections or true boxes: 0, or -1 for sizes without boxes."""
     areas = [area for image in images for area in image.area[~image.crowd].tolist()]
-    there = {
+    has_size = {
         size: any(low <= area <= high for area in areas) for size, (low, high) in _AREAS.items()
     }
     return {
-        name: 0.0 if there.get(name.rpartition("_")[2], bool(areas)) else -1.0 for name in _STATS
+        name: 0.0 if has_size.get(name.rpartition("_")[2], bool(areas)) else -1.0 for name in _STATS
     }
 
 
@@ -155,10 +159,10 @@ def _evaluate(images: Sequence[Image], classes: int) -> Any:
         "annotations": _annotations(images),
     }
     truth.createIndex()
-    found = _detections(images)
-    if not truth.dataset["annotations"] or not len(found):
+    detections = _detections(images)
+    if not truth.dataset["annotations"] or not len(detections):
         return None
-    evaluator = COCOeval(truth, truth.loadRes(found), "bbox")
+    evaluator = COCOeval(truth, truth.loadRes(detections), "bbox")
     evaluator.evaluate()
     evaluator.accumulate()
     evaluator.summarize()
@@ -166,7 +170,7 @@ def _evaluate(images: Sequence[Image], classes: int) -> Any:
 
 
 def _annotations(images: Sequence[Image]) -> list[dict[str, Any]]:
-    made: list[dict[str, Any]] = []
+    entries: list[dict[str, Any]] = []
     for number, image in enumerate(images, start=1):
         rows = zip(
             image.boxes.double().tolist(),
@@ -177,9 +181,9 @@ def _annotations(images: Sequence[Image]) -> list[dict[str, Any]]:
         )
         for (x1, y1, x2, y2), label, crowd, area in rows:
             box = [x1, y1, x2 - x1, y2 - y1]
-            made.append(
+            entries.append(
                 {
-                    "id": len(made) + 1,
+                    "id": len(entries) + 1,
                     "image_id": number,
                     "category_id": label,
                     "bbox": box,
@@ -187,11 +191,11 @@ def _annotations(images: Sequence[Image]) -> list[dict[str, Any]]:
                     "iscrowd": int(crowd),
                 }
             )
-    return made
+    return entries
 
 
 def _detections(images: Sequence[Image]) -> np.ndarray:
-    """float64[M, 7]: image, x, y, width, height, score, label."""
+    """Return float64[M, 7]: image, x, y, width, height, score, label."""
     rows = []
     for number, image in enumerate(images, start=1):
         boxes, count = image.found_boxes.double().numpy(), len(image.found_boxes)

@@ -11,18 +11,19 @@ from torch import Tensor
 from samewise.runner.errors import DataError, Problem
 
 _ROUNDING = 0.05
-"""What the sum of an image's shares of classes may be off by."""
+"""Tolerance of the sum of an image's shares of classes."""
 
 
 def labels_of(labels: Sequence[Any], num_classes: int | None) -> Tensor:
-    """int64[B] or float32[B, K] of the samples' labels.
+    """Return the samples' labels as int64[B] or float32[B, K].
 
     Raises:
-        DataError: one is out of range, or is no label.
+        DataError: A label is invalid or out of range.
     """
     try:
-        kinds = set(map(type, labels))  # one is the usual case, and the fast one
-        made = (
+        # A single type is the usual case, and fast
+        kinds = set(map(type, labels))
+        tensor = (
             torch.tensor(labels)
             if kinds == {int}
             else torch.stack(
@@ -38,11 +39,11 @@ def labels_of(labels: Sequence[Any], num_classes: int | None) -> Tensor:
                 "an integer, or one float for each class",
             )
         ) from None
-    if made.dim() == 1 and not made.is_floating_point():
-        made = made.long()
+    if tensor.dim() == 1 and not tensor.is_floating_point():
+        tensor = tensor.long()
         if num_classes is not None:
-            check_range(made, num_classes, f"there are {num_classes} classes")
-    elif made.dim() != 2 or not made.is_floating_point():
+            check_range(tensor, num_classes, f"there are {num_classes} classes")
+    elif tensor.dim() != 2 or not tensor.is_floating_point():
         raise DataError(
             Problem(
                 "dataset",
@@ -51,16 +52,15 @@ def labels_of(labels: Sequence[Any], num_classes: int | None) -> Tensor:
                 "an integer, or one float for each class",
             )
         )
-    return made
+    return tensor
 
 
 def require_shares(labels: Tensor) -> None:
-    """Raise a DataError if a cross-entropy is given rows that do not add up to 1: it would
-    count an image as often as it has labels.
-    """
+    """Raise a DataError if rows of labels do not add up to 1, as a cross-entropy needs."""
+    # Otherwise a cross-entropy would count an image as often as it has labels
     sums = labels.double().sum(1)
     if len(wrong := (~((sums - 1.0).abs() <= _ROUNDING)).nonzero()):
-        words = (
+        reason = (
             f"a label's numbers add up to {float(sums[wrong[0]]):g}, and a cross-entropy "
             "takes shares that add up to 1"
         )
@@ -68,7 +68,7 @@ def require_shares(labels: Tensor) -> None:
         raise DataError(
             Problem(
                 "dataset",
-                words,
+                reason,
                 labels[wrong[0, 0]].tolist(),
                 "one class, or its share for each class",
                 hint,
@@ -77,7 +77,8 @@ def require_shares(labels: Tensor) -> None:
 
 
 def check_range(labels: Tensor, classes: int, reason: str) -> None:
-    """One pass over B integers; a wrong one is located only if there is one."""
+    """Raise a DataError if a label is out of range."""
+    # One pass over the labels; a wrong one is located only if there is one
     low, high = (int(end) for end in torch.aminmax(labels))
     if low < 0 or high >= classes:
         reason, value, expected = (
@@ -90,31 +91,25 @@ def check_range(labels: Tensor, classes: int, reason: str) -> None:
 
 
 def hits(logits: Tensor, label: Tensor) -> Tensor:
-    """int64[]: for how many images the largest logit belongs to the label, or to the likeliest
-    label.
-    """
+    """Return int64[]: the number of images whose largest logit belongs to the (likeliest) label."""
     prediction = logits.argmax(1)
     return (prediction == (label if label.dim() == 1 else likeliest_label(label, prediction))).sum()
 
 
 def likeliest_label(labels: Tensor, prediction: Tensor) -> Tensor:
-    """int64[B]: the largest of labels float[B, K].
-
-    Of several, the predicted one, since the image shows it.
-    """
-    best, first = labels.max(1)
+    """Return int64[B]: the largest of labels float[B, K]; of several, the predicted one."""
+    best, largest = labels.max(1)
     return torch.where(
-        (labels.gather(1, prediction[:, None])[:, 0] == best) & (best > 0), prediction, first
+        (labels.gather(1, prediction[:, None])[:, 0] == best) & (best > 0), prediction, largest
     )
 
 
 def rank(logits: Tensor, label: Tensor) -> Tensor:
-    """int64[B]: the number of classes ranked before the true one, by larger logit, then by lower
-    number.
+    """Return int64[B]: the number of classes ranked before the true one.
 
-    Unlike `topk`, whose choice among equal logits is not specified, this is one answer on every
-    device; it is 0 exactly where `argmax` is right. A logit that is not a number counts as larger,
-    so a model that gives nothing else is never right.
+    Classes are ranked by larger logit, then by lower number. Unlike `topk`, whose choice among
+    equal logits is not specified, the rank is the same on every device, and 0 exactly where
+    `argmax` is right. NaN counts as larger, so a model that returns only NaN is never right.
     """
     true = logits.gather(1, label[:, None])
     earlier = torch.arange(logits.shape[1], device=logits.device) < label[:, None]
@@ -122,7 +117,7 @@ def rank(logits: Tensor, label: Tensor) -> Tensor:
 
 
 def worth_seeing(loss: Tensor, *, worst: int = 4, first: int = 4) -> Tensor:
-    """int64[S]: the batch's positions with the largest loss, and its first few."""
+    """Return int64[S]: the batch's positions with the largest loss, and its first few."""
     chosen = torch.zeros_like(loss, dtype=torch.bool)
     chosen[loss.argsort(descending=True, stable=True)[:worst]] = True
     chosen[:first] = True

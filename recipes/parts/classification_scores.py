@@ -17,21 +17,21 @@ from samewise.runner.interfaces import Scores
 
 @dataclass(frozen=True)
 class MeasuredClassification:
-    """The measurements of one evaluation batch of B images, on the CPU.
+    """Measurements of one evaluation batch of B images, on the CPU.
 
     Args:
         loss: float32[B], the cross-entropy in nats against the true label, or the recipe's loss,
             without smoothing.
         label: int64[B], the true class.
         prediction: int64[B], the class with the largest logit (the first of equals).
-        rank: int64[B], how many classes the model puts before the true one: 0 when it is right,
+        rank: int64[B], the number of classes ranked before the true one: 0 if the model is right,
             below k for a top-k hit.
-        confidence: float[B], the probability of the prediction.
+        confidence: float[B], the prediction's probability.
         num_classes: K, the model's outputs.
-        shown: int64[S], the positions in the batch of the images kept to look at.
+        shown: int64[S], positions in the batch of the images kept for pictures.
         thumbnails: uint8[S, C, h, w], those images, small, each stretched to its own range.
-        probabilities: float[B, K], where metrics by name want them.
-        labels: float[B, K], where images may have several labels; `label` is then the one that the
+        probabilities: float[B, K], if there are metrics by name.
+        labels: float[B, K], if images may have several labels; `label` is then the one that the
             model ranks first, and 0 without labels.
     """
 
@@ -48,12 +48,14 @@ class MeasuredClassification:
 
 
 class ClassificationScores(Scores):
-    """Integer counts, and a float64 sum in sample order: the same bits for any split into batches.
+    """Scores of a classification: the same bits however the split is cut into batches.
+
+    Counts are integers; the loss is a float64 sum in sample order.
 
     Args:
-        classes: The names of the labels; empty: their numbers.
+        classes: The labels' names; empty: their numbers.
         top_k: As in the recipe.
-        metrics: More metrics; None: none.
+        metrics: Further metrics; None: none.
     """
 
     def __init__(
@@ -67,7 +69,8 @@ class ClassificationScores(Scores):
         self._metrics = metrics.copy_empty() if metrics else None
         self.top_k = tuple(dict.fromkeys(top_k))
         self.count = 0
-        self.confusion = torch.zeros(0, 0, dtype=torch.int64)  # [true class, predicted class]
+        # [true class, predicted class]
+        self.confusion = torch.zeros(0, 0, dtype=torch.int64)
         self._several = False
         self._loss = 0.0
         self._hits = dict.fromkeys(self.top_k, 0)
@@ -101,8 +104,12 @@ class ClassificationScores(Scores):
         self.count += len(measured.label)
 
     def compute(self) -> dict[str, float]:
-        """`loss` (nats per image), `accuracy`, `accuracy_top5` with more than five classes, and the
-        metrics by name.
+        """Return `loss` (nats per image), `accuracy`, top-k accuracies and the metrics by name.
+
+        `accuracy_top5` is reported for more than five classes.
+
+        Raises:
+            DataError: The evaluated split is empty.
         """
         if not self.count:
             raise DataError("the evaluated split is empty")
@@ -116,17 +123,16 @@ class ClassificationScores(Scores):
         return list(self._metrics.doubts) if self._metrics is not None else []
 
     def names(self) -> list[str]:
-        """K names: the data set's if it has one per output, otherwise the class numbers."""
-        known = len(self.confusion)
+        """Return K names: the data set's if it has one for each output, else the class numbers."""
+        count = len(self.confusion)
         return (
-            self.classes if len(self.classes) == known else [str(number) for number in range(known)]
+            self.classes if len(self.classes) == count else [str(number) for number in range(count)]
         )
 
     def save_pictures(self, folder: Path) -> None:
-        """Write `predictions.png`.
+        """Write `predictions.png`, `confusion_matrix.png` and `class_accuracy.csv`.
 
-        And `confusion_matrix.png` and `class_accuracy.csv`, unless images may have several labels,
-        and so no row of their own.
+        The last two need images of one label.
         """
         if self.count:
             self._sheet.save(folder / "predictions.png", self.names())

@@ -18,11 +18,10 @@ class Classified(Prediction):
 
     Args:
         probabilities: float[K].
-        classes: Their K names, or none.
-        picture: Reads the image to draw it in, uint8[3, H, W]; None: there is none.
-        least: Classes that are less probable are left out; None: none.
-        separate: The image may have several classes: all that are not less probable than `least`
-            are found.
+        classes: The names of the K classes, or none.
+        picture: Reads the image to draw the class into, uint8[3, H, W]; None: there is none.
+        least: Lower limit of the probability of reported classes; None: no limit.
+        separate: Whether the image may have several classes: all that reach `least` are reported.
     """
 
     def __init__(
@@ -42,15 +41,15 @@ class Classified(Prediction):
         self._every = separate and least is not None
 
     def values(self) -> dict[str, Any]:
-        """The likeliest class, by number and, if known, name, and the probabilities of those found.
+        """Return the likeliest class, by number and name, and the reported probabilities.
 
-        None if all are below the threshold.
+        The class is None if all are below the limit.
         """
-        found = self._found()
+        labels = self._found()
         return {
-            **self._named(found[0] if found else None),
+            **self._named(labels[0] if labels else None),
             "probabilities": {
-                self._name(label): float(self.probabilities[label]) for label in found
+                self._name(label): float(self.probabilities[label]) for label in labels
             },
         }
 
@@ -58,23 +57,25 @@ class Classified(Prediction):
         """Write `NAME_class.png`, the image with its class and probability; nothing for videos."""
         if self._picture is None:
             return []
-        words = (
-            ", ".join(f"{self._name(one)} {self.probabilities[one]:.2f}" for one in self._shown())
+        caption = (
+            ", ".join(
+                f"{self._name(label)} {self.probabilities[label]:.2f}" for label in self._shown()
+            )
             or f"none of at least {self._least:g}"
         )
-        return [pictures.save_classified(folder / f"{name}_class.png", self._picture(), words)]
+        return [pictures.save_classified(folder / f"{name}_class.png", self._picture(), caption)]
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row, with the `probability` of the class.
+        """Return one row, with the `probability` of the class.
 
-        Of an image that may have several, one for each that reaches the threshold.
+        An image that may have several classes has a row for each that reaches the limit.
         """
         return [
             {
-                **self._named(one),
-                "probability": None if one is None else float(self.probabilities[one]),
+                **self._named(label),
+                "probability": None if label is None else float(self.probabilities[label]),
             }
-            for one in self._shown() or [None]
+            for label in self._shown() or [None]
         ]
 
     def at_least(self, score: float) -> Classified:
@@ -83,12 +84,12 @@ class Classified(Prediction):
         )
 
     def _found(self) -> list[int]:
-        """The five likeliest classes that reach the threshold, or all that do."""
+        """Return the five likeliest classes that reach the limit, or all that do."""
         ranked = self.probabilities.argsort(descending=True, stable=True).tolist()
         return [
-            one
-            for one in (ranked if self._every else ranked[:5])
-            if self.probabilities[one] >= self._least
+            label
+            for label in (ranked if self._every else ranked[:5])
+            if self.probabilities[label] >= self._least
         ]
 
     def _shown(self) -> list[int]:
@@ -101,8 +102,9 @@ class Classified(Prediction):
         }
 
     def _name(self, label: int) -> str:
-        """Distinct for each class: some data sets use a name twice."""
+        """Return the class's name, unique for each class."""
         if not self.classes:
             return str(label)
+        # Some data sets use a name twice
         name = self.classes[label]
         return name if self.classes.count(name) == 1 else f"{name} ({label})"

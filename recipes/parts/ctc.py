@@ -1,5 +1,7 @@
-"""Connectionist temporal classification (Graves et al., ICML 2006): its loss, deterministic on
-every device, and its decoders.
+"""Connectionist temporal classification: its loss, deterministic on every device, and decoders.
+
+Source: Graves et al. 2006, Connectionist Temporal Classification, ICML,
+https://doi.org/10.1145/1143844.1143891.
 """
 
 from __future__ import annotations
@@ -23,19 +25,17 @@ BLANK = 0
 def negative_log_likelihood(
     log_probs: Tensor, lengths: Tensor, target: Tensor, target_lengths: Tensor
 ) -> Tensor:
-    """float32[B], in nats: infinite if a target does not fit into its frames.
-
-    On a CUDA device by a kernel of our own: torch's has no deterministic backward pass, and cuDNN's
-    takes only batches without padding and targets of at most 256 labels. Where that cannot be
-    (`stays_on`), on the CPU in float32, wherever the log-probabilities are, and gradients flow back
-    from there.
+    """Return float32[B] in nats: infinite if a target does not fit into its frames.
 
     Args:
         log_probs: [B, K, N], normalised over the K classes; class 0 is the blank.
         lengths: int64[B], valid frames.
-        target: int64[B, U], from 1 to K - 1; what lies beyond a target's length is not read.
+        target: int64[B, U], from 1 to K - 1; values beyond a target's length are not read.
         target_lengths: int64[B].
     """
+    # torch's CUDA kernel has no deterministic backward pass, and cuDNN's takes only batches without
+    # padding and targets of at most 256 labels. Where our kernel cannot run, the CPU computes the
+    # loss in float32, and gradients flow back from there.
     if log_probs.is_cuda and stays_on(log_probs, target):
         from samewise.recipes.parts import ctc_kernel
 
@@ -54,8 +54,9 @@ def negative_log_likelihood(
 
 
 def stays_on(log_probs: Tensor, target: Tensor) -> bool:
-    """Whether the loss of log-probabilities and targets int64[B, U] is computed on their device: a
-    CUDA device with Triton, and no target too long.
+    """Whether the loss is computed on the log-probabilities' device.
+
+    On a CUDA device this requires Triton, and targets int64[B, U] that are not too long.
     """
     if not log_probs.is_cuda or importlib.util.find_spec("triton") is None:
         return log_probs.is_cpu
@@ -65,8 +66,9 @@ def stays_on(log_probs: Tensor, target: Tensor) -> bool:
 
 
 def frames_needed(target: Tensor, target_lengths: Tensor) -> Tensor:
-    """int64[B]: the fewest frames for a target: one per label, and a blank between equal
-    neighbours.
+    """Return int64[B]: the fewest frames for each target.
+
+    They are one for each label, and a blank between equal neighbours.
     """
     inside = (
         torch.arange(1, max(1, target.shape[1]), device=target.device) < target_lengths[:, None]
@@ -75,30 +77,39 @@ def frames_needed(target: Tensor, target_lengths: Tensor) -> Tensor:
 
 
 def greedy(log_probs: Tensor, lengths: Tensor) -> list[list[int]]:
-    """The labels of each sample's most likely path without repetitions and blanks.
+    """Return the labels of each sample's most likely path, without repetitions and blanks.
 
-    `log_probs` is [B, K, N], `lengths` int64[B].
+    Args:
+        log_probs: [B, K, N].
+        lengths: int64[B], valid frames.
     """
     best = log_probs.argmax(1)
     new = torch.ones_like(best, dtype=torch.bool)
     new[:, 1:] = best[:, 1:] != best[:, :-1]
-    said = (
+    is_label = (
         new & (best != BLANK) & (torch.arange(best.shape[1], device=best.device) < lengths[:, None])
     )
-    return [labels[kept].tolist() for labels, kept in zip(best.cpu(), said.cpu(), strict=True)]
+    return [
+        labels[positions].tolist()
+        for labels, positions in zip(best.cpu(), is_label.cpu(), strict=True)
+    ]
 
 
 def beam_search(log_probs: Tensor, lengths: Tensor, *, letters: str, **settings: Any) -> list[str]:
-    """The likeliest texts according to flashlight's beam search, on the CPU.
+    """Return the likeliest texts according to flashlight's beam search, on the CPU.
 
-    `settings` as for `beam_decoder`.
+    Args:
+        log_probs: [B, K, N].
+        lengths: int64[B], valid frames.
+        letters: The letters of the labels from 1 on.
+        settings: Further arguments of `beam_decoder`.
     """
     decoder = beam_decoder(letters, **settings)
     emissions = log_probs.permute(0, 2, 1).float().cpu().contiguous()
-    found: Sequence[Sequence[Any]] = decoder(emissions, lengths.to("cpu", torch.int64))
+    hypotheses: Sequence[Sequence[Any]] = decoder(emissions, lengths.to("cpu", torch.int64))
     if settings.get("lexicon"):
-        return [" ".join(best[0].words) if best else "" for best in found]
-    # The search begins and ends each text with a silence of its own.
+        return [" ".join(best[0].words) if best else "" for best in hypotheses]
+    # The search begins and ends each text with a silence of its own
     return [
         " ".join(
             "".join(
@@ -107,7 +118,7 @@ def beam_search(log_probs: Tensor, lengths: Tensor, *, letters: str, **settings:
         )
         if best
         else ""
-        for best in found
+        for best in hypotheses
     ]
 
 
@@ -123,19 +134,18 @@ def beam_decoder(
     lm_weight: float = 2.0,
     word_score: float = 0.0,
 ) -> Any:
-    """The `ctc_decoder` of torchaudio, which is flashlight-text's.
+    """Return the `ctc_decoder` of torchaudio, which is flashlight-text's.
 
     Args:
-        letters: The labels from 1 on.
-        size: Hypotheses kept from frame to frame.
-        size_token: Labels considered at each frame; None: all.
+        letters: The letters of the labels from 1 on.
+        size: Number of hypotheses kept from frame to frame.
+        size_token: Number of labels considered at each frame; None: all.
         threshold: Hypotheses this far below the best are dropped, in nats.
-        lexicon: A file of the words that may occur, a line each: the word, then its letters and a
-            final `|`, apart; None: any letters in any order.
-        language_model: A KenLM file, of words where there is a lexicon, else of letters; None:
-            none.
-        lm_weight: Of the language model's score.
-        word_score: Added for each word, with a lexicon.
+        lexicon: A file of the words that may occur, one in each line: the word, then its letters
+            and a final `|`, separated by spaces; None: any letters in any order.
+        language_model: A KenLM file, of words with a lexicon, else of letters; None: none.
+        lm_weight: Weight of the language model's score.
+        word_score: Score added for each word, with a lexicon.
 
     Raises:
         ConfigError: flashlight-text is not installed, or a file is missing.
@@ -175,7 +185,8 @@ def beam_decoder(
         beam_threshold=threshold,
         lm_weight=lm_weight,
         word_score=word_score,
-        log_add=True,  # a text's score is the sum over its paths, not the best of them
+        # A text's score is the sum over its paths, not the best of them
+        log_add=True,
         blank_token="<blank>",
         sil_token="|" if "|" in tokens else "<blank>",
         unk_word="<unk>",

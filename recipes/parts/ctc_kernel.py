@@ -1,12 +1,11 @@
-"""CTC's loss and gradient on a CUDA device, with the same bits each time: Triton kernels with a
-fixed order of addition.
+"""CTC's loss and gradient on a CUDA device, with the same bits each time, by Triton kernels.
 
-Torch's own CUDA kernel adds gradients by atomic operations. Here a program takes one utterance and
-goes through its frames forwards, for the probability of all that was heard so far (alpha), then
-backwards, for that of all that is to come (beta); a state's neighbours are read out of the same
-vector. A second kernel takes one frame and adds up, class by class, the states that say the class.
-The recursions are those of Graves et al., "Connectionist temporal classification", ICML 2006,
-equations 6 to 11 and 14, in logarithms.
+Torch's own CUDA kernel adds gradients by atomic operations; these kernels add in a fixed order. A
+program takes one utterance and goes through its frames forwards, for the probability of the states
+so far (alpha), then backwards, for that of the states to come (beta); a state's neighbours are read
+from the same vector. A second kernel takes one frame and adds up, class by class, the states of the
+class. The recursions are equations 6 to 11 and 14 of Graves et al., "Connectionist temporal
+classification", ICML 2006, in logarithms.
 """
 
 from __future__ import annotations
@@ -20,21 +19,20 @@ from torch import Tensor
 
 from samewise.runner.torch_private import ctc_loss, ctc_loss_backward
 
+# Finite, so that a difference of two is a number
 _NEVER = -1e30
-"""The logarithm of a probability that is zero: finite, so that a difference of two of them is a
-number."""
+"""Logarithm of a zero probability."""
 _LARGEST = 8192
-"""States that one program can hold, two for each label and one more, rounded up to a power of two.
-"""
+"""States that one program can hold: two for each label plus one, rounded up to a power of two."""
 
 
 @triton.jit
 def _log_sum(a, b, c, never: tl.constexpr):
-    """log(exp(a) + exp(b) + exp(c)); NaN stays NaN."""
+    """Return log(exp(a) + exp(b) + exp(c)); NaN stays NaN."""
     largest = tl.maximum(a, tl.maximum(b, c))
     shift = tl.where(largest <= never * 0.1, 0.0, largest)
-    found = shift + tl.log(tl.exp(a - shift) + tl.exp(b - shift) + tl.exp(c - shift))
-    return tl.where(largest <= never * 0.1, never, found)
+    total = shift + tl.log(tl.exp(a - shift) + tl.exp(b - shift) + tl.exp(c - shift))
+    return tl.where(largest <= never * 0.1, never, total)
 
 
 @triton.jit
@@ -52,21 +50,27 @@ def passes(
     SIZE: tl.constexpr,
     NEVER: tl.constexpr,
 ):
-    """For an utterance: alphas[t, s], betas[t, s] and its negative log-likelihood.
+    """Compute an utterance's alphas[t, s], betas[t, s] and negative log-likelihood.
 
-    log_probs [B, T, K]; labels and skips int32[B, SIZE]: of each state its class, and whether it
-    may follow the state but one before it; frames and states int32[B]; alphas and betas [B, T,
-    SIZE]; losses [B].
+    log_probs [B, T, K]; labels and skips int32[B, SIZE]: each state's class, and whether it may
+    follow the state but one before it; frames and states int32[B]; alphas and betas [B, T, SIZE];
+    losses [B].
     """
-    one = tl.program_id(0).to(tl.int64)
+    utterance = tl.program_id(0).to(tl.int64)
     state = tl.arange(0, SIZE)
-    length, count = tl.load(frames + one), tl.load(states + one)
-    label, skip = tl.load(labels + one * SIZE + state), tl.load(skips + one * SIZE + state) > 0
+    length, count = tl.load(frames + utterance), tl.load(states + utterance)
+    label, skip = (
+        tl.load(labels + utterance * SIZE + state),
+        tl.load(skips + utterance * SIZE + state) > 0,
+    )
     before, two_before = tl.maximum(state - 1, 0), tl.maximum(state - 2, 0)
     after, two_after = tl.minimum(state + 1, SIZE - 1), tl.minimum(state + 2, SIZE - 1)
-    skipped = tl.gather(tl.load(skips + one * SIZE + state), two_after, 0) > 0
-    here = log_probs + one * most_frames * classes
-    alpha_rows, beta_rows = alphas + one * most_frames * SIZE, betas + one * most_frames * SIZE
+    skipped = tl.gather(tl.load(skips + utterance * SIZE + state), two_after, 0) > 0
+    here = log_probs + utterance * most_frames * classes
+    alpha_rows, beta_rows = (
+        alphas + utterance * most_frames * SIZE,
+        betas + utterance * most_frames * SIZE,
+    )
     used = state < count
 
     alpha = tl.where(used & (state < 2), tl.load(here + label), NEVER)
@@ -74,13 +78,13 @@ def passes(
     for frame in range(1, length):
         stepped = tl.where(state >= 1, tl.gather(alpha, before, 0), NEVER)
         leapt = tl.where(skip & (state >= 2), tl.gather(alpha, two_before, 0), NEVER)
-        said = tl.load(here + frame * classes + label)
-        alpha = tl.where(used, _log_sum(alpha, stepped, leapt, NEVER) + said, NEVER)
+        emission = tl.load(here + frame * classes + label)
+        alpha = tl.where(used, _log_sum(alpha, stepped, leapt, NEVER) + emission, NEVER)
         tl.store(alpha_rows + frame * SIZE + state, alpha)
     final = used & (state >= count - 2)
     ends = tl.where(final, alpha, NEVER)
     largest = tl.max(ends, 0)
-    tl.store(losses + one, -(largest + tl.log(tl.sum(tl.exp(ends - largest), 0))))
+    tl.store(losses + utterance, -(largest + tl.log(tl.sum(tl.exp(ends - largest), 0))))
 
     beta = tl.where(final, 0.0, NEVER)
     tl.store(beta_rows + (length - 1) * SIZE + state, beta)
@@ -97,23 +101,24 @@ def passes(
 def by_class(
     alphas, betas, losses, labels, frames, gradients, most_frames, classes, SIZE: tl.constexpr
 ):
-    """For a frame of an utterance: gradients[t, k], minus the probability that the frame is class
-    k, given the transcript.
+    """Compute gradients[t, k] of a frame: minus the probability that it is class k.
+
+    The probability is conditional on the transcript.
     """
-    one, frame = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    utterance, frame = tl.program_id(0).to(tl.int64), tl.program_id(1)
     state = tl.arange(0, SIZE)
-    row = (one * most_frames + frame) * SIZE + state
-    inside = frame < tl.load(frames + one)
-    label = tl.load(labels + one * SIZE + state)
+    row = (utterance * most_frames + frame) * SIZE + state
+    inside = frame < tl.load(frames + utterance)
+    label = tl.load(labels + utterance * SIZE + state)
     shares = tl.exp(
         tl.load(alphas + row, mask=inside, other=0.0)
         + tl.load(betas + row, mask=inside, other=0.0)
-        + tl.load(losses + one)
+        + tl.load(losses + utterance)
     )
     for number in range(classes):
         share = tl.sum(tl.where(label == number, shares, 0.0), 0)
         tl.store(
-            gradients + (one * most_frames + frame) * classes + number,
+            gradients + (utterance * most_frames + frame) * classes + number,
             tl.where(inside, -share, 0.0),
         )
 
@@ -122,18 +127,18 @@ def by_class(
 def ctc(
     log_probs: Tensor, lengths: Tensor, target: Tensor, target_lengths: Tensor, gradient: bool
 ) -> tuple[Tensor, Tensor]:
-    """The loss of each utterance, and its gradient.
+    """Return the loss of each utterance, and its gradient.
 
     Args:
         log_probs: float32[B, T, K], normalised over K; class 0 is the blank.
         lengths: int64[B], valid frames.
         target: int64[B, U].
         target_lengths: int64[B].
-        gradient: Whether the gradient is wanted.
+        gradient: Whether to compute the gradient.
 
     Returns:
-        float32[B], in nats, infinite where a target does not fit into its frames; float32[B, T, K],
-        empty unless wanted, zero where the loss is infinite.
+        float32[B] in nats, infinite if a target does not fit into its frames; and float32[B, T, K],
+            empty without `gradient`, zero where the loss is infinite.
     """
     return launch(log_probs, lengths, target, target_lengths, gradient)
 
@@ -141,7 +146,7 @@ def ctc(
 def launch(
     log_probs: Tensor, lengths: Tensor, target: Tensor, target_lengths: Tensor, gradient: bool
 ) -> tuple[Tensor, Tensor]:
-    """As `ctc`, wherever Triton runs, including its interpreter on the CPU."""
+    """Compute `ctc` wherever Triton runs, including its interpreter on the CPU."""
     batch, most_frames, classes = log_probs.shape
     size = triton.next_power_of_2(2 * max(1, target.shape[1]) + 1)
     labels = torch.zeros(batch, size, dtype=torch.int32, device=log_probs.device)
@@ -154,7 +159,7 @@ def launch(
     )
     losses = torch.empty(batch, device=log_probs.device)
     frames, states = lengths.int(), (2 * target_lengths + 1).int()
-    # One without frames is passed over as if it had one, and put right below
+    # An utterance without frames is processed as if it had one, and corrected below
     heard = frames.clamp(min=1)
     log_probs = log_probs.contiguous()
     warps = max(1, min(16, size // 64))
@@ -174,8 +179,9 @@ def launch(
         num_warps=warps,
     )
     losses = torch.where(frames > 0, losses, torch.where(target_lengths > 0, -_NEVER, 0.0))
-    possible = ~(losses > -0.1 * _NEVER)  # NaN is left for who checks what is finite
-    found = torch.empty(log_probs.shape if gradient else 0, device=log_probs.device)
+    # NaN stays: the check for finite losses reports it
+    possible = ~(losses > -0.1 * _NEVER)
+    gradients = torch.empty(log_probs.shape if gradient else 0, device=log_probs.device)
     if gradient:
         by_class[(batch, most_frames)](
             alphas,
@@ -183,29 +189,29 @@ def launch(
             losses,
             labels,
             frames,
-            found,
+            gradients,
             most_frames,
             classes,
             SIZE=size,
             num_warps=min(4, warps),
         )
-        found = torch.where(possible[:, None, None], found, 0.0)
-    return torch.where(possible, losses, torch.inf), found
+        gradients = torch.where(possible[:, None, None], gradients, 0.0)
+    return torch.where(possible, losses, torch.inf), gradients
 
 
 @ctc.register_kernel("cpu")
 def _on_cpu(
     log_probs: Tensor, lengths: Tensor, target: Tensor, target_lengths: Tensor, gradient: bool
 ) -> tuple[Tensor, Tensor]:
-    """Torch's own."""
+    """Compute the loss and gradient by torch's own operators."""
     frames_first = log_probs.transpose(0, 1)
-    given: Any = (frames_first, target, lengths, target_lengths)
-    losses, alphas = ctc_loss(*given, 0, False)
+    arguments: Any = (frames_first, target, lengths, target_lengths)
+    losses, alphas = ctc_loss(*arguments, 0, False)
     if not gradient:
         return losses, torch.empty(0)
-    ones = torch.ones_like(losses)
-    found = ctc_loss_backward(ones, *given, losses, alphas, 0, True)
-    return losses, found.transpose(0, 1).contiguous()
+    unit_gradients = torch.ones_like(losses)
+    gradients = ctc_loss_backward(unit_gradients, *arguments, losses, alphas, 0, True)
+    return losses, gradients.transpose(0, 1).contiguous()
 
 
 @ctc.register_fake
@@ -222,25 +228,25 @@ class _Loss(torch.autograd.Function):
     def forward(
         context: Any, log_probs: Tensor, lengths: Tensor, target: Tensor, target_lengths: Tensor
     ) -> Tensor:
-        losses, found = ctc(log_probs, lengths, target, target_lengths, context.needs_input_grad[0])
-        context.save_for_backward(found)
+        losses, gradients = ctc(
+            log_probs, lengths, target, target_lengths, context.needs_input_grad[0]
+        )
+        context.save_for_backward(gradients)
         return losses
 
     @staticmethod
     def backward(context: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (found,) = context.saved_tensors
-        return found * grads[0][:, None, None], None, None, None
+        (gradients,) = context.saved_tensors
+        return gradients * grads[0][:, None, None], None, None, None
 
 
 def takes(target: Tensor) -> bool:
-    """Whether a kernel can hold the states of such long targets, int64[B, U]."""
+    """Whether a kernel can hold the states of targets as long as int64[B, U]."""
     return 2 * target.shape[1] + 1 <= _LARGEST
 
 
 def negative_log_likelihood(
     log_probs: Tensor, lengths: Tensor, target: Tensor, target_lengths: Tensor
 ) -> Tensor:
-    """float32[B], in nats: as `samewise.recipes.parts.ctc.negative_log_likelihood`, for float32[B,
-    T, K] on the device.
-    """
+    """Return `ctc.negative_log_likelihood` in nats, for float32[B, T, K] on the device."""
     return _Loss.apply(log_probs, lengths, target, target_lengths)

@@ -1,8 +1,8 @@
-"""RetinaNet's losses without waiting for the device: torchvision indexes, so the host must know a
-size; this masks instead.
+"""RetinaNet's losses without waiting for the device: masks in place of torchvision's indexing.
 
-The definitions are torchvision's (torchvision/models/detection/retinanet.py, `compute_loss`); the
-sums run over all anchors, in which what is left out is zero.
+With indexing, the host must know sizes. The definitions are torchvision's
+(torchvision/models/detection/retinanet.py, `compute_loss`); the sums cover all anchors, with zero
+for those that do not count.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _IGNORED = -2
 def losses(
     model: Any, images: Sequence[Tensor], targets: Sequence[Mapping[str, Tensor]]
 ) -> dict[str, Tensor]:
-    """The losses that torchvision's RetinaNet returns in training.
+    """Return the losses that torchvision's RetinaNet returns in training.
 
     Args:
         model: A torchvision.models.detection.RetinaNet in training mode.
         images: float32[3, H, W] each, in [0, 1], on the device.
-        targets: Of each image `boxes`, float32[M, 4], and `labels`, int64[M].
+        targets: For each image `boxes`, float32[M, 4], and `labels`, int64[M].
 
     Returns:
-        `classification` and `bbox_regression`, means over the images; NaN where a box has no area.
+        `classification` and `bbox_regression`, means over the images; NaN if a box has no area.
     """
     resized, boxes = zip(
         *(
@@ -54,7 +54,7 @@ def losses(
     features = list(model.backbone(batched.tensors).values())
     outputs: dict[str, Tensor] = model.head(features)
     (anchors, *_) = model.anchor_generator(batched, features)
-    found = [
+    image_losses = [
         _image_losses(
             model,
             outputs["cls_logits"][place],
@@ -66,13 +66,13 @@ def losses(
         for place in range(len(images))
     ]
     classification, regression = (
-        torch.stack(parts).sum() / max(1, len(images)) for parts in zip(*found, strict=True)
+        torch.stack(parts).sum() / max(1, len(images)) for parts in zip(*image_losses, strict=True)
     )
     return {"classification": classification, "bbox_regression": regression}
 
 
 def _resize(transform: Any, image: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
-    """The normalised image in the model's size, and its boxes there."""
+    """Return the normalised image in the model's size, and its boxes there."""
     mean, std = (
         _constant(tuple(values), image.dtype, image.device)
         for values in (transform.image_mean, transform.image_std)
@@ -92,18 +92,26 @@ def _constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.devic
 def _image_losses(
     model: Any, logits: Tensor, regressed: Tensor, anchors: Tensor, boxes: Tensor, labels: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Both losses of an image, divided by its foreground anchors: logits [A, C], regressed [A, 4],
-    anchors [A, 4], boxes [M, 4], labels [M].
+    """Return both losses of an image, divided by the number of its foreground anchors.
+
+    Args:
+        model: The RetinaNet.
+        logits: float[A, C].
+        regressed: float[A, 4].
+        anchors: float[A, 4].
+        boxes: float[M, 4].
+        labels: int64[M].
     """
     matched = _match_anchors(model.proposal_matcher, anchors, boxes)
     foreground = matched >= 0
     count = foreground.sum().clamp(min=1)
     classes = torch.arange(logits.shape[-1], device=logits.device)
     if not len(boxes):
-        boxes, labels = anchors[:1], classes[:1]  # any: nothing is matched to it
+        # Any values will do: no anchor is matched to them
+        boxes, labels = anchors[:1], classes[:1]
     nearest = matched.clamp(min=0)
-    wanted = (labels[nearest][:, None] == classes) & foreground[:, None]
-    focal = ops.sigmoid_focal_loss(logits, wanted.to(logits.dtype), reduction="none")
+    target = (labels[nearest][:, None] == classes) & foreground[:, None]
+    focal = ops.sigmoid_focal_loss(logits, target.to(logits.dtype), reduction="none")
     focal = torch.where((matched != _IGNORED)[:, None], focal, 0.0).sum() / count
     head = model.head.regression_head
     placed = _box_loss(head._loss_type, head.box_coder, anchors, boxes[nearest], regressed)
@@ -112,7 +120,7 @@ def _image_losses(
 
 
 def _match_anchors(matcher: Any, anchors: Tensor, boxes: Tensor) -> Tensor:
-    """int64[A]: each anchor's box, -1 for background, -2 in between.
+    """Return int64[A]: each anchor's box, -1 for background, -2 in between.
 
     As torchvision's Matcher, which always keeps each box's best anchors.
     """
@@ -120,26 +128,26 @@ def _match_anchors(matcher: Any, anchors: Tensor, boxes: Tensor) -> Tensor:
         return torch.full((len(anchors),), -1, device=anchors.device)
     overlap = ops.box_iou(boxes, anchors)
     best, place = overlap.max(dim=0)
-    found = torch.where(
+    matched = torch.where(
         best < matcher.low_threshold,
         -1,
         torch.where(best < matcher.high_threshold, _IGNORED, place),
     )
     if not matcher.allow_low_quality_matches:
-        return found
+        return matched
     return torch.where(
-        (overlap == overlap.max(dim=1, keepdim=True).values).any(dim=0), place, found
+        (overlap == overlap.max(dim=1, keepdim=True).values).any(dim=0), place, matched
     )
 
 
 def _box_loss(kind: str, coder: Any, anchors: Tensor, boxes: Tensor, regressed: Tensor) -> Tensor:
-    """[A]: as torchvision.models.detection._utils._box_loss, of each anchor."""
+    """Return the box loss of each anchor, [A], as torchvision's detection._utils._box_loss."""
     if kind in ("l1", "smooth_l1"):
-        wanted = encode_boxes(
+        target = encode_boxes(
             boxes, anchors, _constant(tuple(coder.weights), boxes.dtype, boxes.device)
         )
         return (F.l1_loss if kind == "l1" else F.smooth_l1_loss)(
-            regressed, wanted, reduction="none"
+            regressed, target, reduction="none"
         ).sum(1)
     return _OVERLAPS[kind](
         coder.decode_single(regressed, anchors), boxes, reduction="none", eps=1e-7

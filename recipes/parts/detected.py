@@ -1,4 +1,4 @@
-"""The objects found in an image, to write and to draw."""
+"""The objects detected in an image, to write and to draw."""
 
 from __future__ import annotations
 
@@ -17,61 +17,62 @@ from samewise.runner.interfaces import Prediction
 
 @final
 class Detected(Prediction):
-    """The objects found in one image.
+    """The objects detected in one image.
 
     Args:
-        found: The boxes, in pixels of the file, even where the data set or the transforms of
+        detections: The boxes, in pixels of the file, even if the data set or the transforms of
             evaluation resize it.
-        image: float32[3, H, W] in [0, 1]; it is resized to that image's size as it is drawn.
-        classes: The names of the labels, the background's first; empty: their numbers.
-        category_ids: The labels' numbers in COCO's results, -1 for a label that has none; empty:
-            the labels themselves.
-        least: The score of what is drawn; None: .3, or the three best.
+        image: float32[3, H, W] in [0, 1]; it is resized to the file's size when it is drawn.
+        classes: The labels' names, the background first; empty: their numbers.
+        category_ids: The labels' numbers in COCO's results, -1 for a label without one; empty: the
+            labels themselves.
+        least: Lower limit of the score of drawn boxes; None: .3, or the three best.
     """
 
     def __init__(
         self,
-        found: Image,
+        detections: Image,
         image: Tensor,
         classes: Sequence[str] = (),
         category_ids: Sequence[int] = (),
         *,
         least: float | None = None,
     ) -> None:
-        self.found = found
+        self.detections = detections
         self.classes, self._category_ids = list(classes), category_ids
         self._image = image
         self._least = least
 
     def values(self) -> dict[str, Any]:
-        """`detections`, by descending score: `label`, `class` if it has a name, `score`, and `box`
-        as [x1, y1, x2, y2].
+        """Return `width`, `height` and `detections`, by descending score.
+
+        A detection has `label`, `class` if it has a name, `score`, and `box` as [x1, y1, x2, y2].
         """
-        found = self.found
-        order = found.found_scores.argsort(descending=True, stable=True).tolist()
+        image = self.detections
+        order = image.found_scores.argsort(descending=True, stable=True).tolist()
         return {
-            "width": found.size[1],
-            "height": found.size[0],
+            "width": image.size[1],
+            "height": image.size[0],
             "detections": [self._plain_values(place) for place in order],
         }
 
     def save(self, folder: Path, name: str) -> list[Path]:
-        """Write `NAME_detections.png`: the image with boxes of at least the threshold.
+        """Write `NAME_detections.png`: the image with the boxes that reach the limit.
 
-        Without one, of at least .3, or the three best.
+        Without a limit, boxes with a score of at least .3, or the three best.
         """
         least, best = (0.3, 3) if self._least is None else (self._least, 0)
-        same = tuple(self._image.shape[-2:]) == self.found.size
+        is_same_size = tuple(self._image.shape[-2:]) == self.detections.size
         image = (
             self._image
-            if same
-            else functional.resize(self._image, list(self.found.size), antialias=True)
+            if is_same_size
+            else functional.resize(self._image, list(self.detections.size), antialias=True)
         )
         return [
             pictures.save_prediction(
                 folder / f"{name}_detections.png",
                 image,
-                self.found,
+                self.detections,
                 self.classes,
                 least=least,
                 best=best,
@@ -79,50 +80,51 @@ class Detected(Prediction):
         ]
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row per box; for an image without detections, one row without columns."""
+        """Return a row for each box; for an image without detections, one row without columns."""
         detections: list[dict[str, Any]] = self.values()["detections"]
-        boxes = [
-            dict(zip(("x1", "y1", "x2", "y2"), one.pop("box"), strict=True)) for one in detections
-        ]
-        return [one | box for one, box in zip(detections, boxes, strict=True)] or [{}]
+        boxes = [dict(zip(("x1", "y1", "x2", "y2"), x.pop("box"), strict=True)) for x in detections]
+        return [x | box for x, box in zip(detections, boxes, strict=True)] or [{}]
 
     def at_least(self, score: float) -> Detected:
-        found, kept = self.found, self.found.found_scores >= score
+        image, is_reached = self.detections, self.detections.found_scores >= score
         chosen = replace(
-            found,
-            found_boxes=found.found_boxes[kept],
-            found_labels=found.found_labels[kept],
-            found_scores=found.found_scores[kept],
+            image,
+            found_boxes=image.found_boxes[is_reached],
+            found_labels=image.found_labels[is_reached],
+            found_scores=image.found_scores[is_reached],
         )
         return Detected(chosen, self._image, self.classes, self._category_ids, least=score)
 
     def coco(self, image: int | str) -> list[dict[str, Any]]:
-        """In the form of https://cocodataset.org/#format-results: `bbox` is [x, y, width, height]
-        in pixels, `category_id` from the data set's file.
+        """Return the results in COCO's format, https://cocodataset.org/#format-results.
 
+        `bbox` is [x, y, width, height] in pixels, `category_id` comes from the data set's file.
         Boxes of a class that the file lacks are left out: it has no number for them.
         """
-        made = list[dict[str, Any]]()
-        for one in self.values()["detections"]:
-            (x1, y1, x2, y2), label = one["box"], one["label"]
+        results = list[dict[str, Any]]()
+        for detection in self.values()["detections"]:
+            (x1, y1, x2, y2), label = detection["box"], detection["label"]
             number = self._category_ids[label] if label < len(self._category_ids) else label
             if number >= 0:
-                made.append(
+                results.append(
                     {
                         "image_id": image,
                         "category_id": number,
                         "bbox": [x1, y1, round(x2 - x1, 2), round(y2 - y1, 2)],
-                        "score": one["score"],
+                        "score": detection["score"],
                     }
                 )
-        return made
+        return results
 
     def _plain_values(self, place: int) -> dict[str, Any]:
-        label, box = int(self.found.found_labels[place]), self.found.found_boxes[place].tolist()
-        named = {"class": self.classes[label]} if label < len(self.classes) else {}
+        label, box = (
+            int(self.detections.found_labels[place]),
+            self.detections.found_boxes[place].tolist(),
+        )
+        class_name = {"class": self.classes[label]} if label < len(self.classes) else {}
         return {
             "label": label,
-            **named,
-            "score": float(self.found.found_scores[place]),
+            **class_name,
+            "score": float(self.detections.found_scores[place]),
             "box": [round(edge, 2) for edge in box],
         }

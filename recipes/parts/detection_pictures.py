@@ -1,6 +1,6 @@
 """Pictures of detections.
 
-Matplotlib is imported when one is drawn, and its global state is not used.
+Matplotlib is imported when a picture is drawn, and its global state is not used.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _SCREEN = 900
-"""Pixels of a picture that is looked at as it is."""
+"""Longest side in pixels of a picture that is viewed without shrinking."""
 
 
 def save_detections(
@@ -35,10 +35,9 @@ def save_detections(
     least: float = 0.3,
     columns: int = 4,
 ) -> None:
-    """Draw images uint8[3, h, w] with true boxes (thin, white) and detections with a score of at
-    least `least` (one colour per class).
+    """Draw images uint8[3, h, w] with true boxes (thin, white) and detections (a colour per class).
 
-    Where nothing scores as much, the three best are drawn.
+    Detections have a score of at least `least`; if there are none, the three best are drawn.
     """
     from matplotlib.figure import Figure
 
@@ -67,11 +66,11 @@ def save_prediction(
     least: float = 0.3,
     best: int = 3,
 ) -> Path:
-    """Draw float32[3, H, W] in [0, 1], pixel by pixel (small images enlarged), with detections of
-    at least the score `least`, or the `best` ones.
+    """Draw float32[3, H, W] in [0, 1] pixel by pixel, with its detections.
 
-    Lines and letters grow with the picture, so that they can be read where it is shrunk to a
-    screen.
+    Small images are enlarged. Detections have a score of at least `least`; if there are none, the
+    `best` ones are drawn. Lines and letters grow with the picture, so that they stay legible when
+    it is shrunk to a screen.
     """
     from matplotlib.figure import Figure
 
@@ -95,29 +94,30 @@ def save_prediction(
 
 
 def save_precision_recall(
-    path: Path, found: AveragePrecision, names: Sequence[str], *, most: int = 20
+    path: Path, result: AveragePrecision, names: Sequence[str], *, most: int = 20
 ) -> None:
-    """Draw precision against recall at an IoU of .5, one line per class, for the `most` classes
-    with the most boxes.
+    """Draw precision against recall at an IoU of .5, a line for each of the largest classes.
+
+    At most `most` classes are drawn, those with the most boxes.
     """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.5, 5.5), dpi=100, layout="constrained")
     axes: Axes = figure.subplots()
-    chosen = sorted(found.by_class(), key=lambda row: (-found.boxes[row[0]], row[0]))[:most]
+    chosen = sorted(result.by_class(), key=lambda row: (-result.boxes[row[0]], row[0]))[:most]
     for label, _, at_50 in chosen:
         axes.plot(
             np.linspace(0, 1, 101),
-            found.curve(label),
+            result.curve(label),
             color=_colour(label),
-            label=f"{_name(label, names)}: {at_50:.3f} ({found.boxes[label]} boxes)",
+            label=f"{_name(label, names)}: {at_50:.3f} ({result.boxes[label]} boxes)",
         )
     axes.set(
         xlim=(0, 1.01),
         ylim=(0, 1.02),
         xlabel="recall",
         ylabel="precision",
-        title=f"IoU 0.5: mean AP {max(0.0, found.stats['map_50']):.3f}",
+        title=f"IoU 0.5: mean AP {max(0.0, result.stats['map_50']):.3f}",
     )
     axes.grid(alpha=0.3)
     if chosen:
@@ -125,11 +125,11 @@ def save_precision_recall(
     save_figure(figure, path)
 
 
-def save_class_precision(path: Path, found: AveragePrecision, names: Sequence[str]) -> None:
-    """Write one line per class: its true boxes, and its average precision over all IoUs and at .5."""
+def save_class_precision(path: Path, result: AveragePrecision, names: Sequence[str]) -> None:
+    """Write a line per class: its true boxes, its average precision over all IoUs, and at .5."""
     rows = (
-        [label, _name(label, names), found.boxes[label], f"{mean:.4f}", f"{at_50:.4f}"]
-        for label, mean, at_50 in found.by_class()
+        [label, _name(label, names), result.boxes[label], f"{mean:.4f}", f"{at_50:.4f}"]
+        for label, mean, at_50 in result.by_class()
     )
     write_csv(path, ("label", "class", "boxes", "ap", "ap_50"), rows)
 
@@ -144,7 +144,7 @@ def _draw(
     best: int = 3,
     scale: float = 1.0,
 ) -> None:
-    """`scale` is the scale of lines and letters."""
+    """Draw an image's boxes; `scale` multiplies line widths and font sizes."""
     from matplotlib.patches import Rectangle
 
     axes.imshow(thumbnail.movedim(0, -1).numpy(), interpolation="nearest")
@@ -173,18 +173,15 @@ def _draw(
                 linewidth=1.6 * scale,
             )
         )
-        told = f"{_name(label, names)} {image.found_scores[place]:.2f}"
+        caption = f"{_name(label, names)} {image.found_scores[place]:.2f}"
         box = {"facecolor": _colour(label), "alpha": 0.7, "pad": 0.6, "linewidth": 0}
         axes.text(
-            x1, y1, told, fontsize=6 * scale, color="black", va="bottom", bbox=box
+            x1, y1, caption, fontsize=6 * scale, color="black", va="bottom", bbox=box
         ).set_in_layout(False)
 
 
 def _pull_labels_inside(figure: Figure) -> None:
-    """Move labels that extend beyond their picture inside.
-
-    One that is too wide keeps its beginning.
-    """
+    """Move labels that extend beyond their picture inside; too wide ones keep their start."""
     take_literally(figure)
     figure.draw_without_rendering()
     for axes in figure.axes:
@@ -200,7 +197,7 @@ def _pull_labels_inside(figure: Figure) -> None:
 
 
 def _colour(label: int) -> str:
-    """One of ten colours, by label: matplotlib's cycle."""
+    """Return a colour of matplotlib's cycle of ten, by label."""
     return f"C{label % 10}"
 
 

@@ -1,6 +1,4 @@
-"""What an evaluation of detection measures, and its scores: COCO's average precision, losses,
-pictures.
-"""
+"""Measures a detection: the results of a batch, and of all batches."""
 
 from __future__ import annotations
 
@@ -19,12 +17,12 @@ from samewise.runner.interfaces import Scores
 
 @dataclass(frozen=True)
 class MeasuredDetection:
-    """The measurements of one evaluation batch of B images, on the CPU.
+    """Measurements of one evaluation batch of B images, on the CPU.
 
     Args:
-        images: Their true boxes and the detections.
-        losses: The sums over the B images of each part of the loss; empty where the model gives
-            none in evaluation.
+        images: The true boxes and detections.
+        losses: Sums over the B images of each part of the loss; empty if the model returns none in
+            evaluation.
         shown: The first few images, small, as uint8[3, h, w].
     """
 
@@ -38,9 +36,9 @@ class DetectionScores(Scores):
     """COCO's average precision of all images, in order.
 
     Args:
-        names: Of the labels, the background's first; empty: their numbers.
-        num_classes: How many labels there are, with the background; 0: as many as occur.
-        shown: How many images are drawn.
+        names: The labels' names, the background first; empty: their numbers.
+        num_classes: Number of labels, with the background; 0: as many as occur.
+        shown: Number of images that are drawn.
     """
 
     sometimes = ("map_small", "map_medium", "map_large")
@@ -62,9 +60,13 @@ class DetectionScores(Scores):
         self._found = None
 
     def compute(self) -> dict[str, float]:
-        """`map` (IoU .5 to .95), `map_50`, `map_75`, by area if there are such boxes, `mar_100`.
+        """Return `map` (IoU .5 to .95), `map_50`, `map_75`, figures by area, and `mar_100`.
 
-        `loss` and its parts if the model returns them.
+        Figures by area are reported if there are such boxes; `loss` and its parts if the model
+        returns them.
+
+        Raises:
+            DataError: The evaluated split is empty.
         """
         if not self.images:
             raise DataError("the evaluated split is empty")
@@ -76,16 +78,16 @@ class DetectionScores(Scores):
         return {**losses, **self.average_precision().summary()}
 
     def average_precision(self) -> AveragePrecision:
-        """Of all images so far."""
+        """Return the average precision of all images so far."""
         self._found = self._found or AveragePrecision.of(self.images, classes=len(self.names))
         return self._found
 
     def save_pictures(self, folder: Path) -> None:
         """Write `detections.png`, `precision_recall.png` and `class_precision.csv`."""
         if self.images:
-            found = self.average_precision()
+            result = self.average_precision()
             pictures.save_detections(
                 folder / "detections.png", self._thumbnails, self.images, self.names
             )
-            pictures.save_precision_recall(folder / "precision_recall.png", found, self.names)
-            pictures.save_class_precision(folder / "class_precision.csv", found, self.names)
+            pictures.save_precision_recall(folder / "precision_recall.png", result, self.names)
+            pictures.save_class_precision(folder / "class_precision.csv", result, self.names)

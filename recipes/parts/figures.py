@@ -1,4 +1,4 @@
-"""Saves figures whose text contains names from elsewhere, which matplotlib must not interpret."""
+"""Saves figures with text that matplotlib must not interpret, such as names of classes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+# A matplotlibrc, which is read in the current folder too, may set one that fills the memory
 DPI = 100
-"""Matplotlib's own default: a matplotlibrc, which it reads in the current folder too, can ask for
-pictures that fill the memory."""
+"""Matplotlib's own default resolution."""
 
 
 def save_figure(figure: Figure, path: Path) -> None:
@@ -21,7 +21,8 @@ def save_figure(figure: Figure, path: Path) -> None:
 
 
 def take_literally(figure: Figure) -> None:
-    """Disable formulas, in which a class named `$b^$` would be an error; call it before drawing."""
+    """Disable formulas; call it before drawing."""
+    # As a formula, a class named `$b^$` is an error
     from matplotlib.text import Text
 
     for text in figure.findobj(Text):

@@ -15,14 +15,13 @@ from samewise.runner.errors import DataError, Problem, first_few
 
 
 def as_record(sample: Any) -> Mapping[str, Any]:
-    """A data set's sample, a dict or a pair, as a dict with `image` and `label`.
+    """Return a sample, a dict or a pair, as a dict with `image` and `label`.
 
     Raises:
-        DataError: it is neither.
+        DataError: The sample is neither.
     """
-    if (
-        type(sample) is tuple and len(sample) == 2
-    ):  # before it is asked whether it is a mapping, which takes longer
+    # Whether a sample is a mapping takes longer to check
+    if type(sample) is tuple and len(sample) == 2:
         return {"image": sample[0], "label": sample[1]}
     if isinstance(sample, Mapping) and "image" in sample and "label" in sample:
         return sample
@@ -39,17 +38,17 @@ def as_record(sample: Any) -> Mapping[str, Any]:
 
 
 def as_tensor(image: Any) -> Tensor:
-    """A tensor[C, H, W] or clip[T, C, H, W] unchanged.
+    """Return a tensor[C, H, W] or clip[T, C, H, W] unchanged, other images as uint8[C, H, W].
 
-    A PIL image or an array[H, W] or [H, W, C] as uint8[C, H, W].
+    Other images are PIL images and arrays[H, W] or [H, W, C].
 
     Raises:
-        DataError: it is something else.
+        DataError: The image is something else.
     """
-    if type(image) is Tensor and image.dim() in (3, 4):  # an image, or a clip [T, C, H, W]
+    if type(image) is Tensor and image.dim() in (3, 4):
         return image
     if isinstance(image, Tensor):
-        # A tv_tensors.Image: its subclass would slow down every operation that follows
+        # A tv_tensors.Image: the subclass would slow down every further operation
         image = image.as_subclass(Tensor)
         if image.dim() in (2, 3):
             return image.reshape(-1, *image.shape[-2:])
@@ -61,17 +60,17 @@ def as_tensor(image: Any) -> Tensor:
                 "[channels, height, width]",
             )
         )
-    # Only data sets without a transform to tensors need it
+    # Only data sets without a transform to tensors need this import
     from torchvision.transforms.v2 import (
         functional,
     )
 
     try:
-        if (
-            mode := getattr(image, "mode", "RGB")
-        ) == "I":  # 16 bits a pixel: converting would clip at 255
+        # Pillow's own conversion from 16 bits clips at 255
+        if (mode := getattr(image, "mode", "RGB")) == "I":
             image = np.asarray(image).clip(0, 65535).astype(np.uint16)
-        elif mode not in ("L", "RGB", "I;16", "F"):  # palettes, transparency, CMYK
+        # Palettes, transparency, CMYK
+        elif mode not in ("L", "RGB", "I;16", "F"):
             image = image.convert("L" if mode == "1" else "RGB")
         return (
             functional.pil_to_tensor(image)
@@ -90,10 +89,10 @@ def as_tensor(image: Any) -> Tensor:
 
 
 def collate_images(images: Sequence[Any]) -> Tensor | EncodedImages:
-    """Images as data sets give them as one batch; those that the device decodes stay encoded.
+    """Return images as one batch; those that the device decodes stay encoded.
 
     Raises:
-        DataError: they differ in size or type.
+        DataError: The images differ in size or type.
     """
     if all(type(image) is EncodedImages for image in images):
         return EncodedImages.concatenate(images)
@@ -101,14 +100,13 @@ def collate_images(images: Sequence[Any]) -> Tensor | EncodedImages:
 
 
 def stack_images(images: Sequence[Tensor]) -> Tensor:
-    """Images of one size and type as a batch.
+    """Return images of one size and type as a batch.
 
     Raises:
-        DataError: they differ.
+        DataError: The images differ.
     """
-    if (
-        len(types := {image.dtype for image in images}) > 1
-    ):  # torch would take bytes for numbers from 0 to 1
+    # torch would promote bytes to floats without scaling them to [0, 1]
+    if len(types := {image.dtype for image in images}) > 1:
         hint = (
             "store them as one type, or convert them to float by a sample transform: "
             "torchvision.transforms.v2.ToDtype with scale=true"

@@ -1,13 +1,13 @@
-"""Classification losses with one value per sample: logits float[B, K] and labels, int64[B] or
-float[B, K], to float[B].
+"""Classification losses with one value per sample: float[B].
 
-A step's loss is the mean of these values over its samples, however its batch is cut. A weight of a
-class therefore multiplies the loss of that class's samples; torch's `reduction="mean"` divides by
-the weights of the samples that a batch happens to have, so that its gradient depends on how the
-batch is cut.
+They take logits float[B, K] and labels, int64[B] or float[B, K].
+
+A step's loss is the mean of these values over its samples, however its batch is cut. A class's
+weight therefore multiplies the loss of that class's samples; torch's `reduction="mean"` divides by
+the weights of the samples in the batch, so that its gradient depends on how the batch is cut.
 
 A loss's `link` says how its logits become probabilities: `softmax` over the classes, the default,
-or `sigmoid` for each class by itself.
+or `sigmoid` for each class separately.
 """
 
 from __future__ import annotations
@@ -25,10 +25,13 @@ from samewise.runner.errors import ConfigError, Problem
 
 @final
 class CrossEntropy(nn.Module):
-    """`torch.nn.functional.cross_entropy`.
+    """Cross-entropy, as `torch.nn.functional.cross_entropy`.
 
     Args:
         weight: K numbers, each multiplying the loss of one class's samples; None: all 1.
+
+    Raises:
+        ConfigError: A weight is not valid, or there is not one for each class.
     """
 
     def __init__(self, *, weight: Sequence[float] | None = None) -> None:
@@ -44,12 +47,17 @@ class CrossEntropy(nn.Module):
 
 @final
 class Focal(nn.Module):
-    """`torchvision.ops.sigmoid_focal_loss` summed over the classes, each a separate binary decision
-    (Lin et al. 2017, arXiv 1708.02002).
+    """Focal loss, as `torchvision.ops.sigmoid_focal_loss`, summed over the classes.
+
+    Each class is a separate binary decision. Source: Lin et al. 2017, Focal Loss for Dense Object
+    Detection, arXiv 1708.02002.
 
     Args:
-        alpha: The weight of a class that is there; of one that is not 1 - alpha. -1: both 1.
-        gamma: How much what is already right counts less; 0: binary cross-entropy.
+        alpha: Weight of a class that is present; an absent one has 1 - alpha. -1: both have 1.
+        gamma: Exponent that reduces the loss of well-classified samples; 0: binary cross-entropy.
+
+    Raises:
+        ConfigError: `alpha` or `gamma` is not valid.
     """
 
     link: Final = "sigmoid"
@@ -74,12 +82,16 @@ class Focal(nn.Module):
 
 @final
 class BinaryCrossEntropy(nn.Module):
-    """`torch.nn.functional.binary_cross_entropy_with_logits` summed over the classes, each a binary
-    decision: images may have several labels or none.
+    """Binary cross-entropy summed over the classes: images may have several labels or none.
+
+    As `torch.nn.functional.binary_cross_entropy_with_logits`; each class is a binary decision.
 
     Args:
-        positive_weight: K numbers, each multiplying the loss where that class is there; None: all
+        positive_weight: K numbers, each multiplying the loss where its class is present; None: all
             1.
+
+    Raises:
+        ConfigError: A weight is not valid, or there is not one for each class.
     """
 
     link: Final = "sigmoid"
@@ -98,8 +110,9 @@ class BinaryCrossEntropy(nn.Module):
 
 @final
 class MeanSquared(nn.Module):
-    """`torch.nn.functional.mse_loss` between outputs and labels (class labels as one-hot): the mean
-    over the K outputs.
+    """Mean squared error over the K outputs, with class labels as one-hot.
+
+    As `torch.nn.functional.mse_loss`.
     """
 
     def forward(self, logits: Tensor, label: Tensor) -> Tensor:
@@ -108,8 +121,9 @@ class MeanSquared(nn.Module):
 
 @final
 class MeanAbsolute(nn.Module):
-    """`torch.nn.functional.l1_loss` between outputs and labels (class labels as one-hot): the mean
-    over the K outputs.
+    """Mean absolute error over the K outputs, with class labels as one-hot.
+
+    As `torch.nn.functional.l1_loss`.
     """
 
     def forward(self, logits: Tensor, label: Tensor) -> Tensor:
@@ -119,11 +133,10 @@ class MeanAbsolute(nn.Module):
 def is_sigmoid(loss: nn.Module | None) -> bool:
     """Whether the loss treats each class as a separate decision, by its `link`.
 
-    Of torch's losses with one value per sample, one does.
-
     Raises:
-        ConfigError: another link.
+        ConfigError: The link is unknown.
     """
+    # Of torch's losses with one value per sample, only this one has separate decisions
     link = getattr(
         loss, "link", "sigmoid" if isinstance(loss, nn.MultiLabelSoftMarginLoss) else "softmax"
     )
@@ -138,14 +151,14 @@ def is_sigmoid(loss: nn.Module | None) -> bool:
 
 
 def shares(label: Tensor, logits: Tensor) -> Tensor:
-    """float[B, K]: class labels as one-hot, without a wait for the device."""
+    """Return labels as float[B, K], class labels as one-hot, without waiting for the device."""
     if label.dim() == 2:
         return label.to(logits.dtype)
     return (label[:, None] == torch.arange(logits.shape[1], device=logits.device)).to(logits.dtype)
 
 
 def _classes(name: str, weights: tuple[float, ...] | None, logits: Tensor) -> Tensor | None:
-    """float[K], in the logits' dtype and on their device, without a wait."""
+    """Return float[K] in the logits' dtype and on their device, without waiting for it."""
     if weights is None:
         return None
     if len(weights) != logits.shape[1]:
@@ -157,16 +170,16 @@ def _classes(name: str, weights: tuple[float, ...] | None, logits: Tensor) -> Te
                 f"{logits.shape[1]} numbers",
             )
         )
-    made = torch.tensor(weights, dtype=logits.dtype)
+    tensor = torch.tensor(weights, dtype=logits.dtype)
     return (
-        made.pin_memory().to(logits.device, non_blocking=True)
+        tensor.pin_memory().to(logits.device, non_blocking=True)
         if logits.device.type == "cuda"
-        else made.to(logits.device)
+        else tensor.to(logits.device)
     )
 
 
 def _require_weights(name: str, weights: Sequence[float] | None) -> None:
-    wrong = [] if weights is None else [one for one in weights if not 0.0 <= one < float("inf")]
+    wrong = [] if weights is None else [x for x in weights if not 0.0 <= x < float("inf")]
     _require(
         not wrong,
         name,
@@ -176,6 +189,6 @@ def _require_weights(name: str, weights: Sequence[float] | None) -> None:
     )
 
 
-def _require(holds: bool, path: str, message: str, value: object, expected: str) -> None:
-    if not holds:
+def _require(is_valid: bool, path: str, message: str, value: object, expected: str) -> None:
+    if not is_valid:
         raise ConfigError(Problem(path, message, value, expected))

@@ -1,6 +1,4 @@
-"""Metrics by name: torchmetrics' classification metrics, in addition to those that a recipe
-computes itself.
-"""
+"""Metrics by name: torchmetrics' classification metrics, in addition to the recipe's own."""
 
 from __future__ import annotations
 
@@ -19,17 +17,17 @@ from samewise.runner.errors import ConfigError, DataError, Problem
 
 
 class NamedMetrics:
-    """Some metrics, updated batch by batch on the CPU.
+    """Metrics that are updated batch by batch on the CPU.
 
     Args:
-        metrics: By name, each a `torchmetrics.Metric` that takes probabilities float[B, K] and
-            labels int64[B] and comes to one number. Where images may have several labels, int64[B,
-            K], torchmetrics' `Multilabel` metric takes the place of a `Multiclass` one, with its
-            settings and the threshold 0.5.
-        taken: The names of the recipe's own metrics.
+        metrics: Metrics by name, each a `torchmetrics.Metric` that takes probabilities float[B, K]
+            and labels int64[B] and computes one number. If images may have several labels, int64[B,
+            K], torchmetrics' `Multilabel` metric replaces a `Multiclass` one, with its settings and
+            the threshold 0.5.
+        taken: Names of the recipe's own metrics.
 
     Raises:
-        ConfigError: something else, or a name that the recipe's own metrics have.
+        ConfigError: An entry is not a metric, or has the name of one of the recipe's own metrics.
     """
 
     def __init__(self, metrics: Mapping[str, Any] | None, taken: Collection[str] = ()) -> None:
@@ -61,7 +59,7 @@ class NamedMetrics:
         return bool(self._metrics)
 
     def copy_empty(self) -> NamedMetrics:
-        """The same metrics without data."""
+        """Return the same metrics without data."""
         fresh = NamedMetrics(
             {name: copy.deepcopy(metric) for name, metric in self._metrics.items()}
         )
@@ -70,23 +68,28 @@ class NamedMetrics:
         return fresh
 
     def add(self, probabilities: Tensor, label: Tensor) -> None:
-        """Add a batch: float[B, K], and int64[B] or float[B, K] of zeros and ones.
+        """Add a batch of probabilities and labels.
 
-        Raises: ConfigError: a metric that does not take them, or that several labels have no
-            counterpart of. DataError: labels between zero and one.
+        Args:
+            probabilities: float[B, K].
+            label: int64[B], or float[B, K] of zeros and ones.
+
+        Raises:
+            ConfigError: A metric does not take them, or has no counterpart for several labels.
+            DataError: A label is between zero and one.
         """
         if label.dim() == 2:
             self._metrics = {
                 name: _of_several_labels(name, metric) for name, metric in self._metrics.items()
             }
             if len(between := label[(label != 0) & (label != 1)]):
-                words = (
+                reason = (
                     "a label is neither 0 nor 1, as "
                     f"recipe.metrics.{next(iter(self._metrics))} needs it"
                 )
                 raise DataError(
                     Problem(
-                        "dataset", words, float(between[0]), "zeros and ones, or no recipe.metrics"
+                        "dataset", reason, float(between[0]), "zeros and ones, or no recipe.metrics"
                     )
                 )
             label = label.long()
@@ -95,24 +98,24 @@ class NamedMetrics:
                 with self._listening(name):
                     metric.update(probabilities, label)
             except (ValueError, RuntimeError, TypeError) as error:
-                said = " ".join(str(error).split())
-                words = (
+                message = " ".join(str(error).split())
+                reason = (
                     f"does not take {probabilities.shape[1]} probabilities and a label for "
-                    f"each sample: {said}"
+                    f"each sample: {message}"
                 )
-                raise ConfigError(Problem(f"recipe.metrics.{name}", words)) from None
+                raise ConfigError(Problem(f"recipe.metrics.{name}", reason)) from None
 
     def compute(self) -> dict[str, float]:
-        """The metrics' values by name.
+        """Return the metrics' values by name.
 
         Raises:
-            ConfigError: one gives several numbers.
+            ConfigError: A metric returns several numbers.
         """
-        found = dict[str, float]()
+        values = dict[str, float]()
         for name, metric in self._metrics.items():
             with self._listening(name):
-                found[name] = _number(name, _alone(metric).compute())
-        return found
+                values[name] = _number(name, _alone(metric).compute())
+        return values
 
     @contextmanager
     def _listening(self, name: str) -> Generator[None]:
@@ -120,23 +123,22 @@ class NamedMetrics:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             yield
-        for one in caught:
-            said = " ".join(str(one.message).split())
-            lacking = re.match(r"No (positive|negative) samples", said)
+        for warning in caught:
+            message = " ".join(str(warning.message).split())
+            lacking = re.match(r"No (positive|negative) samples", message)
             hint = (
                 "a class that no evaluated sample has makes this metric meaningless: "
                 "evaluate more samples, or use another metric"
                 if lacking
                 else ""
             )
-            doubt = Problem(f"recipe.metrics.{name}", f"torchmetrics warns: {said}", hint=hint)
+            doubt = Problem(f"recipe.metrics.{name}", f"torchmetrics warns: {message}", hint=hint)
             self.doubts += [] if doubt in self.doubts else [doubt]
 
 
 def _alone(metric: Any) -> Any:
-    """The metric, told not to add up over processes: each has the measurements of all, and only one
-    may be computing.
-    """
+    """Return the metric, set not to synchronise over processes."""
+    # Each process has the measurements of all, and only one process may be computing
     for part in metric.modules() if isinstance(metric, nn.Module) else ():
         part.distributed_available_fn = _never
     return metric
@@ -147,20 +149,18 @@ def _never() -> bool:
 
 
 def _of_several_labels(name: str, metric: Any) -> Any:
-    """The metric for int64[B, K], a class of torchmetrics' being named for what it takes.
-
-    Others are their own.
-    """
+    """Return the metric's counterpart for int64[B, K]; metrics outside torchmetrics stay."""
     from torchmetrics import classification
 
+    # torchmetrics names its classes for the labels that they take
     kind = type(metric).__name__
     if not kind.startswith("Multiclass") or getattr(classification, kind, None) is not type(metric):
         return metric
     counterpart = getattr(classification, kind.replace("Multiclass", "Multilabel"), None)
     if counterpart is None or (getattr(metric, "top_k", None) or 1) > 1:
-        alone = kind.replace("Multiclass", "Binary")
+        binary = kind.replace("Multiclass", "Binary")
         hint = (
-            f"leave it out; torchmetrics.classification.{alone} takes all decisions together"
+            f"leave it out; torchmetrics.classification.{binary} takes all decisions together"
             if counterpart is None
             else "leave out its top_k"
         )
@@ -172,12 +172,8 @@ def _of_several_labels(name: str, metric: Any) -> Any:
                 hint=hint,
             )
         )
-    taken = [
-        one for one in inspect.signature(counterpart.__init__).parameters if hasattr(metric, one)
-    ]
-    return counterpart(
-        num_labels=metric.num_classes, **{one: getattr(metric, one) for one in taken}
-    )
+    taken = [x for x in inspect.signature(counterpart.__init__).parameters if hasattr(metric, x)]
+    return counterpart(num_labels=metric.num_classes, **{x: getattr(metric, x) for x in taken})
 
 
 def _number(name: str, value: Any) -> float:

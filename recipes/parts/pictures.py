@@ -1,6 +1,6 @@
 """Pictures of results.
 
-Matplotlib is imported when one is drawn, and its global state is not used.
+Matplotlib is imported when a picture is drawn, and its global state is not used.
 """
 
 from __future__ import annotations
@@ -27,19 +27,20 @@ if TYPE_CHECKING:
 
 
 _CELL, _CAPTION, _TITLE, _MARGIN = 1.55, 0.5, 0.45, 0.06
-"""Inches, on a sheet of predictions."""
+"""Sizes on a sheet of predictions, in inches."""
 _short = partial(truncate, longest=18, ending="…")
 
 
 def thumbnails(images: Tensor, *, longest: int = 96) -> Tensor:
-    """uint8[S, C, h, w] of images [S, C, H, W] in any scale: shrunk to at most `longest` pixels,
-    each stretched to its own range.
+    """Return uint8[S, C, h, w]: images in any scale, shrunk, each stretched to its own range.
 
-    Of clips [S, C, T, H, W], the frame in the middle; of images with more than three channels the
-    first three, of two the first.
+    Stretching shows normalised images without knowing their mean and deviation; their colour
+    balance shifts a little.
 
-    Stretching shows normalised images without their mean and deviation at hand; the colour balance
-    of normalised ones shifts a little.
+    Args:
+        images: [S, C, H, W], or clips [S, C, T, H, W], of which the middle frame is shown. Of more
+            than three channels the first three are shown, of two the first.
+        longest: Upper limit of the longer side in pixels.
     """
     images = (images[:, :, images.shape[2] // 2] if images.dim() == 5 else images).to(torch.float32)
     images = images if images.shape[1] in (1, 3) else images[:, : 3 if images.shape[1] > 3 else 1]
@@ -53,11 +54,11 @@ def thumbnails(images: Tensor, *, longest: int = 96) -> Tensor:
 
 
 def save_classified(
-    path: Path, image: Tensor, words: str, *, smallest: int = 320, largest: int = 1280
+    path: Path, image: Tensor, caption: str, *, smallest: int = 320, largest: int = 1280
 ) -> Path:
     """Draw uint8[3, H, W] with a line of text in the lower left corner.
 
-    The longer side is resized to a range of pixels.
+    The longer side is resized to between `smallest` and `largest` pixels.
     """
     from matplotlib.figure import Figure
 
@@ -76,7 +77,7 @@ def save_classified(
     axes.text(
         0.01,
         0.01,
-        truncate(words, 40, ending="…"),
+        truncate(caption, 40, ending="…"),
         transform=axes.transAxes,
         fontsize=size,
         color="black",
@@ -98,19 +99,18 @@ class _Shown:
 
 
 class PredictionSheet:
-    """Keeps a few predictions of a split: the wrong ones with the largest loss, then the right ones
-    with the largest loss.
+    """Keeps a few predictions of a split: wrong ones, then right ones, with the largest losses.
 
     Args:
-        wrong: At most so many wrong ones.
-        total: At most so many altogether.
+        wrong: Most wrong predictions.
+        total: Most predictions altogether.
     """
 
     def __init__(self, *, wrong: int = 24, total: int = 32) -> None:
         self._sizes = {False: wrong, True: total}
         self._total = total
-        # By "is right": heaps, the least loss on top
-        self._kept: dict[bool, list[tuple[float, int, _Shown]]] = {
+        # Heaps by whether the prediction is right, with the least loss on top
+        self._heaps: dict[bool, list[tuple[float, int, _Shown]]] = {
             False: [],
             True: [],
         }
@@ -124,12 +124,13 @@ class PredictionSheet:
         loss: float,
         position: int,
     ) -> None:
-        """Consider uint8[C, h, w], the sample at `position` of the split (which decides between
-        equal losses).
+        """Consider an image uint8[C, h, w] at `position` of the split.
+
+        The position decides between equal losses.
         """
         right = label == prediction
         heap, entry = (
-            self._kept[right],
+            self._heaps[right],
             (
                 loss if loss == loss else math.inf,
                 -position,
@@ -142,23 +143,23 @@ class PredictionSheet:
             heapq.heappushpop(heap, entry)
 
     def save(self, path: Path, names: Sequence[str], *, columns: int = 8) -> None:
-        """Draw the sheet; wrong predictions first, in red."""
+        """Draw the sheet; wrong predictions come first, in red."""
         shown = [
             entry[-1]
             for right in (False, True)
-            for entry in sorted(self._kept[right], reverse=True)
+            for entry in sorted(self._heaps[right], reverse=True)
         ][: self._total]
         rows = max(1, math.ceil(len(shown) / columns))
         from matplotlib.figure import Figure
 
         width, height = _CELL * columns, _TITLE + (_CELL + _CAPTION) * rows
         figure = Figure(figsize=(width, height), dpi=100)
-        # One for all, in inches: an axes for each sample takes ten times as long to draw
+        # One axes for all, in inches: an axes for each sample takes ten times as long to draw
         axes = figure.add_axes((0, 0, 1, 1))
         axes.set_axis_off()
         for number, item in enumerate(shown):
             top = _TITLE + (_CELL + _CAPTION) * (number // columns) + _CAPTION
-            _draw_prediction(axes, item, names, left=_CELL * (number % columns), top=top)
+            _draw_prediction(axes, item, names, x_left=_CELL * (number % columns), y_top=top)
         axes.set_xlim(0, width)
         axes.set_ylim(height, 0)
         wrong = sum(item.label != item.prediction for item in shown)
@@ -168,8 +169,9 @@ class PredictionSheet:
 
 
 def save_image_grid(path: Path, images: Tensor, *, columns: int = 8, side: int = 64) -> None:
-    """Write a sheet of images [N, C, H, W] in a common scale, C 1 or 3, row by row, each enlarged
-    by whole pixels to about `side`.
+    """Write a sheet of images [N, C, H, W], C 1 or 3, on a common scale.
+
+    Images go row by row, each enlarged by whole pixels to about `side`.
     """
     low, high = images.min(), images.max()
     levels = (
@@ -186,17 +188,20 @@ def save_image_grid(path: Path, images: Tensor, *, columns: int = 8, side: int =
         (3, rows * (large.shape[2] + 2), columns * (large.shape[3] + 2)), 128, dtype=torch.uint8
     )
     for number, image in enumerate(large):
-        top, left = (
+        first_row, first_column = (
             (number // columns) * (large.shape[2] + 2) + 1,
             (number % columns) * (large.shape[3] + 2) + 1,
         )
-        sheet[:, top : top + large.shape[2], left : left + large.shape[3]] = image
+        sheet[
+            :, first_row : first_row + large.shape[2], first_column : first_column + large.shape[3]
+        ] = image
     Image.fromarray(sheet.movedim(0, -1).numpy()).save(path)
 
 
 def save_confusion_matrix(path: Path, confusion: Tensor, names: Sequence[str]) -> None:
-    """Draw int64[K, K] (true, predicted): rows as shares, with counts if they are legible (K <=
-    20), and names up to K = 100.
+    """Draw int64[K, K] (true, predicted), with rows as shares.
+
+    Counts are written for K <= 20, names for K <= 100.
     """
     from matplotlib.figure import Figure
 
@@ -223,7 +228,8 @@ def save_confusion_matrix(path: Path, confusion: Tensor, names: Sequence[str]) -
         f"{int(confusion.diagonal().sum())} of {int(confusion.sum())} right", fontsize=10
     )
     if classes <= 100:
-        size = min(9.0, 0.6 * 72 * inches / classes)  # in points, of which an inch has 72
+        # In points, 72 to the inch
+        size = min(9.0, 0.6 * 72 * inches / classes)
         short = [_short(name) for name in names]
         axes.set_xticks(
             range(classes),
@@ -248,21 +254,19 @@ def save_confusion_matrix(path: Path, confusion: Tensor, names: Sequence[str]) -
 
 
 def save_class_accuracy(path: Path, confusion: Tensor, names: Sequence[str]) -> None:
-    """Write one line per class: its images, how many were right, and the class it was most often
-    mistaken for.
-    """
+    """Write a line per class: its images, the right ones, and its most frequent mistake."""
     lines = list[list[Any]]()
     for number, row in enumerate(confusion.tolist()):
         images, right = sum(row), row[number]
-        others = [0 if other == number else times for other, times in enumerate(row)]
-        times = max(others)
+        mistakes = [0 if x == number else times for x, times in enumerate(row)]
+        times = max(mistakes)
         lines.append(
             [
                 names[number],
                 images,
                 right,
                 f"{right / images:.4f}" if images else "",
-                names[others.index(times)] if times else "",
+                names[mistakes.index(times)] if times else "",
                 times,
             ]
         )
@@ -272,13 +276,13 @@ def save_class_accuracy(path: Path, confusion: Tensor, names: Sequence[str]) -> 
 
 
 def _draw_prediction(
-    axes: Axes, item: _Shown, names: Sequence[str], *, left: float, top: float
+    axes: Axes, item: _Shown, names: Sequence[str], *, x_left: float, y_top: float
 ) -> None:
     picture = item.image.movedim(0, -1).numpy()
     high, wide = picture.shape[:2]
     inches = (_CELL - 2 * _MARGIN) / max(high, wide)
-    middle = left + _CELL / 2
-    place = (middle - wide * inches / 2, middle + wide * inches / 2, top + high * inches, top)
+    middle = x_left + _CELL / 2
+    place = (middle - wide * inches / 2, middle + wide * inches / 2, y_top + high * inches, y_top)
     axes.imshow(
         picture if picture.shape[-1] == 3 else picture[..., 0],
         cmap="gray",
@@ -287,12 +291,12 @@ def _draw_prediction(
         aspect="equal",
     )
     right = item.label == item.prediction
-    told = f"{_short(names[item.prediction])} ({item.confidence:.0%})"
-    words = told if right else f"{told}\nnot {_short(names[item.label])}"
+    prediction = f"{_short(names[item.prediction])} ({item.confidence:.0%})"
+    caption = prediction if right else f"{prediction}\nnot {_short(names[item.label])}"
     axes.text(
         middle,
-        top - _MARGIN,
-        words,
+        y_top - _MARGIN,
+        caption,
         fontsize=8,
         color="black" if right else "crimson",
         ha="center",

@@ -15,7 +15,7 @@ from samewise.runner.errors import DataError, Problem, first_few, number_of
 from samewise.runner.interfaces import Scores
 
 FULL_SCALE = 32767.0
-"""The largest sample of 16 bits."""
+"""Largest sample of 16 bits."""
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,9 @@ class Example:
     """One separated mixture to listen to, at most four seconds of it.
 
     Args:
-        position: In the batch.
-        signals: int16[1 + 2 S, T]: the mixture, the S true signals, the S estimates in the order of
-            the true ones.
+        position: Position in the batch.
+        signals: int16[1 + 2 S, T]: the mixture, the S true signals, and the S estimates in the
+            order of the true ones.
     """
 
     position: int
@@ -34,16 +34,16 @@ class Example:
 
 @dataclass(frozen=True)
 class MeasuredSeparation:
-    """The measurements of one evaluation batch of B mixtures of S speakers, in dB, on the CPU.
+    """Measurements in dB of one evaluation batch of B mixtures of S speakers, on the CPU.
 
     Args:
-        names: B, of the mixtures.
-        si_sdr: float64[B, S], of the estimates, in the order of the true signals.
-        si_sdr_before: float64[B, S], of the mixture itself taken for each of them.
-        sdr: float64[B, S], as `si_sdr`, but of BSS-eval's SDR, NaN for a silent source, which has
-            none; None where it was not asked for.
-        sdr_before: float64[B, S], of the mixture itself.
-        examples: The best and the worst of the batch.
+        names: The B mixtures' names.
+        si_sdr: float64[B, S], SI-SDR of the estimates, in the order of the true signals.
+        si_sdr_before: float64[B, S], SI-SDR of the mixture as an estimate of each signal.
+        sdr: float64[B, S], as `si_sdr`, with BSS eval's SDR, NaN for a silent source; None if it is
+            not evaluated.
+        sdr_before: float64[B, S], SDR of the mixture as an estimate.
+        examples: The best and the worst mixture of the batch.
     """
 
     names: list[str]
@@ -56,25 +56,28 @@ class MeasuredSeparation:
 
 @final
 class SeparationScores(Scores):
-    """float64 sums in the order of the mixtures: the same bits for any split into batches.
+    """Scores of a separation: the same bits however the split is cut into batches.
+
+    Sums are float64 in the order of mixtures.
 
     Args:
-        sample_rate: Of the examples, in Hz.
-        kept: How many of the worst and of the best mixtures are kept to listen to.
+        sample_rate: The examples' rate in Hz.
+        examples: Number of the worst, and of the best, mixtures that are kept to listen to.
     """
 
     sometimes = ("sdr", "sdri")
 
-    def __init__(self, *, sample_rate: int, kept: int = 3) -> None:
+    def __init__(self, *, sample_rate: int, examples: int = 3) -> None:
         self.sample_rate = sample_rate
-        self._kept = kept
+        self._most = examples
         self._rows: list[tuple[str, dict[str, float]]] = []
         self._silent: list[str] = []
-        self._worst: list[tuple[float, int, Tensor]] = []  # heaps, what is dropped next on top
+        # Heaps, with the example to drop next on top
+        self._worst: list[tuple[float, int, Tensor]] = []
         self._best: list[tuple[float, int, Tensor]] = []
 
     def add(self, measured: MeasuredSeparation) -> None:
-        first = len(self._rows)
+        count = len(self._rows)
         for place, name in enumerate(measured.names):
             reached, before = (
                 measured.si_sdr[place].mean().item(),
@@ -82,28 +85,32 @@ class SeparationScores(Scores):
             )
             row = {"si_sdr": reached, "si_sdri": reached - before}
             if measured.sdr is not None and measured.sdr_before is not None:
-                heard = ~measured.sdr_before[place].isnan()
-                self._silent += [] if bool(heard.all()) else [name]
-                if bool(heard.any()):
-                    sdr = measured.sdr[place][heard].mean().item()
+                is_audible = ~measured.sdr_before[place].isnan()
+                self._silent += [] if bool(is_audible.all()) else [name]
+                if bool(is_audible.any()):
+                    sdr = measured.sdr[place][is_audible].mean().item()
                     row |= {
                         "sdr": sdr,
-                        "sdri": sdr - measured.sdr_before[place][heard].mean().item(),
+                        "sdri": sdr - measured.sdr_before[place][is_audible].mean().item(),
                     }
             self._rows.append((name, row))
         for example in measured.examples:
             gain, number = (
-                self._rows[first + example.position][1]["si_sdri"],
-                first + example.position,
+                self._rows[count + example.position][1]["si_sdri"],
+                count + example.position,
             )
             for heap, order in ((self._worst, -gain), (self._best, gain)):
                 heapq.heappush(heap, (order, -number, example.signals))
-                if len(heap) > self._kept:
+                if len(heap) > self._most:
                     heapq.heappop(heap)
 
     def compute(self) -> dict[str, float]:
-        """Means over the mixtures, in dB: `si_sdr` and `sdr`, `si_sdri` and `sdri` (their
-        improvement over the mixture), and `loss`, minus `si_sdr`.
+        """Return means over the mixtures in dB, and `loss`, minus `si_sdr`.
+
+        They are `si_sdr` and `sdr`, and their improvements over the mixture, `si_sdri` and `sdri`.
+
+        Raises:
+            DataError: The evaluated split is empty.
         """
         if not self._rows:
             raise DataError("the evaluated split is empty")
@@ -117,7 +124,7 @@ class SeparationScores(Scores):
     def doubts(self) -> list[Problem]:
         if not self._silent:
             return []
-        which = (
+        mixtures = (
             f"{number_of(len(self._silent), 'mixture')} with a silent source "
             f"({first_few(self._silent, 3)})"
         )
@@ -125,12 +132,15 @@ class SeparationScores(Scores):
             "si_sdr and the loss count such a source as badly separated: leave these mixtures out"
         )
         return [
-            Problem("sdr", f"{which}, which has no SDR and is left out of sdr and sdri", hint=hint)
+            Problem(
+                "sdr", f"{mixtures}, which has no SDR and is left out of sdr and sdri", hint=hint
+            )
         ]
 
     def save_pictures(self, folder: Path) -> None:
-        """Write the best and worst separated mixtures as WAV files, their spectrograms, and a table
-        of all mixtures.
+        """Write the best and worst separated mixtures, and a table of all mixtures.
+
+        Mixtures are written as WAV files and spectrograms.
         """
         columns = [column for column in self.compute() if column != "loss"]
         lines = (

@@ -1,8 +1,7 @@
-"""The quality of separated signals: scale-invariant signal-to-distortion ratio, and the assignment
-of estimates to speakers.
+"""Quality of separated signals: scale-invariant SDR, and assignment of estimates to speakers.
 
-Le Roux et al., "SDR - half-baked or well done?", arXiv 1811.02508; permutation invariance: Yu et
-al., arXiv 1607.00325.
+Sources: Le Roux et al. 2018, SDR - half-baked or well done?, arXiv 1811.02508; permutation
+invariance: Yu et al. 2016, arXiv 1607.00325.
 """
 
 from __future__ import annotations
@@ -13,27 +12,26 @@ import torch
 from torch import Tensor
 
 _EPS = 1e-8
-"""Keeps silence finite: a squared sum this small counts as zero."""
+"""Squared sum that counts as zero, so that silence has a finite ratio."""
 _SILENT = 1e-14
-"""A squared sum of silence: a second with the smallest step of 24 bits has a thousand times as
-much."""
+"""Squared sum of silence: a second with the smallest step of 24 bits has a thousand times as much.
+"""
 
 
 def si_sdr(
     estimate: Tensor, reference: Tensor, inside: Tensor, *, any_loudness: bool = False
 ) -> Tensor:
-    """float[...] in dB: the energy of an estimate that is its scaled reference, over the rest.
+    """Return float[...] in dB: the energy of an estimate's scaled reference, over the rest.
 
     As published, 1e-8 is added to each squared sum, so that a very quiet signal (a squared sum near
-    that, such as a second of -90 dB) is not told from silence.
+    that, such as a second of -90 dB) is not distinguished from silence.
 
     Args:
         estimate: float[..., T].
         reference: float[..., T]; dimensions before the last broadcast.
-        inside: bool[..., T], true where there is signal and no padding; means are taken, and sums
-            made, over these places only.
-        any_loudness: For signals with a squared sum below 1, add that much less, so that the result
-            does not depend on loudness.
+        inside: bool[..., T], true for signal, false for padding, which means and sums leave out.
+        any_loudness: Add less to squared sums below 1, in proportion, so that the result does not
+            depend on loudness.
     """
     estimate, reference = _centre(estimate, inside), _centre(reference, inside)
     small, small_reference = (
@@ -44,16 +42,16 @@ def si_sdr(
     )
     target = scale * reference
     distortion = estimate - target
-    found = (target.square().sum(-1, keepdim=True) + small) / (
+    ratio = (target.square().sum(-1, keepdim=True) + small) / (
         distortion.square().sum(-1, keepdim=True) + small
     )
-    return 10.0 * found.squeeze(-1).log10()
+    return 10.0 * ratio.squeeze(-1).log10()
 
 
 def pairwise_si_sdr(
     estimates: Tensor, sources: Tensor, inside: Tensor, *, any_loudness: bool = False
 ) -> Tensor:
-    """float[B, S, S] in dB, of each estimate (rows) against each source (columns).
+    """Return float[B, S, S] in dB: each estimate (rows) against each source (columns).
 
     Args:
         estimates: float[B, S, T].
@@ -67,13 +65,18 @@ def pairwise_si_sdr(
 
 
 def best_assignment(pairwise: Tensor) -> Tensor:
-    """[B, S, S], ones and zeros: the assignment of estimates (rows) to sources (columns) with the
-    largest mean of `pairwise`.
+    """Return the assignment of estimates (rows) to sources (columns) with the largest mean.
 
-    All S! assignments are compared; of equals the first wins. The result is a constant: multiplying
-    by it and adding up has a gradient that is deterministic on every device, which that of
-    gathering by index is not.
+    All S! assignments are compared; of equals the first wins.
+
+    Args:
+        pairwise: float[B, S, S].
+
+    Returns:
+        [B, S, S] of ones and zeros, a constant.
     """
+    # Multiplying by a constant and adding up has a gradient that is deterministic on every device;
+    # gathering by index does not
     with torch.no_grad():
         candidates = _assignments(pairwise.shape[-1]).to(pairwise, non_blocking=True)
         means = (pairwise[:, None] * candidates).sum((2, 3))
@@ -81,33 +84,36 @@ def best_assignment(pairwise: Tensor) -> Tensor:
 
 
 def select_assigned(values: Tensor, assignment: Tensor) -> Tensor:
-    """float[B, S]: the elements of `values` [B, S, S] (estimates, sources) that the assignment
-    selects, by source.
+    """Return float[B, S]: the elements of `values` that the assignment selects, by source.
+
+    Args:
+        values: float[B, S, S] (estimates, sources).
+        assignment: [B, S, S].
     """
     return (values * assignment).sum(1)
 
 
 def order_by_assignment(estimates: Tensor, assignment: Tensor) -> Tensor:
-    """float[B, S, T]: the estimates in the order of their assigned sources."""
+    """Return float[B, S, T]: the estimates in the order of their assigned sources."""
     order = assignment.argmax(1)
     return estimates.gather(1, order[:, :, None].expand_as(estimates))
 
 
 def _centre(signal: Tensor, inside: Tensor) -> Tensor:
-    """Subtract the mean over the valid positions, and set the others to zero."""
+    """Subtract the mean over the valid positions, and set other positions to zero."""
     signal = torch.where(inside, signal, 0.0)
     mean = signal.sum(-1, keepdim=True) / inside.sum(-1, keepdim=True).clamp(min=1)
     return torch.where(inside, signal - mean, 0.0)
 
 
 def _small(signal: Tensor) -> Tensor:
-    """float[..., 1]: `_EPS` of a signal's squared sum where that is below 1; of silence, `_EPS`."""
+    """Return float[..., 1]: `_EPS` of a squared sum below 1; for silence, `_EPS` itself."""
     energy = signal.square().sum(-1, keepdim=True)
     return _EPS * torch.where(energy > _SILENT, energy.clamp(max=1.0), 1.0)
 
 
 def _assignments(sources: int) -> Tensor:
-    """[S!, S, S]: all permutation matrices."""
+    """Return all permutation matrices, [S!, S, S]."""
     return torch.stack(
         [torch.eye(sources)[list(order)].T for order in itertools.permutations(range(sources))]
     )

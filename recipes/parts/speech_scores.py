@@ -1,6 +1,4 @@
-"""What an evaluation of speech recognition measures, and its scores: loss, error rates, transcripts
-to read.
-"""
+"""Measures speech recognition: the results of a batch, and of all batches."""
 
 from __future__ import annotations
 
@@ -19,13 +17,13 @@ from samewise.runner.interfaces import Scores
 
 @dataclass(frozen=True)
 class MeasuredSpeech:
-    """The measurements of one evaluation batch of B utterances, on the CPU.
+    """Measurements of one evaluation batch of B utterances, on the CPU.
 
     Args:
-        loss: float32[B], nats a character.
+        loss: float32[B], nats per character.
         possible: bool[B], whether there are enough frames for the transcript; otherwise the loss is
             0.
-        lines: One for each utterance; the worst of the batch carry spectrograms.
+        lines: A line for each utterance; the worst of the batch have spectrograms.
     """
 
     loss: Tensor
@@ -35,13 +33,14 @@ class MeasuredSpeech:
 
 @final
 class SpeechScores(Scores):
-    """Integer counts of edits, and a float64 sum of losses in utterance order: the same for any
-    split into batches.
+    """Scores of speech recognition: the same bits however the split is cut into batches.
+
+    Counts of edits are integers; the loss is a float64 sum in the order of utterances.
 
     Args:
-        skips: Whether transcripts that are impossible are left out of the loss.
-        rows: Utterances in the table, the first of the split.
-        drawn: Spectrograms kept: of the highest error rates.
+        skips: Whether impossible transcripts are left out of the loss.
+        rows: Number of utterances in the table, the first of the split.
+        drawn: Number of spectrograms kept, of the highest error rates.
     """
 
     def __init__(self, *, skips: bool = False, rows: int = 5000, drawn: int = 6) -> None:
@@ -51,25 +50,29 @@ class SpeechScores(Scores):
         self._character_edits = self._characters = self._word_edits = self._words = 0
         self._rows, self._drawn = rows, drawn
         self._lines: list[transcripts.Line] = []
-        self._worst: list[
-            tuple[float, int, transcripts.Line]
-        ] = []  # a heap, the least error on top
+        # A heap with the least error on top
+        self._worst: list[tuple[float, int, transcripts.Line]] = []
 
     def add(self, measured: MeasuredSpeech) -> None:
         self._skipped += int((~measured.possible).sum())
         for loss, line in zip(measured.loss.tolist(), measured.lines, strict=True):
-            said, read = line.reference.split(), line.hypothesis.split()
+            reference, hypothesis = line.reference.split(), line.hypothesis.split()
             self._loss += loss
             self._character_edits += line.edits
             self._characters += len(line.reference)
-            self._word_edits += transcripts.edit_distance(said, read)
-            self._words += len(said)
+            self._word_edits += transcripts.edit_distance(reference, hypothesis)
+            self._words += len(reference)
             self._keep(line)
             self.count += 1
 
     def compute(self) -> dict[str, float]:
-        """`loss` (nats a character, the mean over utterances that are not skipped), and `cer` and
-        `wer`: all edits over all characters and words.
+        """Return `loss` in nats per character, and the error rates `cer` and `wer`.
+
+        The loss is the mean over utterances that are not skipped; error rates are all edits over
+        all characters and words.
+
+        Raises:
+            DataError: The evaluated split is empty.
         """
         if not self.count:
             raise DataError("the evaluated split is empty")

@@ -14,7 +14,7 @@ KINDS: Final = ("none", "flip", "flip_and_translate")
 
 
 def check_kind(kind: str, path: str) -> str:
-    """Check a kind of test-time augmentation."""
+    """Return a kind of test-time augmentation; a ConfigError if it is unknown."""
     if kind not in KINDS:
         raise ConfigError(
             Problem(
@@ -29,26 +29,27 @@ def check_kind(kind: str, path: str) -> str:
 
 
 def views(images: Tensor, kind: str) -> Sequence[tuple[float, Tensor]]:
-    """The versions of some images, the originals first, with their weights in the mean (K. Jordan
-    2024, arXiv 2404.00498, section 3.5).
+    """Return the versions of images, the originals first, with their weights in the mean.
+
+    Source: K. Jordan 2024, arXiv 2404.00498, section 3.5.
 
     Args:
         images: float[B, C, H, W], or clips [B, C, T, H, W].
-        kind: `none`; `flip`: left and right exchanged; `flip_and_translate`: also shifted by a
-            pixel up and left, and down and right, what comes in at the edges being mirrored: the
-            shifted ones weigh as much as those that are not.
+        kind: `none`; `flip`: also mirrored from left to right; `flip_and_translate`: also shifted
+            by a pixel up and left, and down and right, with mirrored edges. The shifted versions
+            weigh as much as the unshifted ones.
     """
     if kind == "none":
         return [(1.0, images)]
     flipped = [images, images.flip(-1)]
     if kind == "flip":
-        return [(0.5, one) for one in flipped]
+        return [(0.5, x) for x in flipped]
     height, width = images.shape[-2:]
     padded = F.pad(images.flatten(0, -4), (1, 1, 1, 1), mode="reflect").unflatten(
         0, images.shape[:-3]
     )
     shifted = [padded[..., down : down + height, down : down + width] for down in (0, 2)]
     return [
-        *((0.25, one) for one in flipped),
-        *((0.125, one) for half in shifted for one in (half, half.flip(-1))),
+        *((0.25, x) for x in flipped),
+        *((0.125, x) for half in shifted for x in (half, half.flip(-1))),
     ]

@@ -1,6 +1,4 @@
-"""Compares references with hypotheses: edit distances, tables of both, and spectrograms with their
-texts.
-"""
+"""Compares references with hypotheses: edit distances, tables, and spectrograms."""
 
 from __future__ import annotations
 
@@ -27,12 +25,13 @@ _short = partial(truncate, longest=150, ending="…")
 
 
 def edit_distance(reference: Sequence[object], hypothesis: Sequence[object]) -> int:
-    """The fewest insertions, deletions and substitutions that turn one sequence into the other
-    (Levenshtein 1966).
+    """Return the fewest insertions, deletions and substitutions between two sequences.
 
-    One row of the usual table at a time: a run of insertions along a row is a running minimum, so
-    that rows are vectors.
+    Source: Levenshtein 1966, Binary codes capable of correcting deletions, insertions, and
+    reversals.
     """
+    # One row of the usual table at a time: a run of insertions along a row is a running minimum, so
+    # rows are vectors
     number: dict[object, int] = {}
     rows, columns = (
         [number.setdefault(item, len(number)) for item in sequence]
@@ -41,9 +40,10 @@ def edit_distance(reference: Sequence[object], hypothesis: Sequence[object]) -> 
     across, place = np.array(columns, dtype=np.int64), np.arange(len(columns) + 1)
     row = place.copy()
     for item in rows:
-        best = row + 1  # delete the reference's item
-        best[1:] = np.minimum(best[1:], row[:-1] + (across != item))  # or keep or substitute it
-        row = np.minimum.accumulate(best - place) + place  # or insert the hypothesis' items
+        # Delete the reference's item, keep or substitute it, or insert the hypothesis's items
+        best = row + 1
+        best[1:] = np.minimum(best[1:], row[:-1] + (across != item))
+        row = np.minimum.accumulate(best - place) + place
     return int(row[-1])
 
 
@@ -51,8 +51,14 @@ def edit_distance(reference: Sequence[object], hypothesis: Sequence[object]) -> 
 class Line:
     """One utterance of a table.
 
-    `loss` is in nats per character, None if it has none; `spectrogram` uint8[height, width], lowest
-    frequency first, if kept.
+    Args:
+        name: The recording's name.
+        reference: The transcript.
+        hypothesis: The recognised text.
+        edits: The edit distance of both texts.
+        loss: Nats per character; None without a loss.
+        seconds: The recording's length in seconds; None: unknown.
+        spectrogram: uint8[height, width], the lowest frequency first, if kept.
     """
 
     name: str
@@ -70,7 +76,7 @@ class Line:
 
 
 def save_csv(path: Path, lines: Sequence[Line]) -> None:
-    """Write a line per utterance: its recording, both texts, the edits between them, and its loss."""
+    """Write a line per utterance: its recording, both texts, their edits, and its loss."""
     head = ("recording", "reference", "hypothesis", "edits", "characters", "loss")
     write_csv(
         path,
@@ -135,8 +141,9 @@ def save_spectrogram(path: Path, picture: Tensor, *, title: str, seconds: float 
 
 
 def spectrogram(waveform: Tensor, *, height: int = 64, width: int = 400) -> Tensor:
-    """uint8[height, at most width] of float32[T]: decibels from 80 below the maximum (0) to the
-    maximum (255), lowest frequency first.
+    """Return uint8[height, at most width] of a waveform float32[T], the lowest frequency first.
+
+    Values span the 80 dB below the maximum (0) to the maximum (255).
     """
     hop = max(64, -(-len(waveform) // width))
     spectrum = torch.stft(
@@ -171,15 +178,17 @@ def _draw(axes: Axes, picture: Tensor, title: str, seconds: float | None, colour
 
 
 def _mark_differences(reference: str, hypothesis: str) -> tuple[str, str]:
-    """Both texts as HTML, with what the other lacks in `<del>` and `<ins>`."""
-    left, right = "", ""
+    """Return both texts as HTML, with their differences in `<del>` and `<ins>`."""
+    marked_reference, marked_hypothesis = "", ""
     for kind, start, stop, begin, end in difflib.SequenceMatcher(
         None, reference, hypothesis, autojunk=False
     ).get_opcodes():
-        said, read = html.escape(reference[start:stop]), html.escape(hypothesis[begin:end])
-        left += said if kind == "equal" else f"<del>{said}</del>" if said else ""
-        right += read if kind == "equal" else f"<ins>{read}</ins>" if read else ""
-    return left, right
+        removed, added = html.escape(reference[start:stop]), html.escape(hypothesis[begin:end])
+        marked_reference += (
+            removed if kind == "equal" else f"<del>{removed}</del>" if removed else ""
+        )
+        marked_hypothesis += added if kind == "equal" else f"<ins>{added}</ins>" if added else ""
+    return marked_reference, marked_hypothesis
 
 
 _PAGE = """<!doctype html>
@@ -192,7 +201,8 @@ del, ins {{ text-decoration: none; }}
 del {{ background: #ffd9d9; }}
 ins {{ background: #d9e8ff; }}
 </style></head><body><h1>{heading}</h1>
-<p>Top: what was said; bottom: what was recognised. Red: missed or wrong; blue: recognised instead.</p>
+<p>Top: what was said; bottom: what was recognised.
+Red: missed or wrong; blue: recognised instead.</p>
 <table><tr><th>recording</th><th>edits</th><th>texts</th></tr>
 {rows}
 </table></body></html>
