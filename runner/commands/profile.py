@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     composed = ready(args)
     given = {
         "json": args.json,
-        "asked": {"steps": args.steps, "traced": args.traced, "out": ""},
+        "scope": {"steps": args.steps, "traced": args.traced, "out": ""},
     }
 
     from omegaconf import OmegaConf
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     from samewise.runner.training.launch import launch, processes, rank
 
     out = folder_for(args.out, composed)
-    given["asked"]["out"] = str(out)
+    given["scope"]["out"] = str(out)
     placed = replace(composed, place=out, cfg=copy.deepcopy(composed.cfg))
     with remove_if_empty(out):
         if is_rank():
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
                 as_json=args.json,
                 look=lambda: None,
                 check=lambda: None,
-                work=partial(profile.profile_rank, given=given),
+                work=partial(profile.profile_rank, options=given),
             )
         elif (wanted := processes(composed)) > 1:
             # Torch's profiler itself has crashed, once in some hundred times

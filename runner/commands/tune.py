@@ -169,7 +169,7 @@ def _batch_size(
         steps=args.steps,
         largest=largest,
         memory=round(args.memory * 1e9) if args.memory else None,
-        tell=tell,
+        report=tell,
     )
     found = batch_size.suggest(tried, samples=run.plan.samples)
     return found, {"batch_size": found["batch_size"]}

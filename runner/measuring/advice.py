@@ -1,4 +1,4 @@
-"""Interprets a profile: which parts of a step take too long, why, and which settings would help."""
+"""Interpret a profile: which parts of a step take too long, why, and which settings would help."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ from samewise.runner.data.dataset import without_transforms
 from samewise.runner.training.run import Run
 
 
-def advise(run: Run, found: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What to change, the part with the largest share of a step first.
-
-    For each cause: its `part`, its `share` of the step, `why` in a sentence, and `change`, by
-    override whether it gives the same bits.
+def advise(run: Run, measurement: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return what to change, the part with the largest share of a step first.
 
     Args:
-        run: What was measured.
-        found: A rank's measurement: `measured_ms`, `parts_ms`, `ranges_ms`, `batch_ms`.
+        run: The measured run.
+        measurement: A rank's measurement: `measured_ms`, `parts_ms`, `ranges_ms`, `batch_ms`.
+
+    Returns:
+        For each cause its `part`, its `share` of the step, `why` in a sentence, and `change`: for
+        each override, whether it keeps the bits.
     """
-    parts, whole = found["parts_ms"], found["measured_ms"] or 1.0
+    parts, step_ms = measurement["parts_ms"], measurement["measured_ms"] or 1.0
     cores = len(os.sched_getaffinity(0))
     causes = list[dict[str, Any]]()
-    for part, (least, rule) in _RULES.items():
-        if parts[part] / whole >= least:
-            why, changes = rule(run, found, cores)
-            causes.append(_cause(run, part, parts[part] / whole, why, changes))
-    model = (parts["forward"] + parts["backward"]) / whole
+    for part, (min_share, rule) in _RULES.items():
+        if parts[part] / step_ms >= min_share:
+            why, changes = rule(run, measurement, cores)
+            causes.append(_cause(run, part, parts[part] / step_ms, why, changes))
+    model = (parts["forward"] + parts["backward"]) / step_ms
     if model >= 0.5:
         causes.append(
             _cause(
@@ -51,7 +52,7 @@ def _cause(run: Run, part: str, share: float, why: str, changes: list[str]) -> d
         "part": part,
         "share": share,
         "why": why,
-        "change": {one: all(_keeps_bits(run, key) for key in one.split()) for one in changes},
+        "change": {x: all(_keeps_bits(run, key) for key in x.split()) for x in changes},
     }
 
 
@@ -62,27 +63,33 @@ def _keeps_bits(run: Run, override: str) -> bool:
     )
 
 
-def _data(run: Run, found: Mapping[str, Any], cores: int) -> tuple[str, list[str]]:
+def _data(run: Run, measurement: Mapping[str, Any], cores: int) -> tuple[str, list[str]]:
     settings, workers = run.config.loader, int(run.config.loader.num_workers)
-    ranges: dict[str, float] = found["batch_ms"] if workers else found["ranges_ms"]
-    making = {
+    ranges: dict[str, float] = measurement["batch_ms"] if workers else measurement["ranges_ms"]
+    sample_ms = {
         name: ms
         for name, ms in ranges.items()
         if name.partition("/")[0] in ("data", "transforms")
         and name != "transforms/batch transforms"
     }
-    cost = sum(making.values())
-    rest = max(found["measured_ms"] - (found["parts_ms"]["data"] if workers else cost), 1e-6)
-    slowest, wanted = max(making, key=lambda name: making[name]), max(1, ceil(cost / rest))
-    who = type(without_transforms(run.splits["train"].dataset)).__name__
-    what = (
-        f"the data set {who}"
+    batch_ms = sum(sample_ms.values())
+    rest_ms = max(
+        measurement["measured_ms"] - (measurement["parts_ms"]["data"] if workers else batch_ms),
+        1e-6,
+    )
+    slowest, needed_workers = (
+        max(sample_ms, key=lambda name: sample_ms[name]),
+        max(1, ceil(batch_ms / rest_ms)),
+    )
+    dataset_name = type(without_transforms(run.splits["train"].dataset)).__name__
+    source = (
+        f"the data set {dataset_name}"
         if slowest.startswith("data")
         else f"the transform {slowest.partition('/')[2]}"
     )
     why = (
-        f"a step's batch takes {cost:.3g} ms to make, most of it in {what}, and the rest of "
-        f"the step {rest:.3g} ms"
+        f"a step's batch takes {batch_ms:.3g} ms to make, most of it in {source}, and the rest of "
+        f"the step {rest_ms:.3g} ms"
     )
     if cores == 1 and not workers:
         return (
@@ -90,9 +97,9 @@ def _data(run: Run, found: Mapping[str, Any], cores: int) -> tuple[str, list[str
             "samples cheaper",
             [*_cache_settings(run), *decode_on_device(run)],
         )
-    if wanted > workers and workers < cores:
+    if needed_workers > workers and workers < cores:
         return why, [
-            f"loader.num_workers={min(max(wanted, workers + 1), cores)}",
+            f"loader.num_workers={min(max(needed_workers, workers + 1), cores)}",
             *_cache_settings(run),
         ]
     if workers and settings.prefetch_factor < 4:
@@ -113,8 +120,9 @@ def _cache_settings(run: Run) -> list[str]:
 
 
 def decode_on_device(run: Run) -> list[str]:
-    """The overrides that have a CUDA device decode JPEG files, where workers do now and there are
-    transforms for it; else none.
+    """Return the overrides that have a CUDA device decode JPEG files.
+
+    Empty unless workers decode now, and the transforms have a variant for the device.
     """
     transforms, is_cuda = run.composed.choices.get("transforms"), run.strategy.device.type == "cuda"
     possible = (
@@ -125,7 +133,7 @@ def decode_on_device(run: Run) -> list[str]:
     return [f"dataset.decode=device transforms={transforms}_on_device"] if possible else []
 
 
-def _transfer(run: Run, found: Mapping[str, Any], cores: int) -> tuple[str, list[str]]:
+def _transfer(run: Run, measurement: Mapping[str, Any], cores: int) -> tuple[str, list[str]]:
     settings = run.config.loader
     if run.strategy.device.type == "cpu":
         return "each batch is copied into another memory layout", [
@@ -138,34 +146,38 @@ def _transfer(run: Run, found: Mapping[str, Any], cores: int) -> tuple[str, list
     ]
 
 
-def _transforms(run: Run, found: Mapping[str, Any], cores: int) -> tuple[str, list[str]]:
-    own = {
+def _transforms(run: Run, measurement: Mapping[str, Any], cores: int) -> tuple[str, list[str]]:
+    transform_ms = {
         name.partition("/")[2]: ms
-        for name, ms in found["ranges_ms"].items()
+        for name, ms in measurement["ranges_ms"].items()
         if name.startswith("transforms/")
     }
-    slowest = max(own, key=lambda name: own[name])
+    slowest = max(transform_ms, key=lambda name: transform_ms[name])
     if slowest == "batch transforms":
         return (
-            f"the batch transforms (transforms.train.batch) take {own[slowest]:.3g} ms a step",
+            "the batch transforms (transforms.train.batch) take "
+            f"{transform_ms[slowest]:.3g} ms a step",
             [],
         )
-    why = f"the transform {slowest} takes {own[slowest]:.3g} ms a step, in the process that trains"
-    rest = (
-        found["measured_ms"]
-        - found["parts_ms"]["data"]
-        - sum(own.values())
-        + own.get("batch transforms", 0.0)
+    why = (
+        f"the transform {slowest} takes {transform_ms[slowest]:.3g} ms a step, in the process "
+        "that trains"
     )
-    wanted = ceil(sum(own.values()) / max(rest, 1e-6))
+    rest_ms = (
+        measurement["measured_ms"]
+        - measurement["parts_ms"]["data"]
+        - sum(transform_ms.values())
+        + transform_ms.get("batch transforms", 0.0)
+    )
+    needed_workers = ceil(sum(transform_ms.values()) / max(rest_ms, 1e-6))
     return (
         (f"{why}; on one core workers would not help", [])
         if cores == 1
-        else (why, [f"loader.num_workers={max(1, min(wanted, cores))}"])
+        else (why, [f"loader.num_workers={max(1, min(needed_workers, cores))}"])
     )
 
 
-def _exchange(run: Run, found: Mapping[str, Any], cores: int) -> tuple[str, list[str]]:
+def _exchange(run: Run, measurement: Mapping[str, Any], cores: int) -> tuple[str, list[str]]:
     strategy = run.config.strategy
     changes = ["strategy.overlap=true"] if strategy.get("overlap") is False else []
     changes += (
@@ -177,16 +189,16 @@ def _exchange(run: Run, found: Mapping[str, Any], cores: int) -> tuple[str, list
     ]
 
 
-def _optimizer(run: Run, found: Mapping[str, Any], cores: int) -> tuple[str, list[str]]:
-    # Null: fused where that is possible
+def _optimizer(run: Run, measurement: Mapping[str, Any], cores: int) -> tuple[str, list[str]]:
+    # With null, updates are fused where that is possible
     changes = ["optimizer.fused=true"] if run.config.optimizer.get("fused") is False else []
-    return f"the update of {sum(one.numel() for one in run.parameters):,} parameters", [
+    return f"the update of {sum(x.numel() for x in run.parameters):,} parameters", [
         *changes,
         f"batch_size={2 * run.batch_size}",
     ]
 
 
-def _trace(run: Run, found: Mapping[str, Any], cores: int) -> tuple[str, list[str]]:
+def _trace(run: Run, measurement: Mapping[str, Any], cores: int) -> tuple[str, list[str]]:
     every = run.config.trace.every_steps
     return (
         f"every {'' if every == 1 else f'{every} '}step{'s' * (every != 1)} all gradients "
@@ -195,42 +207,42 @@ def _trace(run: Run, found: Mapping[str, Any], cores: int) -> tuple[str, list[st
     )
 
 
-def _callbacks(run: Run, found: Mapping[str, Any], cores: int) -> tuple[str, list[str]]:
-    own = {
+def _callbacks(run: Run, measurement: Mapping[str, Any], cores: int) -> tuple[str, list[str]]:
+    callback_ms = {
         name.partition("/")[2]: ms
-        for name, ms in found["ranges_ms"].items()
+        for name, ms in measurement["ranges_ms"].items()
         if name.startswith("callbacks/")
     }
-    slowest = max(own, key=lambda name: own[name], default="")
+    slowest = max(callback_ms, key=lambda name: callback_ms[name], default="")
     every = OmegaConf.select(run.config, f"callbacks.{slowest}.every_steps")
-    return f"the callback {slowest} takes {own.get(slowest, 0.0):.3g} ms a step", [
+    return f"the callback {slowest} takes {callback_ms.get(slowest, 0.0):.3g} ms a step", [
         f"callbacks.{slowest}.every_steps={10 * every}"
     ] if every else []
 
 
-def _tracking(run: Run, found: Mapping[str, Any], cores: int) -> tuple[str, list[str]]:
+def _tracking(run: Run, measurement: Mapping[str, Any], cores: int) -> tuple[str, list[str]]:
     return "metrics are written at every step", [
         f"tracking.log_every_steps={10 * run.config.tracking.log_every_steps}"
     ]
 
 
 def _model_settings(run: Run, cores: int) -> Iterator[str]:
-    """Settings with which the same model computes faster; most make it a different experiment."""
-    cfg, cuda = run.config, run.strategy.device.type == "cuda"
-    if cuda and cfg.precision.get("dtype") == "float32":
+    """Yield settings with which the model computes faster; most make it another experiment."""
+    cfg, is_cuda = run.config, run.strategy.device.type == "cuda"
+    if is_cuda and cfg.precision.get("dtype") == "float32":
         yield "precision=bf16"
-    refused = (
+    cannot_compile = (
         cfg.activation_checkpointing
         or cfg.reproducibility.level == "portable"
         or not run.strategy.compiles
     )
-    if str(cfg.compile.mode) == "off" and not refused:
+    if str(cfg.compile.mode) == "off" and not cannot_compile:
         yield "compile=default"
     if str(cfg.memory_format) == "contiguous" and any(
-        isinstance(one, nn.Conv2d) for one in run.model.modules()
+        isinstance(x, nn.Conv2d) for x in run.model.modules()
     ):
         yield "memory_format=channels_last"
-    if not cuda and cfg.reproducibility.threads != cores:
+    if not is_cuda and cfg.reproducibility.threads != cores:
         yield f"reproducibility.threads={cores}"
 
 
@@ -246,5 +258,4 @@ _RULES: Mapping[
     "callbacks": (0.1, _callbacks),
     "tracking": (0.1, _tracking),
 }
-"""From which share of a step on a part is told of, and what is said of it; the model's own work
-from half of a step on."""
+"""For each part, the share of a step from which it gets advice, and what advises."""

@@ -1,4 +1,4 @@
-"""Finds the batch size that fits into memory, and the one that is fastest per sample."""
+"""Find the batch size that fits into memory, and the one that is fastest per sample."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from samewise.runner.processes.memory import free_memory
 from samewise.runner.training.guards.memory import format_bytes
 from samewise.runner.training.run import Run
 
+# A process that takes more than there is ends without a message
 _SHARE = 0.8
-"""The share of free memory that a step may take on the CPU, where exceeding it ends the process
-without a message."""
+"""Share of free memory that a step may take on the CPU."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class Size:
 
     Args:
         batch_size: Samples of a step.
-        ms: Milliseconds of a step; None: it did not fit.
-        bytes: The most memory that the process had taken by then, on CUDA of the device.
-        why: Why it did not fit.
+        ms: Milliseconds of a step; None if the batch did not fit.
+        bytes: Peak memory of the process so far, on CUDA of the device.
+        why: Why the batch did not fit.
     """
 
     batch_size: int
@@ -52,149 +52,156 @@ class Size:
 
 
 def find(
-    run: Run, *, steps: int, largest: bool, memory: int | None, tell: Callable[[Size], None]
+    run: Run, *, steps: int, largest: bool, memory: int | None, report: Callable[[Size], None]
 ) -> list[Size]:
     """Try doubled batch sizes until one does not fit or is no faster.
 
-    With `largest`, until one does not fit, then between the last two.
-
-    The learning rate is 0: weights stay as they are, whatever the size. Returns all that were
-    tried, by size.
-
     Args:
-        run: Of one process.
-        steps: How many are measured of each size.
-        largest: Go on until memory ends.
-        memory: The most bytes that may be taken; None: on CUDA all, else 0.8 of what is free.
-        tell: Is told each size as it has been tried.
+        run: Run of a single process.
+        steps: Number of steps to measure for each size.
+        largest: Go on until a size does not fit, then search between the last two.
+        memory: Most bytes to take; None: on CUDA all, else 0.8 of what is free.
+        report: Called with each size as it has been tried.
+
+    Returns:
+        All sizes that were tried, by size.
     """
     trial, unit = RepeatedRun(run), run.micro_batches
-    most = run.plan.samples
+    max_samples = run.plan.samples
     bound = (
         memory
         if memory is not None or run.strategy.device.type == "cuda"
         else memory_in_use() + round(_SHARE * free_memory())
     )
-    tried = dict[int, Size]()
+    results = dict[int, Size]()
 
     def attempt(size: int) -> Size:
-        one = _skip_too_large(size, tried, bound) or _try_size(run, trial, size, steps)
-        if bound is not None and one.bytes > bound:
-            one = Size(
+        result = _skip_too_large(size, results, bound) or _try_size(run, trial, size, steps)
+        if bound is not None and result.bytes > bound:
+            result = Size(
                 size,
                 None,
-                one.bytes,
-                f"took {format_bytes(one.bytes)}, more than the bound of {format_bytes(bound)}",
+                result.bytes,
+                f"took {format_bytes(result.bytes)}, more than the bound of {format_bytes(bound)}",
             )
-        tried[size] = one
-        tell(one)
-        return one
+        results[size] = result
+        report(result)
+        return result
 
-    size = min(unit * max(1, 8 // unit), most // unit * unit)
+    size = min(unit * max(1, 8 // unit), max_samples // unit * unit)
     while (
         size
         and attempt(size).fits
-        and 2 * size <= most
-        and (largest or not _stalls(list(tried.values())))
+        and 2 * size <= max_samples
+        and (largest or not _stalls(list(results.values())))
     ):
         size *= 2
-    fit = max((one.batch_size for one in tried.values() if one.fits), default=0)
-    failed = min((one.batch_size for one in tried.values() if not one.fits), default=0)
-    while failed and failed - fit > max(unit, fit // 8):
-        middle = (fit + failed) // 2 // unit * unit
-        if middle in (fit, failed):
+    largest_fit = max((x.batch_size for x in results.values() if x.fits), default=0)
+    smallest_failure = min((x.batch_size for x in results.values() if not x.fits), default=0)
+    while smallest_failure and smallest_failure - largest_fit > max(unit, largest_fit // 8):
+        middle = (largest_fit + smallest_failure) // 2 // unit * unit
+        if middle in (largest_fit, smallest_failure):
             break
-        fit, failed = (middle, failed) if attempt(middle).fits else (fit, middle)
-    return [tried[size] for size in sorted(tried)]
+        largest_fit, smallest_failure = (
+            (middle, smallest_failure) if attempt(middle).fits else (largest_fit, middle)
+        )
+    return [results[size] for size in sorted(results)]
 
 
-def suggest(tried: list[Size], *, samples: int) -> dict[str, Any]:
-    """Choose from the sizes tried; a TrainingError if none fits."""
-    fits = [one for one in tried if one.fits]
-    if not fits:
+def suggest(sizes: list[Size], *, samples: int) -> dict[str, Any]:
+    """Choose from the sizes tried.
+
+    Raises:
+        TrainingError: No size fits.
+    """
+    fitting = [x for x in sizes if x.fits]
+    if not fitting:
         raise TrainingError(
             Problem(
                 "tune batch_size",
-                f"no batch fits: {tried[0].why if tried else 'there are too few samples'}",
+                f"no batch fits: {sizes[0].why if sizes else 'there are too few samples'}",
                 hint="a smaller model",
             )
         )
-    fastest = min(fits, key=lambda one: one.per_sample)
-    chosen = next(one for one in fits if one.per_sample <= (1 + NEAR) * fastest.per_sample)
-    refused = next((one for one in tried if not one.fits), None)
-    epoch = max(1, samples // chosen.batch_size)
+    fastest = min(fitting, key=lambda x: x.per_sample)
+    choice = next(x for x in fitting if x.per_sample <= (1 + NEAR) * fastest.per_sample)
+    failure = next((x for x in sizes if not x.fits), None)
+    epoch = max(1, samples // choice.batch_size)
     reason = (
-        f"{chosen.per_sample:.3g} ms a sample, the least there is within {NEAR:.0%}, and "
+        f"{choice.per_sample:.3g} ms a sample, the least there is within {NEAR:.0%}, and "
         "larger batches make fewer steps of the same samples"
     )
     reason += f": here {epoch:,} step{'s' * (epoch > 1)} an epoch of {samples:,}"
     reason += (
         "; twice as many are more than the training split has"
-        if not refused and 2 * fits[-1].batch_size > samples
+        if not failure and 2 * fitting[-1].batch_size > samples
         else ""
     )
     reason += (
-        f"; the largest that fits is {fits[-1].batch_size}: {refused.batch_size} {refused.why}"
-        if refused
+        f"; the largest that fits is {fitting[-1].batch_size}: {failure.batch_size} {failure.why}"
+        if failure
         else ""
     )
     return {
-        "batch_size": chosen.batch_size,
+        "batch_size": choice.batch_size,
         "reason": reason,
         "fastest": fastest.batch_size,
-        "largest": fits[-1].batch_size,
-        "is_largest": refused is not None,
-        "samples_per_s": 1000 / chosen.per_sample,
-        "tried": [asdict(one) for one in tried],
+        "largest": fitting[-1].batch_size,
+        "is_largest": failure is not None,
+        "samples_per_s": 1000 / choice.per_sample,
+        "tried": [asdict(x) for x in sizes],
     }
 
 
-def _stalls(tried: list[Size]) -> bool:
+def _stalls(sizes: list[Size]) -> bool:
     """Whether the last two doublings have not made samples faster."""
-    best = [min(one.per_sample for one in tried[:end]) for end in range(1, len(tried) + 1)]
+    best = [min(x.per_sample for x in sizes[:end]) for end in range(1, len(sizes) + 1)]
     return len(best) > 3 and best[-1] > (1 - NEAR) * best[-3]
 
 
 def _try_size(run: Run, trial: RepeatedRun, size: int, steps: int) -> Size:
-    cuda = run.strategy.device.type == "cuda"
-    if cuda:
+    """Measure some steps with a batch size."""
+    is_cuda = run.strategy.device.type == "cuda"
+    if is_cuda:
         torch.cuda.reset_peak_memory_stats()
     try:
-        still = SetRate(run.schedule, run, lambda step: 0.0)
-        took = [
+        # Weights stay as they are, whatever the size
+        schedule = SetRate(run.schedule, run, lambda step: 0.0)
+        durations = [
             seconds
             for _, seconds in trial.steps(
                 1 + steps,
                 plan=replace(run.plan, batch_size=size, drop_last=True),
                 batch_size=size,
-                schedule=still,
+                schedule=schedule,
             )
         ]
     except (RuntimeError, MemoryError) as error:
-        asked = requested_memory(error)
-        if not asked:
+        reason = requested_memory(error)
+        if not reason:
             raise
+        # The frames hold tensors of the failed step
         traceback.clear_frames(error.__traceback__)
-        return Size(size, None, memory_in_use(), asked)
+        return Size(size, None, memory_in_use(), reason)
     finally:
         gc.collect()
-        if cuda:
+        if is_cuda:
             torch.cuda.empty_cache()
     return Size(
         size,
-        1000 * median(took[1:]),
-        torch.cuda.max_memory_allocated() if cuda else memory_in_use(),
+        1000 * median(durations[1:]),
+        torch.cuda.max_memory_allocated() if is_cuda else memory_in_use(),
     )
 
 
-def _skip_too_large(size: int, tried: dict[int, Size], bound: int | None) -> Size | None:
-    """A size that would exceed the bound, extrapolated from the memory so far, and is not tried."""
-    fits = sorted((one for one in tried.values() if one.fits), key=lambda one: one.batch_size)
-    if bound is None or len(fits) < 2 or size < fits[-1].batch_size:
+def _skip_too_large(size: int, results: dict[int, Size], bound: int | None) -> Size | None:
+    """Return a size, untried, that would exceed the bound by the memory of smaller ones."""
+    fitting = sorted((x for x in results.values() if x.fits), key=lambda x: x.batch_size)
+    if bound is None or len(fitting) < 2 or size < fitting[-1].batch_size:
         return None
-    last, before = fits[-1], fits[-2]
-    expected = last.bytes + (last.bytes - before.bytes) * (size - last.batch_size) // (
-        last.batch_size - before.batch_size
+    last, previous = fitting[-1], fitting[-2]
+    expected = last.bytes + (last.bytes - previous.bytes) * (size - last.batch_size) // (
+        last.batch_size - previous.batch_size
     )
     if expected <= bound:
         return None
@@ -207,5 +214,5 @@ def _skip_too_large(size: int, tried: dict[int, Size], bound: int | None) -> Siz
 
 
 def memory_in_use() -> int:
-    """The peak memory of this process so far, in bytes."""
+    """Return the peak memory of this process so far, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,4 +1,4 @@
-"""Measures the time and memory of a few training steps. Only the profile is kept."""
+"""Measure the time and memory of a few training steps. Only the profile is kept."""
 
 from __future__ import annotations
 
@@ -41,14 +41,18 @@ from samewise.runner.training.guards.step_errors import explain_step_error, refu
 from samewise.runner.training.loop import train_step
 from samewise.runner.training.run import Run
 
-_WARM = 2
-"""Steps before those that are measured: buffers are made, kernels chosen, workers started."""
+_WARMUP_STEPS = 2
+"""Steps before the measured ones: buffers are made, kernels chosen, workers started."""
 
 
 @dataclass(frozen=True)
 class Scope:
-    """What to measure: `steps` for time, then `traced` more under torch's profiler, which slows
-    them down.
+    """Extent of a measurement.
+
+    Args:
+        steps: Steps to measure for time.
+        traced: Further steps under torch's profiler, which slows them down.
+        out: Folder for the profile.
     """
 
     steps: int
@@ -58,10 +62,18 @@ class Scope:
 
 @contextmanager
 def rehearse(composed: Composed, *, alone: bool = False) -> Generator[Run]:
-    """The run of a config in a temporary folder, with journal and trace open as in training.
+    """Build a config's run in a temporary folder, with journal and trace open as in training.
 
-    ConfigError if a part cannot be made, the parts do not fit together, or there is too little
-    memory.
+    Args:
+        composed: The config.
+        alone: Whether this process is the only rank.
+
+    Yields:
+        The run.
+
+    Raises:
+        ConfigError: A part cannot be made, the parts do not fit together, or there is too little
+            memory.
     """
     run: Run | None = None
     with (
@@ -100,38 +112,46 @@ def rehearse(composed: Composed, *, alone: bool = False) -> Generator[Run]:
             run.strategy.end()
 
 
-def take_profile(composed: Composed, asked: Scope) -> dict[str, Any]:
+def take_profile(composed: Composed, scope: Scope) -> dict[str, Any]:
     """Measure a config's training, in this process and its other ranks, and write the profile.
 
-    Returns what was found, the same on all ranks. ConfigError if the experiment has too few steps,
-    or cannot be trained.
+    Args:
+        composed: The config.
+        scope: Extent of the measurement.
+
+    Returns:
+        The profile, the same on all ranks.
+
+    Raises:
+        ConfigError: The experiment has too few steps, or cannot be trained.
     """
-    out = Path(asked.out)
+    out = Path(scope.out)
     with rehearse(composed) as run:
-        apart = 2 if run.strategy.device.type == "cuda" else 1
-        fewest = _WARM + apart + asked.traced
-        if run.total_steps < fewest:
+        # On CUDA the steps are measured again with a wait at each range
+        repeats = 2 if run.strategy.device.type == "cuda" else 1
+        min_steps = _WARMUP_STEPS + repeats + scope.traced
+        if run.total_steps < min_steps:
             raise ConfigError(
                 Problem(
                     "max_steps",
-                    f"a profile takes at least {fewest} steps",
+                    f"a profile takes at least {min_steps} steps",
                     run.total_steps,
-                    f"at least {fewest}",
+                    f"at least {min_steps}",
                 )
             )
-        steps = min(asked.steps, (run.total_steps - _WARM - asked.traced) // apart)
+        steps = min(scope.steps, (run.total_steps - _WARMUP_STEPS - scope.traced) // repeats)
         clock = Clock(run.strategy.device)
-        used = memory.parts_of(run, samples=None if run.strategy.peers.size == 1 else 0)
-        mine = _measure_steps(
-            with_clock(run, clock), clock, steps=steps, traced=asked.traced, out=out
+        memory_before = memory.parts_of(run, samples=None if run.strategy.peers.size == 1 else 0)
+        measurement = _measure_steps(
+            with_clock(run, clock), clock, steps=steps, traced=scope.traced, out=out
         )
         if run.strategy.device.type == "cuda":
-            mine["memory_peak"] = torch.cuda.max_memory_allocated()
-        mine["memory"] = memory.parts_of(run, samples=0) | {
-            name: used[name] for name in ("activations", "batch") if name in used
+            measurement["memory_peak"] = torch.cuda.max_memory_allocated()
+        measurement["memory"] = memory.parts_of(run, samples=0) | {
+            name: memory_before[name] for name in ("activations", "batch") if name in memory_before
         }
-        ranks = run.strategy.peers.gather(mine)
-        found: dict[str, Any] = {
+        ranks = run.strategy.peers.gather(measurement)
+        result: dict[str, Any] = {
             "name": composed.name,
             "fingerprint": composed.fingerprint,
             "device": str(run.strategy.device),
@@ -141,19 +161,19 @@ def take_profile(composed: Composed, asked: Scope) -> dict[str, Any]:
             "samples_per_s": ranks[0]["samples_per_s"],
             "ranks": ranks,
             "chain": f"{run.recorder.trace.chain:016x}",
-            "parameters": sum(one.numel() for one in run.parameters),
+            "parameters": sum(x.numel() for x in run.parameters),
         }
-        found["advice"] = advise(run, ranks[0])
+        result["advice"] = advise(run, ranks[0])
         if run.strategy.peers.is_main:
-            found["files"] = sorted(
+            result["files"] = sorted(
                 {"profile.json", *(path.name for path in out.iterdir() if path.is_file())}
             )
-            write_json(out / "profile.json", found)
-    return found
+            write_json(out / "profile.json", result)
+    return result
 
 
 def _measure_steps(run: Run, clock: Clock, *, steps: int, traced: int, out: Path) -> dict[str, Any]:
-    """Take the steps of one training. Times in milliseconds."""
+    """Take the steps of one training, and return times in milliseconds."""
     for callback in run.callbacks.values():
         callback.on_start(run.recorder.view)
     loaded = TrainingBatches(run)
@@ -168,48 +188,46 @@ def _measure_steps(run: Run, clock: Clock, *, steps: int, traced: int, out: Path
             run.recorder.record(outcome)
         return time.perf_counter() - began, outcome.samples
 
-    apart = run.config.loader.num_workers > 0
-    batch = _batch(run, clock) if apart else {}
+    has_workers = run.config.loader.num_workers > 0
+    batch = _batch(run, clock) if has_workers else {}
     with time_samples(run, clock):
-        for _ in range(_WARM):
+        for _ in range(_WARMUP_STEPS):
             step()
         clock.waits = False
         clock.restart()
-        each, samples = zip(*(step() for _ in range(steps)), strict=True)
-        if (
-            run.strategy.device.type == "cuda"
-        ):  # again, with a wait at each range: the undisturbed time of a step is already known
+        durations, samples = zip(*(step() for _ in range(steps)), strict=True)
+        # With a wait at each range, now that the undisturbed time of a step is known
+        if run.strategy.device.type == "cuda":
             clock.waits = True
             clock.restart()
             for _ in range(steps):
                 step()
-        spent = {name: 1000 * seconds / steps for name, seconds in clock.stop().items()}
+        range_ms = {name: 1000 * seconds / steps for name, seconds in clock.stop().items()}
         if traced:
             _trace(run, clock, step, traced, out)
     return {
-        "measured_ms": sum(spent.values()),
-        "fastest_ms": 1000 * min(each),
-        "median_ms": 1000 * statistics.median(each),
-        "slowest_ms": 1000 * max(each),
-        "samples_per_s": sum(samples) / sum(each),
-        "parts_ms": sum_by_part(spent),
-        "ranges_ms": dict(sorted(spent.items(), key=lambda one: -one[1])),
+        "measured_ms": sum(range_ms.values()),
+        "fastest_ms": 1000 * min(durations),
+        "median_ms": 1000 * statistics.median(durations),
+        "slowest_ms": 1000 * max(durations),
+        "samples_per_s": sum(samples) / sum(durations),
+        "parts_ms": sum_by_part(range_ms),
+        "ranges_ms": dict(sorted(range_ms.items(), key=lambda x: -x[1])),
         "batch_ms": batch,
     }
 
 
 def _batch(run: Run, clock: Clock) -> dict[str, float]:
-    """Milliseconds that a worker takes for a step's batches, by range.
-
-    Measured here by making them once.
-    """
+    """Return the milliseconds that a worker takes for a step's batches, by range."""
+    # Measured in this process, by making the batches once
     keys = list(
         training_keys(
             run.order, run.plan, first_step=0, steps=1, micro_batches=run.strategy.micro_batches
         )
     )
     with time_samples(run, clock):
-        for key in keys:  # the first time, other things are initialised too
+        # The first time, other things are initialised too
+        for key in keys:
             run.splits["train"].keyed[key]
         clock.restart()
         for key in keys:
@@ -230,22 +248,23 @@ def _trace(run: Run, clock: Clock, step: Any, traced: int, out: Path) -> None:
         snapshot,
         profile(
             activities=activities, record_shapes=True, profile_memory=True, with_stack=True
-        ) as watched,
+        ) as profiler,
     ):
         for _ in range(traced):
             with torch.profiler.record_function(f"step {run.step + 1}"):
                 step()
     clock.marks = False
-    watched.export_chrome_trace(str(out / f"rank-{run.strategy.peers.rank}.trace.json.gz"))
+    profiler.export_chrome_trace(str(out / f"rank-{run.strategy.peers.rank}.trace.json.gz"))
 
 
 @contextmanager
 def _snapshot(device: torch.device, file: Path) -> Generator[None]:
-    """On CUDA, record what is allocated within, by line; elsewhere nothing."""
+    """Record on CUDA what is allocated within, by line."""
     try:
         if device.type == "cuda":
             record_memory_history()
-    except RuntimeError as error:  # only torch's own allocator records allocations
+    except RuntimeError as error:
+        # Only torch's own allocator records allocations
         print(f"warning: no memory snapshot: {first_line(error)}", file=sys.stderr)
         device = torch.device("cpu")
     yield
@@ -254,11 +273,11 @@ def _snapshot(device: torch.device, file: Path) -> Generator[None]:
         record_memory_history(enabled=None)
 
 
-def profile_rank(composed: Composed, given: Mapping[str, Any]) -> None:
-    """Run `samewise profile` as one rank; the first prints the result."""
-    found = take_profile(composed, Scope(**given["asked"]))
-    if "files" in found:
-        print_report(found, given)
+def profile_rank(composed: Composed, options: Mapping[str, Any]) -> None:
+    """Run `samewise profile` as one rank; the main rank prints the result."""
+    result = take_profile(composed, Scope(**options["scope"]))
+    if "files" in result:
+        print_report(result, options)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,4 @@
-"""Measures the parts of a step: wraps the run's parts with a clock, so that the loop itself has no
-timing code.
-"""
+"""Measure the parts of a step: wrap them with a clock, so that the loop has no timing code."""
 
 from __future__ import annotations
 
@@ -35,30 +33,31 @@ RANGES = {
     "tracking": "metrics, to the journal",
     "other": "the loop itself, seeds and checks",
 }
-"""The parts of a step, in its order. What a part consists of is named after a slash:
-`transforms/RandomCrop`."""
+"""Parts of a step, in its order, with their meaning.
+
+A part's own parts are named after a slash: `transforms/RandomCrop`.
+"""
 
 
 class Clock:
-    """Adds up the time of nested ranges, each without the ranges inside it, so that the times add
-    up to the total.
+    """Adds up the time of nested ranges, each without the ranges inside it.
 
     Args:
-        device: Where the run computes. On CUDA a range starts and ends with a wait for the device,
-            so that work counts where it was launched.
+        device: Device of the run. On CUDA a range starts and ends with a wait for the device, so
+            that work counts where it was launched.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
         self.waits = self._cuda
-        """Whether to wait for the device; without it, on CUDA, a range's time is that of launching
-        its work."""
+        """Whether to wait for the device; otherwise a range's time is that of launching its work.
+        """
         self.marks = False
-        """Whether torch's profiler is to see the ranges. NVIDIA's (Nsight Systems) always does."""
+        """Whether torch's profiler sees the ranges. NVIDIA's (Nsight Systems) always does."""
         self.spent = defaultdict[str, float](float)
         """Seconds by range."""
         self._open = ["other"]
-        self._since = time.perf_counter()
+        self._last_switch = time.perf_counter()
 
     def restart(self) -> None:
         """Clear the measurements."""
@@ -66,11 +65,12 @@ class Clock:
         self._switch()
 
     def _switch(self) -> None:
+        """Count the time since the last switch to the innermost open range."""
         if self.waits:
             torch.cuda.synchronize()
         now = time.perf_counter()
-        self.spent[self._open[-1]] += now - self._since
-        self._since = now
+        self.spent[self._open[-1]] += now - self._last_switch
+        self._last_switch = now
 
     @contextmanager
     def range(self, name: str) -> Generator[None]:
@@ -78,11 +78,11 @@ class Clock:
         self._switch()
         self._open.append(name)
         try:
-            with ExitStack() as held:
+            with ExitStack() as stack:
                 if self.marks:
-                    held.enter_context(torch.profiler.record_function(name))
+                    stack.enter_context(torch.profiler.record_function(name))
                 if self._cuda:
-                    held.enter_context(torch.cuda.nvtx.range(name))
+                    stack.enter_context(torch.cuda.nvtx.range(name))
                 yield
         finally:
             self._switch()
@@ -91,14 +91,14 @@ class Clock:
     def time_calls(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap a function so that its calls are counted to `name`."""
 
-        def called(*given: Any, **named: Any) -> Any:
+        def called(*args: Any, **kwargs: Any) -> Any:
             with self.range(name):
-                return function(*given, **named)
+                return function(*args, **kwargs)
 
         return called
 
     def stop(self) -> dict[str, float]:
-        """Seconds by range so far; their sum is the time since `restart`."""
+        """Return the seconds by range so far; their sum is the time since `restart`."""
         self._switch()
         return dict(self.spent)
 
@@ -124,12 +124,10 @@ class _TimedPrecision(_Timed):
 
 
 class _TimedStrategy(_Timed):
-    """Counts `carry` to the backward pass, except for calls of the forward pass inside.
-
-    A pipeline mixes both.
-    """
+    """Counts `carry` to the backward pass, except for calls of the forward pass inside."""
 
     def carry(self, micro_batches: Any, forward: Callable[..., Any]) -> Any:
+        # A pipeline, which has a `carry` of its own, mixes both passes
         with self._clock.range(
             "backward" if type(self._inner).carry is Strategy.carry else "forward"
         ):
@@ -154,7 +152,7 @@ class _TimedSamples(_Timed):
 
 
 def with_clock(run: Run, clock: Clock) -> Run:
-    """The run with its parts timed as the loop calls them; they compute the same."""
+    """Return the run with its parts timed as the loop calls them; they compute the same."""
     recorder, transforms = run.recorder, run.transforms
     recorder.trace = _Timed(
         recorder.trace,
@@ -165,13 +163,16 @@ def with_clock(run: Run, clock: Clock) -> Run:
         digest_weights="trace",
     )  # pyright: ignore[reportAttributeAccessIssue]
     recorder.tracker = _Timed(recorder.tracker, clock, log="tracking")  # pyright: ignore[reportAttributeAccessIssue]
-    shown = {
-        name: one for name, one in recorder.callbacks.items() if not isinstance(one, ProgressBar)
+    timed_callbacks = {
+        name: callback
+        for name, callback in recorder.callbacks.items()
+        if not isinstance(callback, ProgressBar)
     }
     recorder.callbacks = {  # pyright: ignore[reportAttributeAccessIssue]
-        name: _Timed(one, clock, on_step=f"callbacks/{name}") for name, one in shown.items()
+        name: _Timed(callback, clock, on_step=f"callbacks/{name}")
+        for name, callback in timed_callbacks.items()
     }  # pyright: ignore[reportAttributeAccessIssue]
-    timed: dict[str, Any] = {
+    parts: dict[str, Any] = {
         "recipe": _Timed(run.recipe, clock, loss="forward"),
         "precision": _TimedPrecision(run.precision, clock, update="optimizer"),
         "strategy": _TimedStrategy(run.strategy, clock, reduce="exchange"),
@@ -182,28 +183,26 @@ def with_clock(run: Run, clock: Clock) -> Run:
             "train": clock.time_calls("transforms/batch transforms", transforms["train"]),
         },
     }
-    return replace(run, **timed)
+    return replace(run, **parts)
 
 
 @contextmanager
 def time_samples(run: Run, clock: Clock) -> Generator[None]:
-    """Within it, training samples made by this process are timed: the data set, and each transform
-    by its class.
-    """
+    """Time the samples made by this process within: the data set, and each transform by class."""
     keyed = run.splits["train"].keyed
-    before = keyed.dataset
-    inner = _TimedSamples(before.inner if isinstance(before, WithTransform) else before, clock)
-    transforms = before.transforms if isinstance(before, WithTransform) else ()
-    timed = [clock.time_calls(f"transforms/{_transform_name(one)}", one) for one in transforms]
-    keyed.dataset = WithTransform.of(inner, timed, getattr(before, "path", ""))
+    dataset = keyed.dataset
+    inner = _TimedSamples(dataset.inner if isinstance(dataset, WithTransform) else dataset, clock)
+    transforms = dataset.transforms if isinstance(dataset, WithTransform) else ()
+    timed_transforms = [clock.time_calls(f"transforms/{_transform_name(x)}", x) for x in transforms]
+    keyed.dataset = WithTransform.of(inner, timed_transforms, getattr(dataset, "path", ""))
     try:
         yield
     finally:
-        keyed.dataset = before
+        keyed.dataset = dataset
 
 
 def time_batches(batches: Iterator[list[MicroBatch]], clock: Clock) -> Iterator[list[MicroBatch]]:
-    """Iterate over the batches; the time until each is there counts as "data"."""
+    """Yield the batches; the wait for each counts as "data"."""
     while True:
         with clock.range("data"):
             batch = next(batches, None)
@@ -213,7 +212,7 @@ def time_batches(batches: Iterator[list[MicroBatch]], clock: Clock) -> Iterator[
 
 
 def sum_by_part(spent: dict[str, float]) -> dict[str, float]:
-    """Seconds by part of a step, from those of each of `RANGES`."""
+    """Return the seconds by part of a step, from those of each range."""
     return {
         part: sum(seconds for name, seconds in spent.items() if name.partition("/")[0] == part)
         for part in RANGES

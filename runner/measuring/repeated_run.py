@@ -1,7 +1,4 @@
-"""Runs a few steps with parts of a run replaced, and measures how long they take.
-
-Shared by the finders.
-"""
+"""Run a few steps with parts of a run replaced, and measure how long they take."""
 
 from __future__ import annotations
 
@@ -24,20 +21,19 @@ from samewise.runner.training.run import Progress, Run
 from samewise.runner.training.state import restore, state_of
 
 NEAR = 0.03
-"""Within this of the fastest is as fast."""
+"""Relative difference below which two durations count as equal."""
 
 
 class SetRate:
-    """A run's schedule with the learning rate replaced.
+    """Run's schedule with the learning rate replaced.
 
-    Those of the parameter groups keep their proportions, but for those of `fixed` rules, which
-    stay.
+    Parameter groups keep their proportions.
 
     Args:
-        inner: The run's own, which sets what else it sets as before the first step.
-        run: Its optimizers.
-        factor: By step, what each group's learning rate from the config is multiplied by.
-        fixed: Rules of `param_groups`.
+        inner: The run's own schedule, which sets everything else as before the first step.
+        run: Run with the optimizers.
+        factor: Returns the factor of each group's configured learning rate at a step.
+        fixed: Rules of `param_groups` whose groups keep their learning rate.
     """
 
     def __init__(
@@ -63,24 +59,29 @@ class SetRate:
 
 
 class RepeatedRun:
-    """A run whose first steps are taken several times, each time from its initial state."""
+    """Run whose first steps are taken several times, each time from its initial state."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
         self._state = copy_to_cpu(state_of(run))
 
-    def steps(self, count: int, **others: Any) -> Iterator[tuple[Outcome, float]]:
-        """Take steps with `others` in place of the run's parts.
+    def steps(self, count: int, **parts: Any) -> Iterator[tuple[Outcome, float]]:
+        """Take steps with `parts` in place of the run's parts.
 
-        Yields each outcome and its duration in seconds, including the wait for the batch.
+        Args:
+            count: Number of steps.
+            parts: Fields of the run to replace.
+
+        Yields:
+            Each outcome and its duration in seconds, including the wait for the batch.
         """
         restore(self._run, copy_to_cpu(self._state))
-        run = replace(self._run, total_steps=count, progress=Progress(), **others)
+        run = replace(self._run, total_steps=count, progress=Progress(), **parts)
         with streams.preserve_generators():
             batches: Iterator[list[MicroBatch]] | None = TrainingBatches(run)
             try:
                 for _ in range(count):
-                    began = time.perf_counter()
+                    start = time.perf_counter()
                     outcome = train_step(run, next(batches))
                     run.recorder.trace.record(
                         outcome.step,
@@ -90,16 +91,17 @@ class RepeatedRun:
                     )
                     if run.strategy.device.type == "cuda":
                         torch.cuda.synchronize()
-                    yield outcome, time.perf_counter() - began
+                    yield outcome, time.perf_counter() - start
             finally:
-                batches = None  # also ends their workers
+                # This also ends the workers
+                batches = None
                 self._run.clear_gradients()
                 gc.collect()
 
 
-def as_overrides(found: Mapping[str, Any]) -> list[str]:
+def as_overrides(settings: Mapping[str, Any]) -> list[str]:
     """Format settings as overrides."""
     return [
         f"{key}={str(value).lower() if isinstance(value, bool) else value}"
-        for key, value in found.items()
+        for key, value in settings.items()
     ]

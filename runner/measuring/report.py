@@ -1,4 +1,4 @@
-"""Prints a profile."""
+"""Print a profile."""
 
 from __future__ import annotations
 
@@ -12,66 +12,71 @@ from samewise.runner.training.guards.memory import PARTS
 from samewise.runner.training.guards.memory import format_bytes as bytes_in_words
 
 
-def print_report(found: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """Print a profile, as JSON if `given["json"]`."""
-    out = Path(given["asked"]["out"])
-    if given["json"]:
-        print(to_json({**found, "folder": str(out)}, indent=2))
+def print_report(result: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    """Print a profile, as JSON if `options["json"]`."""
+    out = Path(options["scope"]["out"])
+    if options["json"]:
+        print(to_json({**result, "folder": str(out)}, indent=2))
     else:
-        print("\n".join(lines(found, out)))
+        print("\n".join(lines(result, out)))
 
 
-def lines(found: Mapping[str, Any], out: Path) -> Iterator[str]:
-    """The profile as text."""
-    first = found["ranks"][0]
-    several = f", rank 0 of {len(found['ranks'])}" if len(found["ranks"]) > 1 else ""
-    yield f"{found['name']} ({found['fingerprint'][:12]}) on {found['device']}{several}"
+def lines(result: Mapping[str, Any], out: Path) -> Iterator[str]:
+    """Yield the profile as lines of text."""
+    main_rank = result["ranks"][0]
+    rank_text = f", rank 0 of {len(result['ranks'])}" if len(result["ranks"]) > 1 else ""
+    yield f"{result['name']} ({result['fingerprint'][:12]}) on {result['device']}{rank_text}"
     spread = (
-        f"median of {found['steps']} steps, {first['fastest_ms']:.4g} to {first['slowest_ms']:.4g}"
+        f"median of {result['steps']} steps, {main_rank['fastest_ms']:.4g} to "
+        f"{main_rank['slowest_ms']:.4g}"
     )
     yield (
-        f"  a step of {found['batch_size']} samples takes {found['step_ms']:.4g} ms "
-        f"({spread}): {found['samples_per_s']:,.4g} samples a second"
+        f"  a step of {result['batch_size']} samples takes {result['step_ms']:.4g} ms "
+        f"({spread}): {result['samples_per_s']:,.4g} samples a second"
     )
     yield (
         "where its time goes"
-        + (", waiting for the device after each part" if found["device"].startswith("cuda") else "")
+        + (
+            ", waiting for the device after each part"
+            if result["device"].startswith("cuda")
+            else ""
+        )
         + " (means)"
     )
-    whole = sum(first["parts_ms"].values()) or 1.0
+    total_ms = sum(main_rank["parts_ms"].values()) or 1.0
     for part, meaning in RANGES.items():
         yield (
-            f"  {part:<12} {first['parts_ms'][part]:>9.3f} ms "
-            f"{first['parts_ms'][part] / whole:>7.1%}   {meaning}"
+            f"  {part:<12} {main_rank['parts_ms'][part]:>9.3f} ms "
+            f"{main_rank['parts_ms'][part] / total_ms:>7.1%}   {meaning}"
         )
-    for rank, other in enumerate(found["ranks"][1:], start=1):
-        theirs = sum(other["parts_ms"].values()) or 1.0
-        most = sorted(other["parts_ms"].items(), key=lambda one: -one[1])[:4]
-        yield f"  rank {rank}: {other['median_ms']:.4g} ms, " + ", ".join(
-            f"{name} {ms / theirs:.0%}" for name, ms in most
+    for rank, measurement in enumerate(result["ranks"][1:], start=1):
+        step_ms = sum(measurement["parts_ms"].values()) or 1.0
+        largest_parts = sorted(measurement["parts_ms"].items(), key=lambda x: -x[1])[:4]
+        yield f"  rank {rank}: {measurement['median_ms']:.4g} ms, " + ", ".join(
+            f"{name} {ms / step_ms:.0%}" for name, ms in largest_parts
         )
     yield "what memory it takes"
     yield "  " + ", ".join(
-        f"{name} {bytes_in_words(first['memory'][name])}"
+        f"{name} {bytes_in_words(main_rank['memory'][name])}"
         for name in PARTS
-        if first["memory"].get(name)
+        if main_rank["memory"].get(name)
     )
     yield (
         "what to change"
-        if found["advice"]
+        if result["advice"]
         else "nothing stands out: no setting is likely to make it much faster"
     )
-    for cause in found["advice"]:
+    for cause in result["advice"]:
         yield f"  {cause['part']}, {cause['share']:.0%} of a step: {cause['why']}"
-        for change, keeps in cause["change"].items():
+        for change, keeps_bits in cause["change"].items():
             yield (
                 f"    {change:<40} "
-                f"{'the same bits' if keeps else 'another experiment, with different bits'}"
+                f"{'the same bits' if keeps_bits else 'another experiment, with different bits'}"
             )
     yield f"written to {out}"
-    for file in found["files"]:
+    for file in result["files"]:
         yield f"  {file:<28} {_meaning(file)}".rstrip()
-    if found["device"] == "cpu":
+    if result["device"] == "cpu":
         yield "  (no memory snapshot: torch takes one on CUDA only)"
 
 

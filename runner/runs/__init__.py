@@ -1,1 +1,1 @@
-"""Lists, selects and deletes runs. Private: it may change at any time."""
+"""List, select and delete runs. Private: it may change at any time."""

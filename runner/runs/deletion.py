@@ -1,4 +1,4 @@
-"""Deletes runs' folders, and names what depends on them. Imports neither torch nor mlflow."""
+"""Delete runs' folders, and find what depends on them. Imports neither torch nor mlflow."""
 
 from __future__ import annotations
 
@@ -21,67 +21,75 @@ from samewise.runner.tracking.progress import is_behind
 
 
 def trained_from(runs: Sequence[ListedRun], run_root: Path) -> list[str]:
-    """The folders of other runs, in this run root or theirs, whose config names a checkpoint of one
-    of these, by whatever path.
+    """Return the folders of other runs whose config names a checkpoint of one of these runs.
+
+    Args:
+        runs: Runs to delete; the run roots that they are in are searched too.
+        run_root: Run root to search.
     """
-    those = {Path(one.folder).resolve() for one in runs}
-    # run_root last: its runs are named by it
+    deleted = {Path(run.folder).resolve() for run in runs}
+    # The last root decides how a folder is written: as in `run_root`
     roots = [
-        *dict.fromkeys(one.parent.parent for one in those),
+        *dict.fromkeys(run.parent.parent for run in deleted),
         run_root,
     ]
-    others = {folder.path.resolve(): str(folder.path) for root in roots for folder in below(root)}
+    remaining = {
+        folder.path.resolve(): str(folder.path) for root in roots for folder in below(root)
+    }
     return [
         folder
-        for place, folder in others.items()
-        if place not in those and _names_checkpoint(folder, those)
+        for path, folder in remaining.items()
+        if path not in deleted and _names_checkpoint(folder, deleted)
     ]
 
 
-def _names_checkpoint(folder: str, those: Collection[Path]) -> bool:
+def _names_checkpoint(folder: str, deleted: Collection[Path]) -> bool:
     text, config = read_text(RunFolder(Path(folder)).config) or "", settings_of(folder)
-    named = [
+    values = [
         value
         for key in ("initialise.weights", "resume_from")
         if isinstance(value := at(config, key), str)
     ]
-    # A link may lead there
-    places = [Path(os.path.realpath(os.path.expanduser(value))) for value in named]
+    # A link may lead to a checkpoint
+    checkpoints = [Path(os.path.realpath(os.path.expanduser(value))) for value in values]
     return any(
-        f"{one.name}/checkpoints/" in text or any(place.is_relative_to(one) for place in places)
-        for one in those
+        f"{path.name}/checkpoints/" in text
+        or any(checkpoint.is_relative_to(path) for checkpoint in checkpoints)
+        for path in deleted
     )
 
 
 def in_mlflow(runs: Sequence[ListedRun]) -> list[ListedRun]:
-    """Those of which MLflow has something."""
+    """Return the runs of which MLflow has a record."""
     return [
-        one
-        for one in runs
-        if read_mapping(RunFolder(Path(one.folder)).tracking, shapes.TRACKING).get("run_id")
+        run
+        for run in runs
+        if read_mapping(RunFolder(Path(run.folder)).tracking, shapes.TRACKING).get("run_id")
     ]
 
 
 def unsent(runs: Sequence[ListedRun]) -> list[ListedRun]:
-    """Those that are tracked in MLflow, which does not have everything yet."""
+    """Return the runs that are tracked in MLflow, which does not have everything yet."""
     settings = {
-        one.folder: {
-            key: at(settings_of(one.folder), f"tracking.{key}") for key in ("enabled", "report_to")
+        run.folder: {
+            key: at(settings_of(run.folder), f"tracking.{key}") for key in ("enabled", "report_to")
         }
-        for one in runs
+        for run in runs
     }
     return [
-        one
-        for one in runs
-        if "mlflow" in backends_of(settings[one.folder]) and is_behind(RunFolder(Path(one.folder)))
+        run
+        for run in runs
+        if "mlflow" in backends_of(settings[run.folder]) and is_behind(RunFolder(Path(run.folder)))
     ]
 
 
 def require_no_links(runs: Sequence[ListedRun]) -> None:
-    """ConfigError if a run's folder, or its experiment's, is a link: what is deleted would be
-    elsewhere. A run root may be one.
+    """Require that no run's folder, nor its experiment's, is a link. A run root may be one.
+
+    Raises:
+        ConfigError: One is; what is deleted would be in another place.
     """
-    folders = [Path(one.folder).absolute() for one in runs]
+    folders = [Path(run.folder).absolute() for run in runs]
     links = dict.fromkeys(
         path for folder in folders for path in (folder.parent, folder) if path.is_symlink()
     )
@@ -96,24 +104,27 @@ def require_no_links(runs: Sequence[ListedRun]) -> None:
 
 
 def delete(runs: Sequence[ListedRun], run_root: Path) -> None:
-    """Delete runs' folders with their checkpoints; in their run roots and this one, unnamed code.
+    """Delete runs' folders with their checkpoints, and code in the run roots that no run names.
 
-    Their records in MLflow stay. ConfigError if one is being written or sent: then none is deleted.
+    Records in MLflow stay.
+
+    Raises:
+        ConfigError: A run is being written or sent; then none is deleted.
     """
-    folders = [Path(one.folder).resolve() for one in runs]
+    folders = [Path(run.folder).resolve() for run in runs]
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # A file for each lock
+    # Each lock is an open file
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(soft + 2 * len(runs), hard)), hard))
-    with contextlib.ExitStack() as held:
-        for one in runs:
-            folder = RunFolder(Path(one.folder))
-            for lock, doing in ((folder.lock, "written"), (folder.sending, "sent")):
+    with contextlib.ExitStack() as stack:
+        for run in runs:
+            folder = RunFolder(Path(run.folder))
+            for lock, activity in ((folder.lock, "written"), (folder.sending, "sent")):
                 try:
-                    held.enter_context(locks.hold(lock, sign=False))
+                    stack.enter_context(locks.hold(lock, sign=False))
                 except locks.LockHeld as holder:
                     hint = "wait for it, or stop it; nothing has been deleted"
                     raise ConfigError(
-                        Problem(one.folder, f"is being {doing} by {holder}", hint=hint)
+                        Problem(run.folder, f"is being {activity} by {holder}", hint=hint)
                     ) from None
         for folder in folders:
             shutil.rmtree(folder)
@@ -123,10 +134,10 @@ def delete(runs: Sequence[ListedRun], run_root: Path) -> None:
         kept_sources.remove_unnamed(root)
 
 
-def size_of(one: ListedRun) -> int:
-    """The size of a run's folder in bytes; links count as 0."""
+def size_of(run: ListedRun) -> int:
+    """Return the size of a run's folder in bytes; links count as 0."""
     return sum(
         path.lstat().st_size
-        for path in Path(one.folder).rglob("*")
+        for path in Path(run.folder).rglob("*")
         if path.is_file() and not path.is_symlink()
     )

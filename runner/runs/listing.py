@@ -1,5 +1,6 @@
-"""Lists the runs of a run root with name, state, progress and monitored metric, from small files
-only. Imports neither torch nor mlflow.
+"""List the runs of a run root with name, state, progress and monitored metric.
+
+Reads small files only, and imports neither torch nor mlflow.
 """
 
 from __future__ import annotations
@@ -28,22 +29,22 @@ class ListedRun:
     """A run in the list.
 
     Args:
-        name: Of the experiment.
-        run: The name of its folder: the start of its fingerprint, and its number if it was trained
+        name: The experiment's name.
+        run: Name of the run's folder: the start of its fingerprint, and a number if it was trained
             again.
-        label: What was overridden.
-        code: The short name of the user's code (`sources.code_name`); empty if there is none.
-        state: Where it stands.
+        label: The overrides, shortened.
+        code: Short name of the user's code (`sources.code_name`); "" if there is none.
+        state: Whether it runs, or how it has ended.
         step: Optimizer steps done.
-        steps: The total; 0 if unknown.
-        monitor: The metric that determines the best step.
-        value: The best so far; NaN if there is none.
-        also: The best so far by each other monitored metric.
+        steps: Optimizer steps in total; 0 if unknown.
+        monitor: Metric that determines the best step.
+        value: Best value of `monitor` so far; NaN if there is none.
+        also: Best value so far of each other monitored metric.
         metrics: All metrics, at the best step so far.
-        seconds: The time spent training, if it has ended.
-        changed: When its folder was last written to, in seconds since the epoch.
-        reason: Why it failed.
-        folder: Its own.
+        seconds: Seconds of training; NaN if the run has not finished.
+        changed: Time of the last write to its folder, in seconds since the epoch.
+        reason: Why the run failed; "" otherwise.
+        folder: Path of the run's folder.
     """
 
     name: str
@@ -63,14 +64,14 @@ class ListedRun:
     folder: str
 
     def facts(self) -> dict[str, Any]:
-        """As plain values, for programs; NaN becomes null."""
+        """Return the fields as plain values, for programs; NaN becomes None."""
         return {
             key: None if isinstance(value, float) and math.isnan(value) else value
             for key, value in {**asdict(self), "state": self.state.value}.items()
         }
 
     def get(self, key: str) -> Any:
-        """The value of `--sort` and `--where`: a field, or a metric as the table shows it.
+        """Return the value for `--sort` and `--where`: a field, or a metric as the table shows it.
 
         None if the run lacks it, or it is NaN.
         """
@@ -83,13 +84,16 @@ class ListedRun:
 
 
 def list_runs(run_root: Path) -> list[ListedRun]:
-    """All runs of a folder, the last changed at the end.
+    """Return all runs of a folder, the last changed at the end.
 
-    A ConfigError if it does not exist. Damaged files give a warning and partial entries.
+    Damaged files give a warning and partial entries.
+
+    Raises:
+        ConfigError: The folder does not exist.
     """
     require_root(run_root)
     return sorted(
-        (read_run(folder) for folder in saved.below(run_root)), key=lambda one: one.changed
+        (read_run(folder) for folder in saved.below(run_root)), key=lambda run: run.changed
     )
 
 
@@ -119,19 +123,22 @@ def read_run(folder: RunFolder) -> ListedRun:
             if name != "step"
         }
         monitor = summary["metrics"]["monitor"]
-        ended: dict[str, Any] = {
+        outcome: dict[str, Any] = {
             "state": State.finished,
             "step": summary["steps"],
             "steps": steps,
             "seconds": summary["timings"]["training_s"],
             "reason": "",
         }
-        others = {name: one[name] for name, one in (summary["metrics"].get("also") or {}).items()}
+        other_metrics = {
+            name: evaluation[name]
+            for name, evaluation in (summary["metrics"].get("also") or {}).items()
+        }
         return ListedRun(
             **common,
-            **ended,
+            **outcome,
             monitor=monitor,
-            also=others,
+            also=other_metrics,
             metrics=metrics,
             value=metrics.get(monitor, math.nan),
         )
@@ -149,27 +156,31 @@ def read_run(folder: RunFolder) -> ListedRun:
         if state is State.failed
         else ""
     )
-    others, value = {name: one[name] for name, one in best.items()}, metrics.get(monitor, math.nan)
-    going: dict[str, Any] = {
+    other_metrics, value = (
+        {name: evaluation[name] for name, evaluation in best.items()},
+        metrics.get(monitor, math.nan),
+    )
+    progress: dict[str, Any] = {
         "state": state,
         "step": step,
         "steps": steps,
         "seconds": math.nan,
         "reason": reason,
     }
-    return ListedRun(**common, **going, monitor=monitor, also=others, metrics=metrics, value=value)
+    return ListedRun(
+        **common, **progress, monitor=monitor, also=other_metrics, metrics=metrics, value=value
+    )
 
 
 def _read_config(folder: RunFolder) -> tuple[str, dict[str, str], str]:
-    """(monitored metric, the mode of it and of the others, label), from the text: composing the
-    config would take a hundred times as long.
-    """
+    """Return the monitored metric, the modes of all monitored metrics, and the label."""
+    # From the text: composing the config would take a hundred times as long
     try:
         text = read_text(folder.config) or ""
-        found = re.search(r"^evaluate:\n(?:  .*\n)+", text, re.MULTILINE)
-        if found is None:
+        section = re.search(r"^evaluate:\n(?:  .*\n)+", text, re.MULTILINE)
+        if section is None:
             warn_of(folder.config, ValueError("`evaluate` is missing"))
-        evaluate = read_yaml(found[0])["evaluate"] if found else {}
+        evaluate = read_yaml(section[0])["evaluate"] if section else {}
         monitor = str(evaluate.get("monitor") or "")
         modes = {
             name: str(mode)
@@ -186,31 +197,30 @@ def _read_config(folder: RunFolder) -> tuple[str, dict[str, str], str]:
 
 
 def warn_of(config: Path, error: Exception) -> None:
-    """Warn, once, that a run is listed without its settings, or some of them."""
-    known = (
+    """Warn, once, that a run is listed without some of its settings."""
+    problem = (
         error
         if isinstance(error, ConfigError)
         else damaged_file(
             config, "it is not valid YAML" if isinstance(error, yaml.YAMLError) else str(error)
         )
     )
-    warn_once(config, known.problems[0])
+    warn_once(config, problem.problems[0])
 
 
 def settings_of(folder: str) -> Mapping[str, Any]:
-    """A run's settings, untyped, since types would take a hundred times as long.
-
-    Empty without a file, and, with a warning, if that is damaged.
-    """
+    """Return a run's settings; empty without a file, or, with a warning, if that is damaged."""
     file = RunFolder(Path(folder)).config
     try:
-        if (text := read_text(file)) is None:  # a run of an MLflow store, trained elsewhere
+        # Runs of an MLflow store may have been trained on another machine
+        if (text := read_text(file)) is None:
             return {}
         require_modest(text, str(file), interpolations="none")
         header.read(text)
-        read: Any = read_yaml(text)
-        if isinstance(read, Mapping):
-            return cast(Mapping[str, Any], read)
+        # Untyped, since types would take a hundred times as long
+        settings: Any = read_yaml(text)
+        if isinstance(settings, Mapping):
+            return cast(Mapping[str, Any], settings)
         raise ValueError("it has no settings")
     except (ConfigError, ValueError, yaml.YAMLError) as error:
         warn_of(file, error)
@@ -218,7 +228,7 @@ def settings_of(folder: str) -> Mapping[str, Any]:
 
 
 def age(changed: float) -> str:
-    """`5 min`, `3 h`, `12 d`."""
+    """Format the time since a change: `5 min`, `3 h`, `12 d`."""
     minutes = max(0.0, time.time() - changed) / 60
     return (
         f"{minutes:.0f} min"

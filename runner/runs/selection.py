@@ -1,4 +1,4 @@
-"""Selects and sorts listed runs by their fields, metrics and settings.
+"""Select and sort listed runs by their fields, metrics and settings.
 
 Imports neither torch nor mlflow.
 """
@@ -24,7 +24,7 @@ from samewise.runner.records.folder import RunFolder
 from samewise.runner.runs.listing import ListedRun, settings_of, warn_of
 from samewise.runner.sweeps.results import State
 
-_COMPARED: dict[str, Callable[[Any, Any], bool]] = {
+_COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     "!=": operator.ne,
     "<=": operator.le,
     ">=": operator.ge,
@@ -36,13 +36,18 @@ _COMPARED: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def matching(runs: Iterable[ListedRun], conditions: Sequence[str]) -> list[ListedRun]:
-    """The runs that meet all conditions: `state=failed`, `valid/accuracy>0.9`, `label~lr=0.1`,
-    `scheduler=cosine`, `clip_norm=null`.
+    """Return the runs that meet all conditions.
 
-    ConfigError if a condition cannot be parsed, names a value that no run has, or compares it with
-    an impossible one.
+    Args:
+        runs: The runs.
+        conditions: `state=failed`, `valid/accuracy>0.9`, `label~lr=0.1`, `scheduler=cosine`,
+            `clip_norm=null`.
+
+    Raises: ConfigError: A condition cannot be parsed, names a value that no run has, or compares it
+        with
+            an impossible one.
     """
-    found = everything = list(runs)
+    selected = all_runs = list(runs)
     for condition in conditions:
         match = re.fullmatch(r"([\w/. -]+?)\s*(!=|<=|>=|=|<|>|~)\s*(.+)", condition)
         if match is None:
@@ -56,68 +61,78 @@ def matching(runs: Iterable[ListedRun], conditions: Sequence[str]) -> list[Liste
                 )
             )
         key, sign, text = match.groups()
-        values = values_of("--where", key, everything)
+        values = values_of("--where", key, all_runs)
         _require_value(condition, key, list(values.values()), sign, text)
-        found = [one for one in found if _holds(values[one.folder], sign, text)]
-    return found
+        selected = [run for run in selected if _holds(values[run.folder], sign, text)]
+    return selected
 
 
 def _holds(value: Any, sign: str, text: str) -> bool:
+    """Whether a value meets a condition."""
     if text == "null" and sign in ("=", "!="):
         return (value is None) is (sign == "=")
     if value is None:
         return False
     if isinstance(value, int | float) and sign != "~":
-        return _COMPARED[sign](float(value), float(text))
+        return _COMPARISONS[sign](float(value), float(text))
     if isinstance(value, list) and sign in ("=", "!="):
         with contextlib.suppress(yaml.YAMLError):
-            return _COMPARED[sign](value, read_yaml(text))
-    return _COMPARED[sign](str(value), text)
+            return _COMPARISONS[sign](value, read_yaml(text))
+    return _COMPARISONS[sign](str(value), text)
 
 
 def sort_runs(runs: Sequence[ListedRun], key: str) -> list[ListedRun]:
-    """Sort by a field or metric, the largest first (`-KEY`: the smallest first).
+    """Sort by a field or metric, the largest first; runs without it last.
 
-    Runs without it last. A ConfigError if no run has it.
+    Args:
+        runs: The runs.
+        key: Name of the field or metric; with `-` before it, the smallest is first.
+
+    Raises:
+        ConfigError: No run has it.
     """
     name, sign = key.removeprefix("-"), 1 if key.startswith("-") else -1
     values = values_of("--sort", name, runs)
-    known = [one for one in runs if values[one.folder] is not None]
-    numbers = all(isinstance(values[one.folder], int | float) for one in known)
+    with_value = [x for x in runs if values[x.folder] is not None]
+    are_numbers = all(isinstance(values[x.folder], int | float) for x in with_value)
     ordered = sorted(
-        known, key=lambda one: sign * values[one.folder] if numbers else str(values[one.folder])
+        with_value, key=lambda x: sign * values[x.folder] if are_numbers else str(values[x.folder])
     )
-    return [*ordered, *(one for one in runs if values[one.folder] is None)]
+    return [*ordered, *(x for x in runs if values[x.folder] is None)]
 
 
 def values_of(option: str, key: str, runs: Sequence[ListedRun]) -> dict[str, Any]:
-    """Each run's value of a field, metric or setting, or its choice of a group, by folder.
+    """Return each run's value of a field, metric, setting or choice of a group, by folder.
 
-    None if it has none.
+    Args:
+        option: The command's option, for the error.
+        key: Name of the value. A run that lacks it has None.
+        runs: The runs.
 
-    ConfigError, with the option's name as its path, if no run has it.
+    Raises:
+        ConfigError: No run has it.
     """
-    known = [
+    names = [
         *ListedRun.__dataclass_fields__,
-        *dict.fromkeys(name for one in runs for name in (*one.metrics, *one.also)),
+        *dict.fromkeys(name for run in runs for name in (*run.metrics, *run.also)),
     ]
-    if key in known:
-        return {one.folder: one.get(key) for one in runs}
-    configs = {one.folder: settings_of(one.folder) for one in runs}
+    if key in names:
+        return {run.folder: run.get(key) for run in runs}
+    configs = {run.folder: settings_of(run.folder) for run in runs}
     values = {folder: _setting(folder, config, key) for folder, config in configs.items()}
     if (
         runs
         and all(value is None for value in values.values())
         and key not in (settings := dict(flat(next(filter(None, configs.values()), {}))))
     ):
-        # Lr: optimizer.lr
-        meant = next((path for path in settings if path.endswith(f".{key}")), None)
+        # For `lr`, `optimizer.lr`
+        full_path = next((path for path in settings if path.endswith(f".{key}")), None)
         raise ConfigError(
             Problem(
                 option,
                 "no such column, metric or setting",
                 key,
-                hint=f"did you mean '{meant}'?" if meant else nearest(key, known),
+                hint=f"did you mean '{full_path}'?" if full_path else nearest(key, names),
             )
         )
     return {
@@ -127,16 +142,17 @@ def values_of(option: str, key: str, runs: Sequence[ListedRun]) -> dict[str, Any
 
 
 def _setting(folder: str, config: Mapping[str, Any], key: str) -> Any:
-    found = at(config, key)
+    """Return a setting; for a group, the choice that the config's header names."""
+    value = at(config, key)
     return (
         header.read(read_text(RunFolder(Path(folder)).config) or "")[0].get(key)
-        if config and isinstance(found, Mapping | None)
-        else found
+        if config and isinstance(value, Mapping | None)
+        else value
     )
 
 
 def _require_value(condition: str, key: str, values: Sequence[Any], sign: str, text: str) -> None:
-    """Refuse an unknown state, and a numeric comparison with a value that is not a number."""
+    """Refuse an unknown state, and a comparison of numbers with text."""
     if key == "state" and sign in ("=", "!=") and text not in State.__members__:
         raise ConfigError(
             Problem(
@@ -166,18 +182,20 @@ def _require_value(condition: str, key: str, values: Sequence[Any], sign: str, t
 
 
 def varying(runs: Sequence[ListedRun]) -> dict[str, dict[str, Any]]:
-    """The settings that affect the result and differ between runs: by folder, the values by path of
-    the config. A damaged config gives a warning.
+    """Return the settings that affect the result and differ between runs, by folder and path.
+
+    A damaged config gives a warning.
     """
-    known = {one.folder: _identity(RunFolder(Path(one.folder)).config) for one in runs}
-    paths = dict.fromkeys(path for config in known.values() for path in config)
-    kept = [
+    configs = {run.folder: _identity(RunFolder(Path(run.folder)).config) for run in runs}
+    paths = dict.fromkeys(path for config in configs.values() for path in config)
+    varying_paths = [
         path
         for path in paths
-        if len({repr(config.get(path, "-")) for config in known.values() if config}) > 1
+        if len({repr(config.get(path, "-")) for config in configs.values() if config}) > 1
     ]
     return {
-        folder: {path: config.get(path, "-") for path in kept} for folder, config in known.items()
+        folder: {path: config.get(path, "-") for path in varying_paths}
+        for folder, config in configs.items()
     }
 
 

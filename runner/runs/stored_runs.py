@@ -1,4 +1,4 @@
-"""Lists the runs of an MLflow store as those of a run root are listed."""
+"""List the runs of an MLflow store as those of a run root are listed."""
 
 from __future__ import annotations
 
@@ -28,20 +28,22 @@ _STATES = {
     "RUNNING": State.running,
     "SCHEDULED": State.waiting,
 }
-_LEFT_OUT = ("system/", "speed/", "train/", PREFIX)
+_IGNORED_METRICS = ("system/", "speed/", "train/", PREFIX)
 _PAGE = 200
 
 
 def list_stored(uri: str) -> tuple[list[ListedRun], dict[str, dict[str, str]]]:
-    """All of samewise's runs in a store, the last changed at the end.
-
-    Writes nothing. ConfigError if it is not the address of a store, or does not answer.
-
-    Returns the runs; and what decides the result and is not the same in all of them: by folder, the
-    values by path of the config.
+    """Return all of samewise's runs in a store, the last changed at the end. Writes nothing.
 
     Args:
-        uri: The store's, which the user has named: MLflow's tokens are sent there.
+        uri: Address of the store, which the user has named: MLflow's tokens are sent there.
+
+    Returns:
+        The runs, and the settings that affect the result and differ between them, by folder and
+        path of the config.
+
+    Raises:
+        ConfigError: The address is not a store's, or the store does not answer.
     """
     checked = check_uri(uri, path="--uri")
     require_there(checked, path="--uri")
@@ -54,20 +56,24 @@ def list_stored(uri: str) -> tuple[list[ListedRun], dict[str, dict[str, str]]]:
                 "--uri", f"MLflow cannot read it: {reason}", remove_password(uri), "an MLflow store"
             ),
         ) as client:
-            found = list(_runs(client))
-            mine = [one for one in found if "samewise.fingerprint" in one.data.tags]
-            listed = [_list_run(client, one) for one in mine]
-    if len(mine) < len(found):
+            stored_runs = list(_runs(client))
+            own_runs = [run for run in stored_runs if "samewise.fingerprint" in run.data.tags]
+            listed = [_list_run(client, run) for run in own_runs]
+    if len(own_runs) < len(stored_runs):
         print(
-            f"{len(found) - len(mine)} runs in the store are not samewise's, and are left out",
+            f"{len(stored_runs) - len(own_runs)} runs in the store are not samewise's and are "
+            "left out",
             file=sys.stderr,
         )
-    return sorted(listed, key=lambda one: one.changed), _varying(
-        dict(zip((one.folder for one in listed), (one.data.params for one in mine), strict=True))
+    return sorted(listed, key=lambda run: run.changed), _varying(
+        dict(
+            zip((run.folder for run in listed), (run.data.params for run in own_runs), strict=True)
+        )
     )
 
 
 def _runs(client: MlflowClient) -> Iterator[Run]:
+    """Yield all runs of a store."""
     for experiment in client.search_experiments():
         token = None
         while token is None or token:
@@ -79,12 +85,13 @@ def _runs(client: MlflowClient) -> Iterator[Run]:
 
 
 def _list_run(client: MlflowClient, run: Run) -> ListedRun:
-    tags, params, told = run.data.tags, run.data.params, run.info
-    folder = Path(tags.get("samewise.folder") or told.run_id)
-    name, fingerprint = folder.parent.name or str(told.run_name), tags["samewise.fingerprint"][:12]
+    """Return the list's entry for a stored run."""
+    tags, params, info = run.data.tags, run.data.params, run.info
+    folder = Path(tags.get("samewise.folder") or info.run_id)
+    name, fingerprint = folder.parent.name or str(info.run_name), tags["samewise.fingerprint"][:12]
     monitor, label = (
         key(params["evaluate.monitor"]) if "evaluate.monitor" in params else "",
-        str(told.run_name or ""),
+        str(info.run_name or ""),
     )
     metrics, best, step = _metrics(client, run, monitor, mode=params.get("evaluate.mode", "max"))
     return ListedRun(
@@ -92,7 +99,7 @@ def _list_run(client: MlflowClient, run: Run) -> ListedRun:
         run=fingerprint,
         label=label.removesuffix(f" ({name})") if label.endswith(f" ({name})") else "",
         code=tags.get("samewise.code", ""),
-        state=_STATES.get(told.status, State.interrupted),
+        state=_STATES.get(info.status, State.interrupted),
         step=step,
         steps=int(tags.get("env.total_steps") or 0),
         monitor=monitor,
@@ -103,10 +110,10 @@ def _list_run(client: MlflowClient, run: Run) -> ListedRun:
             if name.startswith(PREFIX) and name != column(monitor)
         },
         metrics=metrics,
-        seconds=(told.end_time - told.start_time) / 1000
-        if told.end_time is not None and told.status != "RUNNING"
+        seconds=(info.end_time - info.start_time) / 1000
+        if info.end_time is not None and info.status != "RUNNING"
         else math.nan,
-        changed=(told.end_time or told.start_time) / 1000,
+        changed=(info.end_time or info.start_time) / 1000,
         reason="",
         folder=str(folder),
     )
@@ -115,43 +122,45 @@ def _list_run(client: MlflowClient, run: Run) -> ListedRun:
 def _metrics(
     client: MlflowClient, run: Run, monitor: str, *, mode: str
 ) -> tuple[dict[str, float], float, int]:
-    """The evaluation metrics at the best step, the best value, and the last logged step."""
-    names = [name for name in run.data.metrics if not name.startswith(_LEFT_OUT)]
+    """Return the evaluation metrics at the best step, the best value, and the last logged step."""
+    names = [name for name in run.data.metrics if not name.startswith(_IGNORED_METRICS)]
     values = {
-        name: {one.step: one.value for one in client.get_metric_history(run.info.run_id, name)}
+        name: {x.step: x.value for x in client.get_metric_history(run.info.run_id, name)}
         for name in names
     }
     monitored = {
         step: value for step, value in values.get(monitor, {}).items() if not math.isnan(value)
     }
-    last = max(
-        (one.step for one in run.data.to_proto().metrics if not one.key.startswith("system/")),
+    last_step = max(
+        (x.step for x in run.data.to_proto().metrics if not x.key.startswith("system/")),
         default=0,
     )
     if not monitored:
         return (
-            {name: by_step[max(by_step)] for name, by_step in values.items() if by_step},
+            {name: history[max(history)] for name, history in values.items() if history},
             math.nan,
-            last,
+            last_step,
         )
     best = (min if mode == "min" else max)(sorted(monitored), key=monitored.__getitem__)
     return (
-        {name: by_step[best] for name, by_step in values.items() if best in by_step},
+        {name: history[best] for name, history in values.items() if best in history},
         monitored[best],
-        last,
+        last_step,
     )
 
 
 def _varying(params: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
+    """Return the params that affect the result and differ between runs."""
     paths = dict.fromkeys(
         path
-        for known in params.values()
-        for path in known
+        for config in params.values()
+        for path in config
         if not path.startswith("choices.") and not is_outside(path)
     )
-    kept: Sequence[Any] = [
-        path for path in paths if len({known.get(path, "-") for known in params.values()}) > 1
+    varying_paths: Sequence[Any] = [
+        path for path in paths if len({config.get(path, "-") for config in params.values()}) > 1
     ]
     return {
-        folder: {path: known.get(path, "-") for path in kept} for folder, known in params.items()
+        folder: {path: config.get(path, "-") for path in varying_paths}
+        for folder, config in params.items()
     }

@@ -116,7 +116,7 @@ def test_the_range_test_finds_the_edge_of_stability_of_a_bowl(here: Path, samewi
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ("+param_groups.all={match: weights, lr: 0.1}", "optimizer.lr: decides nothing: every parameter group has an lr of its own"),
+        ("+param_groups.all={match: weights, lr: 0.1}", "optimizer.lr: has no effect: every parameter group has an lr of its own"),
         ("scheduler=one_cycle scheduler.cycle_momentum=false scheduler.max_lr=0.1", "scheduler.max_lr: decides the learning rate in place of optimizer.lr"),
     ],
 )
