@@ -1,4 +1,4 @@
-"""A model as a function of tensors: its inputs and outputs as its recipe calls it in evaluation."""
+"""Turn a model into a function of tensors, with inputs and outputs as its recipe uses them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from samewise.runner.interfaces import Batch, Form, Recipe
 from samewise.runner.torch_private import pytree
 
 
-class _Enough(BaseException):
+class _FirstCall(BaseException):
     """Stops a recipe after the model's first call; recipes do not catch it."""
 
 
@@ -26,8 +26,12 @@ Transform = Callable[[Batch], Batch]
 
 
 class ModelInput(NamedTuple):
-    """An entry of a batch as a model gets it: as it is, or with a dimension of 1 inserted, as a
-    channel.
+    """Entry of a batch as a model gets it.
+
+    Args:
+        name: The entry's name.
+        channel: Axis at which a dimension of 1 is inserted, as a channel; None for the entry
+            itself.
     """
 
     name: str
@@ -35,16 +39,16 @@ class ModelInput(NamedTuple):
 
     @staticmethod
     def of(batch: Batch, tensor: Tensor) -> ModelInput | None:
-        """The entry that a tensor is, or is a view of; None if there is none."""
-        known = {name: value for name, value in batch.items() if isinstance(value, Tensor)}
-        same = (ModelInput(name) for name, value in known.items() if value is tensor)
+        """Return the entry that a tensor is, or is a view of; None if there is none."""
+        tensors = {name: value for name, value in batch.items() if isinstance(value, Tensor)}
+        exact = (ModelInput(name) for name, value in tensors.items() if value is tensor)
         views = (
-            ModelInput(name, place)
-            for name, value in known.items()
-            for place in range(tensor.dim())
-            if _is_view(value, tensor, place)
+            ModelInput(name, axis)
+            for name, value in tensors.items()
+            for axis in range(tensor.dim())
+            if _is_view(value, tensor, axis)
         )
-        return next(same, None) or next(views, None)
+        return next(exact, None) or next(views, None)
 
     def read(self, batch: Batch) -> Tensor:
         return (
@@ -52,21 +56,21 @@ class ModelInput(NamedTuple):
         )
 
 
-def _is_view(value: Tensor, tensor: Tensor, place: int) -> bool:
+def _is_view(value: Tensor, tensor: Tensor, axis: int) -> bool:
     if value.data_ptr() != tensor.data_ptr() or value.dim() + 1 != tensor.dim():
         return False
-    view = value.unsqueeze(place)
+    view = value.unsqueeze(axis)
     return view.shape == tensor.shape and view.stride() == tensor.stride()
 
 
 @dataclass(frozen=True)
 class Before:
-    """What comes before the model: from the entries of a loaded batch to the model's inputs.
+    """Transforms before the model: from the entries of a loaded batch to the model's inputs.
 
     Args:
         transform: The batch transforms of evaluation.
-        takes: The names of the entries that it needs.
-        gives: Those that the model is called with, in the order of the call.
+        takes: Names of the entries that the transforms need.
+        gives: Entries that the model is called with, in the order of the call.
     """
 
     transform: Transform
@@ -75,8 +79,9 @@ class Before:
 
 
 class Function(nn.Module):
-    """The model in eval mode as a function of tensors, whatever lists and dicts its own call (or
-    the recipe's, `Form.call`) takes and returns.
+    """The model in eval mode as a function of tensors.
+
+    Its own call, or the recipe's (`Form.call`), may take and return lists and dicts.
     """
 
     def __init__(
@@ -117,12 +122,12 @@ class Call:
     """One call of a model: the function with its inputs and outputs.
 
     Args:
-        part: Which of the model's modules is called: empty for the model itself; a GAN's recipe
-            calls `generator`.
-        function: It.
-        inputs: By name, as `forward` names its arguments: `x`, `images.0`.
-        outputs: By name: `output`, or by their place in what the model returns: `output.0.boxes`.
-        whole: Whether the batch transforms of evaluation are in it.
+        part: Name of the called module; "" for the model itself. A GAN's recipe calls `generator`.
+        function: The called function.
+        inputs: Inputs by name, as `forward` names its arguments: `x`, `images.0`.
+        outputs: Outputs by name: `output`, or by their place in the returned value:
+            `output.0.boxes`.
+        whole: Whether the function includes the batch transforms of evaluation.
         checks: As in `Form`.
     """
 
@@ -143,21 +148,23 @@ def observe(
     module: str | None = None,
     whole: bool = True,
 ) -> Call:
-    """How a recipe calls its model on a batch: to predict.
+    """Observe how a recipe calls its model on a batch: to predict, otherwise to measure.
 
-    Otherwise to measure; otherwise the part of the model that it calls to measure.
-
-    The outputs are the model's own, without autocast. ConfigError if the recipe calls neither the
-    model nor a part of it with a tensor, or if the named part does not exist.
+    A recipe that calls only a part of the model has that part observed. The outputs are the model's
+    own, without autocast.
 
     Args:
-        recipe: Predicts from the batch, or measures the model on it, up to the first call.
-        model: In eval mode.
+        recipe: Recipe that predicts from the batch, or measures the model on it.
+        model: The model in eval mode.
         loaded: A batch of an evaluation, before its transforms.
-        transform: Those.
-        module: The name of a module within the model, to be taken instead of it.
+        transform: The batch transforms.
+        module: Name of a module within the model to observe instead of it.
         whole: Include the transforms, if the model's inputs are entries of the batch that they
             return.
+
+    Raises:
+        ConfigError: The recipe calls neither the model nor a part of it with a tensor, or the named
+            module does not exist.
     """
     batch = transform(loaded)
     parts = dict(model.named_modules())
@@ -171,19 +178,21 @@ def observe(
                 nearest(module, list(parts)),
             )
         )
-    wanted = {module: parts[module]} if module is not None else {"": model}
-    ways: list[tuple[Callable[[nn.Module, Batch], object], dict[str, nn.Module]]] = [
-        (recipe.predict, wanted),
-        (recipe.measure, wanted),
+    modules = {module: parts[module]} if module is not None else {"": model}
+    attempts: list[tuple[Callable[[nn.Module, Batch], object], dict[str, nn.Module]]] = [
+        (recipe.predict, modules),
+        (recipe.measure, modules),
     ]
     if module is None:
-        ways.append((recipe.measure, dict(model.named_children())))
-    found = next(filter(None, (_first_call(use, model, batch, parts) for use, parts in ways)), None)
-    if (
-        found and found[0] != (module or "") and not type(recipe).__module__.startswith("samewise.")
-    ):  # ours call first what is to be exported
-        _require_only(found[0], recipe, model, batch)
-    part, args, kwargs, entries = found or ("", (), {}, ())
+        attempts.append((recipe.measure, dict(model.named_children())))
+    first_call = next(
+        filter(None, (_first_call(use, model, batch, parts) for use, parts in attempts)), None
+    )
+    # samewise's own recipes call first what is to be exported
+    is_own = type(recipe).__module__.startswith("samewise.")
+    if first_call and first_call[0] != (module or "") and not is_own:
+        _require_only(first_call[0], recipe, model, batch)
+    part, args, kwargs, entries = first_call or ("", (), {}, ())
     called = model.get_submodule(part)
     inputs = dict(
         zip(
@@ -193,12 +202,12 @@ def observe(
         )
     )
     if not inputs:
-        words = (
+        message = (
             "is not called with a tensor when the recipe evaluates a batch, so there is "
             "nothing to export"
         )
         raise ConfigError(
-            Problem("--module" if module else "model", words, module or type(model).__name__)
+            Problem("--module" if module else "model", message, module or type(model).__name__)
         )
     with torch.no_grad():
         returned = called(
@@ -211,8 +220,10 @@ def observe(
         if isinstance(leaf, Tensor)
     }
     before = _before(loaded, transform, entries) if whole and not part else None
-    made = Call(part, Function(called, args, kwargs).eval(), inputs, outputs)
-    return _include_transforms(made, Function(called, args, kwargs, before).eval(), loaded, before)
+    model_call = Call(part, Function(called, args, kwargs).eval(), inputs, outputs)
+    return _include_transforms(
+        model_call, Function(called, args, kwargs, before).eval(), loaded, before
+    )
 
 
 def call_in_form(
@@ -224,95 +235,103 @@ def call_in_form(
     *,
     whole: bool = True,
 ) -> Call:
-    """A call of the model in one of its recipe's forms.
-
-    ConfigError if what comes out has no numbers, so that nothing could be compared with it.
+    """Call the model in one of its recipe's forms.
 
     Args:
-        form: It, of the transformed batch.
-        name: Its own; empty: it stands for the model itself.
-        model: In eval mode.
+        form: The form, of the transformed batch.
+        name: The form's name; "" if it stands for the model itself.
+        model: The model in eval mode.
         loaded: The batch before its transforms.
-        transform: Those.
+        transform: The batch transforms.
         whole: Include the transforms, if the form's inputs are entries of the batch that they
             return.
+
+    Raises:
+        ConfigError: An output is empty, so nothing could be compared with it.
     """
     inputs = {
-        one: tensor.detach().clone(memory_format=torch.contiguous_format)
-        for one, tensor in form.inputs.items()
+        x: tensor.detach().clone(memory_format=torch.contiguous_format)
+        for x, tensor in form.inputs.items()
     }
     with torch.no_grad():
         outputs = dict(form.call(model, *(tensor.clone() for tensor in inputs.values())))
     if not all(tensor.numel() for tensor in outputs.values()):
-        empty = ", ".join(one for one, tensor in outputs.items() if not tensor.numel())
+        empty_outputs = ", ".join(x for x, tensor in outputs.items() if not tensor.numel())
         hint = "train it further, or lower its threshold: for a RetinaNet, model.score_thresh=0.01"
         raise ConfigError(
             Problem(
                 "model",
-                f"finds nothing in the example ({empty}), so no format could be compared with it",
+                f"finds nothing in the example ({empty_outputs}), so no format could be "
+                "compared with it",
                 type(model).__name__,
                 hint=hint,
             )
         )
-    entries = tuple(ModelInput(one) if one in loaded else None for one in inputs)
+    entries = tuple(ModelInput(x) if x in loaded else None for x in inputs)
     before = _before(loaded, transform, entries) if whole else None
-    made = Call(
+    model_call = Call(
         name, Function(model, (), {}, call=form.call).eval(), inputs, outputs, checks=form.checks
     )
     return _include_transforms(
-        made, Function(model, (), {}, before, form.call).eval(), loaded, before
+        model_call, Function(model, (), {}, before, form.call).eval(), loaded, before
     )
 
 
 def _include_transforms(
-    bare: Call, together: Function, loaded: Batch, before: Before | None
+    plain: Call, combined: Function, loaded: Batch, before: Before | None
 ) -> Call:
-    """The call with the transforms included if that gives the same bits; otherwise unchanged."""
+    """Return the call with the transforms included if that gives the same bits.
+
+    Otherwise as it is.
+    """
     if before is None:
-        return bare
-    raw = {
+        return plain
+    inputs = {
         name: loaded[name].detach().clone(memory_format=torch.contiguous_format)
         for name in before.takes
     }
     with torch.no_grad():
-        same = (
-            difference(bare.outputs, dict(zip(bare.outputs, together(*raw.values()), strict=True)))
+        is_same = (
+            difference(
+                plain.outputs, dict(zip(plain.outputs, combined(*inputs.values()), strict=True))
+            )
             is None
         )
-    return replace(bare, function=together, inputs=raw, whole=True) if same else bare
+    return replace(plain, function=combined, inputs=inputs, whole=True) if is_same else plain
 
 
 def _before(
     loaded: Batch, transform: Transform, entries: tuple[ModelInput | None, ...]
 ) -> Before | None:
-    """The fewest entries of a batch from which the transforms compute the model's inputs.
+    """Return the transforms, with the fewest entries from which they compute the model's inputs.
 
     None if the inputs are not entries of the batch.
     """
-    gives = tuple(entry for entry in entries if entry is not None)
-    if len(gives) != len(entries):
+    model_inputs = tuple(entry for entry in entries if entry is not None)
+    if len(model_inputs) != len(entries):
         return None
-    takes = [name for name, value in loaded.items() if isinstance(value, Tensor)]
+    needed = [name for name, value in loaded.items() if isinstance(value, Tensor)]
 
-    def made(names: list[str]) -> list[Tensor] | None:
+    def compute_inputs(names: list[str]) -> list[Tensor] | None:
         try:
             batch = transform({name: loaded[name] for name in names})
-            return [entry.read(batch) for entry in gives]
-        except Exception:  # it needs an entry that it did not get
+            return [entry.read(batch) for entry in model_inputs]
+        except Exception:
+            # The transforms need an entry that is missing
             return None
 
     with torch.no_grad():
-        expected = made(takes)
+        expected = compute_inputs(needed)
         if expected is None:
             return None
-        for name in list(takes):
-            fewer = [one for one in takes if one != name]
-            found = made(fewer) if fewer else None
-            if found is not None and all(
-                torch.equal(one, other) for one, other in zip(expected, found, strict=True)
+        for name in list(needed):
+            remaining = [x for x in needed if x != name]
+            inputs = compute_inputs(remaining) if remaining else None
+            if inputs is not None and all(
+                torch.equal(x, other) for x, other in zip(expected, inputs, strict=True)
             ):
-                takes = fewer
-    return Before(transform, tuple(takes), gives)
+                needed = remaining
+    return Before(transform, tuple(needed), model_inputs)
 
 
 def _first_call(
@@ -321,75 +340,70 @@ def _first_call(
     batch: Batch,
     parts: dict[str, nn.Module],
 ) -> tuple[str, tuple[Any, ...], dict[str, Any], tuple[ModelInput | None, ...]] | None:
-    """The name of the module that is called first, its arguments, and which entries of the batch
-    those are.
-    """
-    seen = list[tuple[str, tuple[Any, ...], dict[str, Any], tuple[ModelInput | None, ...]]]()
+    """Return the module that is called first, its arguments, and the batch's entries in them."""
+    calls = list[tuple[str, tuple[Any, ...], dict[str, Any], tuple[ModelInput | None, ...]]]()
 
-    def note(name: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def record(name: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         entries = tuple(ModelInput.of(batch, leaf) for leaf in leaves)
         args, kwargs = pytree.tree_map_only(
             Tensor, partial(torch.clone, memory_format=torch.contiguous_format), (args, kwargs)
         )
-        seen.append((name, args, kwargs, entries))
-        raise _Enough
+        calls.append((name, args, kwargs, entries))
+        raise _FirstCall
 
-    with (
-        ExitStack() as hooks,
-        torch.no_grad(),
-        suppress(_Enough, Exception),
-    ):  # a recipe may not predict, or not from a data set's sample
+    # A recipe may not predict, or not from a data set's sample
+    with ExitStack() as hooks, torch.no_grad(), suppress(_FirstCall, Exception):
         for name, module in parts.items():
             hooks.enter_context(
-                module.register_forward_pre_hook(partial(note, name), with_kwargs=True)
+                module.register_forward_pre_hook(partial(record, name), with_kwargs=True)
             )
         use(model, batch)
-    return seen[0] if seen else None
+    return calls[0] if calls else None
 
 
 def _require_only(part: str, recipe: Recipe, model: nn.Module, batch: Batch) -> None:
-    """Raise a ConfigError if the recipe measures by other parts of the model too: the user has to
-    say which is meant, a student or its teacher.
+    """Require that the recipe measures by no other part of the model.
+
+    Raises:
+        ConfigError: It calls several, such as a student and its teacher.
     """
-    called = dict.fromkeys([part])
+    called_parts = dict.fromkeys([part])
 
-    def note(name: str, *_: object) -> None:
-        called[name] = None
+    def record(name: str, *_: object) -> None:
+        called_parts[name] = None
 
-    with (
-        ExitStack() as hooks,
-        torch.no_grad(),
-        suppress(Exception),
-    ):  # the first call is known anyway
+    # A failure changes nothing: the first call is known
+    with ExitStack() as hooks, torch.no_grad(), suppress(Exception):
         for name, child in model.named_children():
-            hooks.enter_context(child.register_forward_pre_hook(partial(note, name)))
+            hooks.enter_context(child.register_forward_pre_hook(partial(record, name)))
         recipe.measure(model, batch)
-    if len(called) > 1:
-        words = (
+    if len(called_parts) > 1:
+        message = (
             "must say which part of the model to export: the recipe calls several when it "
             "evaluates a batch"
         )
         raise ConfigError(
             Problem(
                 "--module",
-                words,
-                hint=f"name {' or '.join(called)}, or give the recipe a `predict` that calls "
+                message,
+                hint=f"name {' or '.join(called_parts)}, or give the recipe a `predict` that calls "
                 "the model",
             )
         )
 
 
 def _names(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[str]:
-    named = [
-        one.name
-        for one in inspect.signature(model.forward).parameters.values()
-        if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+    """Yield the names of the tensors in a call's arguments."""
+    parameters = [
+        x.name
+        for x in inspect.signature(model.forward).parameters.values()
+        if x.kind not in (x.VAR_POSITIONAL, x.VAR_KEYWORD)
     ]
     for place, value in enumerate(args):
-        first = named[place] if place < len(named) else f"input{place}"
+        prefix = parameters[place] if place < len(parameters) else f"input{place}"
         yield from (
-            _dotted_name(first, path)
+            _dotted_name(prefix, path)
             for path, leaf in pytree.tree_leaves_with_path(value)
             if isinstance(leaf, Tensor)
         )

@@ -1,6 +1,4 @@
-"""README.md of an export, from export.json: what the model is, its inputs and outputs, and how to
-run it.
-"""
+"""Write README.md of an export from export.json: the model, its inputs, how to run it."""
 
 from __future__ import annotations
 
@@ -31,23 +29,24 @@ _RUN: Final = {
 }
 _UNCHECKED: Final = ("aoti", "executorch")
 """Formats that lack the checks of sizes that torch.export's program has."""
-_SHOWN: Final = 100
-"""Classes that are named."""
+_MAX_CLASSES: Final = 100
+"""Number of classes to name."""
 
 
-def card(said: Mapping[str, Any]) -> str:
-    """The page, as Markdown."""
-    return "\n".join(_lines(said)) + "\n"
+def card(description: Mapping[str, Any]) -> str:
+    """Return the page, as Markdown."""
+    return "\n".join(_lines(description)) + "\n"
 
 
-def _lines(said: Mapping[str, Any]) -> Iterator[str]:
+def _lines(description: Mapping[str, Any]) -> Iterator[str]:
     yield from (
-        f"# {_cell(said['experiment'])}",
+        f"# {_cell(description['experiment'])}",
         "",
-        f"A model trained and exported by samewise: run `{said['run']}`, step {said['step']:,}.",
+        f"A model trained and exported by samewise: run `{description['run']}`, step "
+        f"{description['step']:,}.",
         "",
     )
-    if average := said.get("average"):
+    if average := description.get("average"):
         name = _cell(average)
         yield from (
             f"The weights are the average `{name}` of those in training, not the trained "
@@ -58,34 +57,34 @@ def _lines(said: Mapping[str, Any]) -> Iterator[str]:
         "| | |",
         "|---|---|",
     )
-    environment, measured = (
-        said.get("environment") or {},
-        {name: value for name, value in said["metrics"].items() if name != "step"},
+    environment, metrics = (
+        description.get("environment") or {},
+        {name: value for name, value in description["metrics"].items() if name != "step"},
     )
     facts = {
-        "model": said["model"].get("_target_", "")
-        + (f", its `{said['module']}`" if said["module"] else ""),
+        "model": description["model"].get("_target_", "")
+        + (f", its `{description['module']}`" if description["module"] else ""),
         "data": "; ".join(
             f"{split}: {data.get('name')}, {data.get('size', 0):,} samples"
-            for split, data in (said.get("data") or {}).items()
+            for split, data in (description.get("data") or {}).items()
         ),
-        "metrics": ", ".join(f"{name} {value:.4g}" for name, value in measured.items())
+        "metrics": ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
         or "none, since these weights were not evaluated at this step",
         "trained with": ", ".join(
             f"{name} {version}" for name, version in (environment.get("versions") or {}).items()
         ),
         "on": str((environment.get("cpu") or {}).get("model") or ""),
         "weights": "`weights.safetensors`, SHA-256 "
-        f"`{said['files'].get('weights.safetensors', '')}`",
+        f"`{description['files'].get('weights.safetensors', '')}`",
     }
     yield from (f"| {name} | {_cell(value)} |" for name, value in facts.items() if value)
-    if changed := said.get("changed"):
-        since = (
+    if changed := description.get("changed"):
+        moment = (
             "the metrics were measured, so they may not be this model's"
-            if measured
+            if metrics
             else "the training"
         )
-        yield from ("", f"Changed since {since}: {'; '.join(map(_cell, changed))}.")
+        yield from ("", f"Changed since {moment}: {'; '.join(map(_cell, changed))}.")
     yield from (
         "",
         "## Inputs and outputs",
@@ -96,13 +95,16 @@ def _lines(said: Mapping[str, Any]) -> Iterator[str]:
     for kind in ("inputs", "outputs"):
         yield from (
             f"| {kind[:-1]} `{_cell(name)}` | {form['dtype']} | {form['shape']} |"
-            for name, form in said[kind].items()
+            for name, form in description[kind].items()
         )
-    if said["formats"]:
-        yield from _size_lines(said["formats"])
+    if description["formats"]:
+        yield from _size_lines(description["formats"])
     yield ""
-    batch, sample = said["transforms"].get("batch") or [], said["transforms"].get("sample") or []
-    if said["whole"]:
+    batch, sample = (
+        description["transforms"].get("batch") or [],
+        description["transforms"].get("sample") or [],
+    )
+    if description["whole"]:
         yield (
             "The files take a batch as the data set gives it: they contain the transforms "
             "before the model (`transforms.batch` in `export.json`)."
@@ -123,7 +125,7 @@ def _lines(said: Mapping[str, Any]) -> Iterator[str]:
             json.dumps(sample, indent=2),
             "```",
         )
-    if preparation := said.get("preparation"):
+    if preparation := description.get("preparation"):
         yield from (
             "",
             "The data set makes a sample of a file as follows, which comes first and is "
@@ -134,39 +136,41 @@ def _lines(said: Mapping[str, Any]) -> Iterator[str]:
             f"- {_cell(name).replace('_', ' ')}: {_cell(value)}"
             for name, value in preparation.items()
         )
-    if said.get("gives"):
+    if description.get("gives"):
         yield from (
             "",
-            f"Output: {said['gives']}. The settings are under `recipe` in `export.json`.",
+            f"Output: {description['gives']}. The settings are under `recipe` in `export.json`.",
         )
-    if classes := said.get("classes"):
-        names = ", ".join(f"`{_cell(name)}`" for name in classes[:_SHOWN])
+    if classes := description.get("classes"):
+        names = ", ".join(f"`{_cell(name)}`" for name in classes[:_MAX_CLASSES])
         yield from (
             "",
             f"Classes, by number from 0: {names}"
             + (
-                f" and {len(classes) - _SHOWN:,} more, in `export.json`"
-                if len(classes) > _SHOWN
+                f" and {len(classes) - _MAX_CLASSES:,} more, in `export.json`"
+                if len(classes) > _MAX_CLASSES
                 else ""
             ),
         )
     yield from ("", "## How to run it", "")
-    inputs, feeds = (
-        ", ".join(_plain(name) for name in said["inputs"]),
-        ", ".join(f"'{name.replace('.', '_')}': {_plain(name)}" for name in said["inputs"]),
+    inputs, feed_dict = (
+        ", ".join(_plain(name) for name in description["inputs"]),
+        ", ".join(f"'{name.replace('.', '_')}': {_plain(name)}" for name in description["inputs"]),
     )
     version = (environment.get("versions") or {}).get("torch", "")
-    for name, form in said["formats"].items():
-        also = (
+    for name, form in description["formats"].items():
+        imports = (
             ", torchvision  # some of the operators are that library's"
             if any(kind.startswith("torchvision.") for kind in form["operators"])
             else ""
         )
-        where, code = (
-            words.format(file=form["file"], inputs=inputs, feeds=feeds, torch=version, also=also)
-            for words in _RUN[name]
+        place, code = (
+            template.format(
+                file=form["file"], inputs=inputs, feeds=feed_dict, torch=version, also=imports
+            )
+            for template in _RUN[name]
         )
-        yield from (f"### `{form['file']}`", "", f"{where}:", "", "```python", code, "```", "")
+        yield from (f"### `{form['file']}`", "", f"{place}:", "", "```python", code, "```", "")
         yield from (f"On the test vectors, compared with the model itself: {form['compared']}.", "")
         if form["operators"]:
             yield from (f"Operators: {', '.join(form['operators'])}", "")
@@ -195,11 +199,11 @@ def _size_lines(formats: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
         if name in formats and any(
             isinstance(size, str) for sizes in formats[name]["sizes"].values() for size in sizes
         ):
-            words = (
+            warning = (
                 "does not check sizes that can vary: at one that the model does not allow, its "
                 "results may be wrong without an error"
             )
-            yield from ("", f"`{formats[name]['file']}` {words}.")
+            yield from ("", f"`{formats[name]['file']}` {warning}.")
 
 
 def _plain(name: str) -> str:

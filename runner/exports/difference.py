@@ -1,4 +1,4 @@
-"""Measures how much two runtimes' results differ."""
+"""Measure how much two runtimes' results differ."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ _WHOLE = {
 }
 
 
-def difference(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> Difference | None:
-    """The largest difference from the expected results, None if the bits are the same.
+def difference(expected: Mapping[str, Tensor], actual: Mapping[str, Tensor]) -> Difference | None:
+    """Return the largest difference from the expected results; None if the bits are the same.
 
-    ValueError unless the tensors agree in name, shape and dtype.
+    Raises:
+        ValueError: The tensors differ in name, shape or dtype.
     """
-    if list(expected) != list(found):
-        raise ValueError(f"gives {', '.join(found) or 'nothing'}, not {', '.join(expected)}")
-    apart = list[Difference]()
+    if list(expected) != list(actual):
+        raise ValueError(f"gives {', '.join(actual) or 'nothing'}, not {', '.join(expected)}")
+    differences = list[Difference]()
     for name, tensor in expected.items():
-        other = found[name]
-        if (tensor.shape, tensor.dtype) != (other.shape, other.dtype):
-            raise ValueError(f"gives {name} as {_form(other)}, not as {_form(tensor)}")
-        if not torch.equal(_bits(tensor), _bits(other)):
-            apart.append(Difference(name, _relative(tensor, other), _ulps(tensor, other)))
-    return max(apart, key=lambda one: one.relative, default=None)
+        result = actual[name]
+        if (tensor.shape, tensor.dtype) != (result.shape, result.dtype):
+            raise ValueError(f"gives {name} as {_form(result)}, not as {_form(tensor)}")
+        if not torch.equal(_bits(tensor), _bits(result)):
+            differences.append(Difference(name, _relative(tensor, result), _ulps(tensor, result)))
+    return max(differences, key=lambda x: x.relative, default=None)
 
 
 def _form(tensor: Tensor) -> str:
@@ -39,28 +40,28 @@ def _form(tensor: Tensor) -> str:
 
 
 def _bits(tensor: Tensor) -> Tensor:
-    whole = _WHOLE.get(tensor.dtype)
-    return tensor.contiguous() if whole is None else tensor.contiguous().view(whole)
+    integer = _WHOLE.get(tensor.dtype)
+    return tensor.contiguous() if integer is None else tensor.contiguous().view(integer)
 
 
-def _relative(one: Tensor, other: Tensor) -> float:
-    a, b = one.double(), other.double()
+def _relative(expected: Tensor, actual: Tensor) -> float:
+    """Return the largest error, relative to the largest expected number."""
+    a, b = expected.double(), actual.double()
     if not bool((a.isfinite() == b.isfinite()).all()):
         return float("inf")
     error = (a - b).nan_to_num().abs().max().item()
     return error / (a.nan_to_num(posinf=0, neginf=0).abs().max().item() or 1.0)
 
 
-def _ulps(one: Tensor, other: Tensor) -> int:
-    """Map floating-point numbers to integers in the same order: their bits, mirrored for negative
-    numbers.
-    """
-    if one.dtype not in _WHOLE:
+def _ulps(expected: Tensor, actual: Tensor) -> int:
+    """Return the largest distance in units in the last place; 0 for integers."""
+    if expected.dtype not in _WHOLE:
         return 0
-    a, b = (_bits(side).to(torch.int64) for side in (one, other))
-    least = torch.iinfo(_WHOLE[one.dtype]).min
+    # Bits of floating-point numbers, mirrored for negative ones, are integers in the same order
+    a, b = (_bits(x).to(torch.int64) for x in (expected, actual))
+    lowest = torch.iinfo(_WHOLE[expected.dtype]).min
     return int(
-        (torch.where(a < 0, least - a, a).double() - torch.where(b < 0, least - b, b).double())
+        (torch.where(a < 0, lowest - a, a).double() - torch.where(b < 0, lowest - b, b).double())
         .abs()
         .max()
         .item()

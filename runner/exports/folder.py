@@ -1,6 +1,7 @@
-"""An export's folder: export.json, which describes it.
+"""Write and run an export's folder.
 
-The weights; the model in each format; and test vectors with the model's outputs.
+It holds export.json, which describes it; the weights; the model in each format; and test vectors
+with the model's outputs.
 """
 
 from __future__ import annotations
@@ -44,19 +45,23 @@ SHAPE: Final = {
 def write(
     folder: Path, call: Call, *, to: Sequence[str], tolerance: float, about: Mapping[str, Any]
 ) -> list[Runtime]:
-    """Write an export, and compare each format with the model before writing export.json, which
-    completes it.
+    """Write an export, and compare each format with the model.
 
-    Returns how each format compares, in order. ConfigError if the folder has something in it, a
-    package is missing, an exporter refuses the model, or its results are further off than
-    `tolerance`.
+    export.json comes last and completes the export.
 
     Args:
-        folder: An empty one, or one to be made.
+        folder: An empty or a new folder.
         call: The model, with an example.
-        to: The formats; the weights are written whatever they are.
-        tolerance: The largest relative error (`Difference.relative`) that is accepted.
+        to: Formats besides the weights.
+        tolerance: Largest relative error (`Difference.relative`) that is accepted.
         about: Facts about the run, written to export.json unchanged.
+
+    Returns:
+        How each format compares, in order.
+
+    Raises: ConfigError: The folder is not empty, a package is missing, an exporter refuses the
+        model, or
+            its results are further off than `tolerance`.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         hint = (
@@ -79,7 +84,8 @@ def write(
     folder.mkdir(parents=True, exist_ok=True)
     try:
         return _write(folder, call, to, tolerance, about)
-    except BaseException:  # Ctrl-C too
+    except BaseException:
+        # After Ctrl-C too
         discard(folder, is_made=is_made)
         raise
 
@@ -87,43 +93,48 @@ def write(
 def _write(
     folder: Path, call: Call, to: Sequence[str], tolerance: float, about: Mapping[str, Any]
 ) -> list[Runtime]:
-    """`write` into an empty folder."""
+    """Write an export into an empty folder."""
     weights = {
         name: tensor.detach().cpu() for name, tensor in call.function.model.state_dict().items()
     }
     write_tensors(folder / WEIGHTS, weights)
     vectors = {
         f"{kind}/{name}": tensor
-        for kind, of in (("input", call.inputs), ("output", call.outputs), ("check", call.checks))
-        for name, tensor in of.items()
+        for kind, tensors in (
+            ("input", call.inputs),
+            ("output", call.outputs),
+            ("check", call.checks),
+        )
+        for name, tensor in tensors.items()
     }
     # In order, for programs without a JSON parser
-    in_short = {
+    lists = {
         "inputs": call.inputs,
         "outputs": call.outputs,
         "classes": about.get("classes") or (),
     }
-    found, truth = list[Runtime](), Truth(call.inputs, call.outputs, weights)
+    runtimes, truth = list[Runtime](), Truth(call.inputs, call.outputs, weights)
     for name in to:
         form = formats.FORMATS[name]
         formats.write(form, call, folder / form.file)
-        held = try_runtime(form, folder / form.file, truth, tolerance)
-        if held.sound is False:
-            words = f"was not exported: {held.words}"
-            hint = "--tolerance accepts a larger error" if held.apart else ""
+        runtime = try_runtime(form, folder / form.file, truth, tolerance)
+        if runtime.sound is False:
+            message = f"was not exported: {runtime.words}"
+            hint = "--tolerance accepts a larger error" if runtime.apart else ""
             raise ConfigError(
-                Problem("--to", words, name, f"a relative error of at most {tolerance:g}", hint)
+                Problem("--to", message, name, f"a relative error of at most {tolerance:g}", hint)
             )
-        found.append(held)
+        runtimes.append(runtime)
     write_tensors(
         folder / VECTORS,
         vectors,
-        {name: "\n".join(of) for name, of in in_short.items()} | {"tolerance": str(tolerance)},
+        {name: "\n".join(tensors) for name, tensors in lists.items()}
+        | {"tolerance": str(tolerance)},
     )
     files = {name: folder / formats.FORMATS[name].file for name in to}
     kinds = {name: formats.FORMATS[name].kinds(file) for name, file in files.items()}
     sizes = {name: formats.sizes(formats.FORMATS[name], file, call) for name, file in files.items()}
-    described = {
+    description = {
         **redact_values(about),
         "module": call.part,
         "whole": call.whole,
@@ -131,13 +142,13 @@ def _write(
         "outputs": {name: _form(tensor) for name, tensor in call.outputs.items()},
         "tolerance": tolerance,
         "formats": {
-            one.format: {
-                "file": files[one.format].name,
-                "compared": one.words,
-                "sizes": sizes[one.format],
-                "operators": kinds[one.format],
+            runtime.format: {
+                "file": files[runtime.format].name,
+                "compared": runtime.words,
+                "sizes": sizes[runtime.format],
+                "operators": kinds[runtime.format],
             }
-            for one in found
+            for runtime in runtimes
         },
         "weights": {name: _sha256(tensor) for name, tensor in weights.items()},
         "files": {
@@ -145,15 +156,18 @@ def _write(
             for file in sorted(folder.iterdir())
         },
     }
-    (folder / CARD).write_text(card(described), encoding="utf-8")
-    write_json(folder / DESCRIPTION, described)
+    (folder / CARD).write_text(card(description), encoding="utf-8")
+    write_json(folder / DESCRIPTION, description)
     trust.sign(folder / DESCRIPTION)
-    return found
+    return runtimes
 
 
 def discard(folder: Path, *, is_made: bool = True) -> None:
-    """Delete an export that was refused or interrupted, all of whose files are its own, and the
-    folder if it was made for it: it can then be tried again.
+    """Delete an export that was refused or interrupted, so that it can be tried again.
+
+    Args:
+        folder: The export's folder, whose files are all its own.
+        is_made: Whether the folder was made for the export.
     """
     for part in folder.iterdir():
         part.unlink()
@@ -164,37 +178,39 @@ def discard(folder: Path, *, is_made: bool = True) -> None:
 def run_test_vectors(folder: Path, *, trusted: bool) -> list[Runtime]:
     """Run an export's test vectors in every installed runtime.
 
-    ConfigError if it is not this user's or trusted, or a file is missing, damaged or unreadable.
-
     Args:
-        folder: With an export.json.
-        trusted: Run an export that this user has not made, and files in it that were altered since.
+        folder: Folder with an export.json.
+        trusted: Whether to run an export that another user has made, and files that were altered.
+
+    Raises:
+        ConfigError: The export is not this user's or trusted, or a file is missing, damaged or
+            unreadable.
     """
-    said = read_json(folder / DESCRIPTION, SHAPE)
+    description = read_json(folder / DESCRIPTION, SHAPE)
     trust.require(folder / DESCRIPTION, trust=trusted, uses="runs the models in the folder")
     vectors, weights = (_read(folder / name) for name in (VECTORS, WEIGHTS))
     inputs, outputs = (
         {
             name: vectors[f"{kind}/{name}"]
-            for name in said[f"{kind}s"]
+            for name in description[f"{kind}s"]
             if f"{kind}/{name}" in vectors
         }
         for kind in ("input", "output")
     )
-    changed = [
+    changed_weights = [
         name
-        for name in said["weights"]
-        if name not in weights or _sha256(weights[name]) != said["weights"][name]
+        for name in description["weights"]
+        if name not in weights or _sha256(weights[name]) != description["weights"][name]
     ]
-    words = (
-        f"altered since the export: {first_few(changed, 5)}"
-        if changed
+    result = (
+        f"altered since the export: {first_few(changed_weights, 5)}"
+        if changed_weights
         else f"{len(weights)} tensors, as exported"
     )
-    found = [Runtime("safetensors", words, same=not changed, sound=not changed)]
-    if _describe_change(folder / VECTORS, said["files"]):
+    runtimes = [Runtime("safetensors", result, same=not changed_weights, sound=not changed_weights)]
+    if _describe_change(folder / VECTORS, description["files"]):
         return [
-            *found,
+            *runtimes,
             Runtime(
                 "vectors",
                 f"{VECTORS} was altered since the export: there is nothing to compare the "
@@ -204,26 +220,30 @@ def run_test_vectors(folder: Path, *, trusted: bool) -> list[Runtime]:
     truth = Truth(
         inputs,
         outputs,
-        {name: tensor for name, tensor in weights.items() if name not in changed},
+        {name: tensor for name, tensor in weights.items() if name not in changed_weights},
     )
     for form in formats.FORMATS.values():
         path = folder / form.file
-        if form.file not in said["files"]:
+        if form.file not in description["files"]:
             continue
-        if not (altered := _describe_change(path, said["files"])):
-            found.append(try_runtime(form, path, truth, said["tolerance"]))
-        elif not trusted:  # the file is not the one that export.json describes
-            found.append(Runtime(form.name, f"{altered}, so it is only run with --trust"))
+        if not (altered := _describe_change(path, description["files"])):
+            runtimes.append(try_runtime(form, path, truth, description["tolerance"]))
+        elif not trusted:
+            # The file is not the one that export.json describes
+            runtimes.append(Runtime(form.name, f"{altered}, so it is only run with --trust"))
         else:
-            held = try_runtime(form, path, truth, said["tolerance"])
-            found.append(replace(held, words=f"{altered}; {held.words}", same=False, sound=False))
-    return found
+            runtime = try_runtime(form, path, truth, description["tolerance"])
+            runtimes.append(
+                replace(runtime, words=f"{altered}; {runtime.words}", same=False, sound=False)
+            )
+    return runtimes
 
 
 def _describe_change(path: Path, files: Mapping[str, str]) -> str:
-    """Describe how a file differs from what was written.
+    """Describe how a file differs from what was written; "" if it does not, or is missing.
 
-    Empty if it does not, or is missing. A file larger than the memory is not read.
+    Raises:
+        ConfigError: The file is larger than the free memory.
     """
     handle = open_to_read(path)
     if handle is None:
@@ -237,8 +257,8 @@ def _describe_change(path: Path, files: Mapping[str, str]) -> str:
                     "of memory is free",
                 )
             )
-        is_other = hashlib.file_digest(handle, "sha256").hexdigest() != files.get(path.name)
-    return f"{path.name} was altered since the export" if is_other else ""
+        is_altered = hashlib.file_digest(handle, "sha256").hexdigest() != files.get(path.name)
+    return f"{path.name} was altered since the export" if is_altered else ""
 
 
 def _form(tensor: Tensor) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The interface of an export's formats, and what several of them share."""
+"""Define the interface of an export's formats, and what several of them share."""
 
 from __future__ import annotations
 
@@ -23,18 +23,19 @@ class Format(ABC):
     name: ClassVar[str]
     file: ClassVar[str]
     runtime: ClassVar[str]
-    """What gives results from it, in words."""
+    """The runtime's name for people."""
     needs: ClassVar[tuple[str, ...]] = ()
-    """Packages to write it."""
+    """Packages that write the file."""
     runs_with: ClassVar[tuple[str, ...]] = ()
-    """Packages to run it."""
+    """Packages that run the file."""
     install: ClassVar[str] = "pip install 'samewise[export]'"
-    """What brings them."""
+    """Command that installs them."""
 
     def lacks(self, to_be: str) -> str:
-        """What is missing to write or run the file (`written` or `run`), and how to get it.
+        """Return what is missing to write or run the file, and how to get it; "" if nothing is.
 
-        Empty if nothing is.
+        Args:
+            to_be: `written` or `run`.
         """
         missing = [
             name
@@ -53,49 +54,52 @@ class Format(ABC):
 
     @abstractmethod
     def kinds(self, path: Path) -> list[str]:
-        """The kinds of operators that the file needs, by the format's names, sorted."""
+        """Return the kinds of operators that the file needs, by the format's names, sorted."""
 
     def sizes(self, path: Path, call: Call) -> dict[str, list[int | str]]:
-        """The sizes of inputs that the file takes, by the call's names, as from `sizes_of`.
+        """Return the sizes of inputs that the file takes, by the call's names, as from `sizes_of`.
 
-        Default: those of the program that it is made from.
+        By default those of the program that the file is made from.
         """
         return sizes_of(program_of(call), call)
 
     @abstractmethod
     def weights(self, path: Path) -> dict[str, Tensor]:
-        """The weights in the file by the model's names, as far as the file kept them."""
+        """Return the weights in the file by the model's names, as far as the file has them.
+
+        Raises:
+            NotImplementedError: The file has no weights by name.
+        """
 
     def altered_weights(self, path: Path, weights: Mapping[str, Tensor]) -> list[str]:
-        """The names of weights in the file that differ from the model's given weights."""
-        held = self.weights(path)
+        """Return the names of weights in the file that differ from the model's weights."""
+        stored = self.weights(path)
         return [
             name
-            for name, tensor in held.items()
+            for name, tensor in stored.items()
             if name in weights
             and (tensor.shape != weights[name].shape or not torch.equal(tensor, weights[name]))
         ]
 
 
 def program_of(call: Call) -> torch.export.ExportedProgram:
-    """Export the model to a torch.export program.
-
-    Sizes that may vary (batch, length) stay dynamic, as found by torch.export.
-    """
-    free = tuple(
+    """Export the model to a torch.export program."""
+    # torch.export finds out which sizes (batch, length) may vary
+    dynamic_axes = tuple(
         {axis: torch.export.Dim.AUTO for axis, size in enumerate(tensor.shape) if size > 1}
         for tensor in call.inputs.values()
     )
     with torch.no_grad():
         return torch.export.export(
-            call.function, tuple(call.inputs.values()), dynamic_shapes=(free,), strict=False
+            call.function, tuple(call.inputs.values()), dynamic_shapes=(dynamic_axes,), strict=False
         )
 
 
 def sizes_of(program: torch.export.ExportedProgram, call: Call) -> dict[str, list[int | str]]:
-    """The sizes of a program's inputs: a number is fixed.
+    """Return the sizes of a program's inputs.
 
-    A name can vary, as far as the model allows, and the same name is the same size.
+    A number is fixed. A name can vary, as far as the model allows, and the same name is the same
+    size.
     """
     inputs = {
         node.name: node.meta["val"].shape
@@ -111,8 +115,10 @@ def sizes_of(program: torch.export.ExportedProgram, call: Call) -> dict[str, lis
 
 
 def name_sizes(shapes: Mapping[str, Sequence[str]]) -> dict[str, list[int | str]]:
-    """Sizes as an exporter writes them, with plain names (n1, n2) for its symbols (s77), in their
-    order; a size that it fixes has a number as its name.
+    """Give plain names (n1, n2) to an exporter's symbols for sizes (s77), in their order.
+
+    Args:
+        shapes: Sizes as the exporter writes them; one that it fixes is a number.
     """
     names = dict[str, str]()
 
@@ -131,7 +137,7 @@ def name_sizes(shapes: Mapping[str, Sequence[str]]) -> dict[str, list[int | str]
 
 
 def unwrap(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights of a `Function`, by their names in the model."""
+    """Return the weights of a `Function`, by their names in the model."""
     return {
         name.removeprefix("model."): tensor.detach()
         for name, tensor in state.items()

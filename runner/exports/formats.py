@@ -1,4 +1,4 @@
-"""The formats of an export: how each is written, and how its runtime runs the file."""
+"""Write an export in each format, and run the file in its runtime."""
 
 from __future__ import annotations
 
@@ -31,23 +31,24 @@ from samewise.runner.training.same_bits.compiled import keep_headers_apart
 
 
 class Pt2(Format):
-    """torch.export's program: a graph of ATen operators, for Python and as what AOTInductor and
-    ExecuTorch begin with.
+    """torch.export's program: a graph of ATen operators, for Python.
+
+    AOTInductor and ExecuTorch begin with it.
     """
 
     name, file, runtime = "pt2", "model.pt2", "torch.export"
 
     def write(self, call: Call, path: Path) -> None:
-        # Torch's own file aborts Python if the disk is full
-        torch.export.save(program_of(call), written := io.BytesIO())
-        write_atomically(path, written.getvalue())
+        # torch aborts Python if the disk is full while it writes a file itself
+        torch.export.save(program_of(call), buffer := io.BytesIO())
+        write_atomically(path, buffer.getvalue())
 
     def load(self, path: Path) -> Run:
         program = _load_program(path).module()
         return torch.no_grad()(lambda inputs: list(program(*inputs.values())))
 
     def kinds(self, path: Path) -> list[str]:
-        # Others are sums of sizes
+        # Other targets are sums of sizes
         return sorted(
             {
                 str(node.target)
@@ -64,24 +65,30 @@ class Pt2(Format):
 
 
 class Aoti(Format):
-    """AOTInductor's package: the program compiled for this kind of CPU, for C++ and Python, without
-    the model's source.
+    """AOTInductor's package: the program compiled for this kind of CPU, for C++ and Python.
+
+    The model's source is not in it.
     """
 
     name, file, runtime = "aoti", "model.aoti.pt2", "AOTInductor"
 
     def lacks(self, to_be: str) -> str:
-        compilers = [one for one in inductor_config.cpp.cxx if one] if to_be == "written" else []
-        found = not compilers or any(map(shutil.which, compilers))
+        compilers = (
+            [compiler for compiler in inductor_config.cpp.cxx if compiler]
+            if to_be == "written"
+            else []
+        )
+        has_compiler = not compilers or any(map(shutil.which, compilers))
         return (
             super().lacks(to_be)
-            if found
+            if has_compiler
             else "needs a C++ compiler: on Debian and Ubuntu, apt install g++; or name one in CXX"
         )
 
     def write(self, call: Call, path: Path) -> None:
         keep_headers_apart()
-        with inductor_config.patch(compile_threads=1):  # otherwise a pool of processes remains
+        # With more threads, a pool of processes would remain
+        with inductor_config.patch(compile_threads=1):
             aoti_compile_and_package(program_of(call), package_path=str(path))
 
     def load(self, path: Path) -> Run:
@@ -90,15 +97,17 @@ class Aoti(Format):
         return torch.no_grad()(lambda inputs: pytree.tree_leaves(package(*inputs.values())))
 
     def kinds(self, path: Path) -> list[str]:
-        return []  # compiled into it
+        # Operators are compiled into the package
+        return []
 
     def weights(self, path: Path) -> dict[str, Tensor]:
         raise NotImplementedError("they are compiled into it")
 
 
 class ExecuTorch(Format):
-    """ExecuTorch's program with its portable kernels, for phones and small devices, whose build
-    must include the operators in it.
+    """ExecuTorch's program with its portable kernels, for phones and small devices.
+
+    The build on the device must include the program's operators.
     """
 
     name, file, runtime = "executorch", "model.pte", "ExecuTorch"
@@ -107,19 +116,22 @@ class ExecuTorch(Format):
     def write(self, call: Call, path: Path) -> None:
         from executorch.exir import to_edge  # pyright: ignore[reportMissingImports]
 
-        held = [(one, one.data) for one in (*call.function.parameters(), *call.function.buffers())]
+        originals = [
+            (weight, weight.data)
+            for weight in (*call.function.parameters(), *call.function.buffers())
+        ]
         try:
             # Its kernels refuse convolutions of tensors with different dimension orders, as
             # channels_last weights cause
             for (
-                one,
+                weight,
                 data,
-            ) in held:
-                one.data = data.clone(memory_format=torch.contiguous_format)
+            ) in originals:
+                weight.data = data.clone(memory_format=torch.contiguous_format)
             path.write_bytes(to_edge(program_of(call)).to_executorch().buffer)  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
         finally:
-            for one, data in held:
-                one.data = data
+            for weight, data in originals:
+                weight.data = data
 
     def load(self, path: Path) -> Run:
         from executorch.runtime import Runtime  # pyright: ignore[reportMissingImports]
@@ -127,8 +139,8 @@ class ExecuTorch(Format):
         program = Runtime.get().load_program(str(path))  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
         method = program.load_method("forward")  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
         return lambda inputs: [
-            one.clone()
-            for one in method.execute([tensor.contiguous() for tensor in inputs.values()])
+            output.clone()
+            for output in method.execute([tensor.contiguous() for tensor in inputs.values()])
         ]  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
 
     def kinds(self, path: Path) -> list[str]:
@@ -136,33 +148,44 @@ class ExecuTorch(Format):
 
         plans = deserialize_pte_binary(path.read_bytes()).program.execution_plan  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
         return sorted(
-            {f"{one.name}.{one.overload}".rstrip(".") for plan in plans for one in plan.operators}
+            {
+                f"{operator.name}.{operator.overload}".rstrip(".")
+                for plan in plans
+                for operator in plan.operators
+            }
         )  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
 
     def weights(self, path: Path) -> dict[str, Tensor]:
         raise NotImplementedError("they have no names in it")
 
 
-FORMATS: dict[str, Format] = {one.name: one for one in (Pt2(), Aoti(), Onnx(), ExecuTorch())}
-"""Beside `safetensors`, which holds weights and no model."""
+FORMATS: dict[str, Format] = {x.name: x for x in (Pt2(), Aoti(), Onnx(), ExecuTorch())}
+"""Formats beside `safetensors`, which holds weights and no model."""
 
 
 def require(form: Format) -> None:
-    """Raise a ConfigError if something needed to write a format is missing."""
+    """Require what is needed to write a format.
+
+    Raises:
+        ConfigError: A package or a compiler is missing.
+    """
     if lacks := form.lacks("written"):
         message, _, hint = lacks.partition(": ")
         raise ConfigError(Problem("--to", f"{message} to be written", form.name, hint=hint))
 
 
 def write(form: Format, call: Call, path: Path) -> None:
-    """Write the model in a format; ConfigError if a package is missing, or the exporter, in its own
-    words, refuses the model.
+    """Write the model in a format.
+
+    Raises:
+        ConfigError: A package is missing, or the exporter refuses the model.
     """
     require(form)
     try:
         with _quiet():
             form.write(call, path)
-    except (OSError, TrainingError):  # the disk, not the model
+    except (OSError, TrainingError):
+        # The disk, not the model
         raise
     except Exception as error:
         hint = (
@@ -182,31 +205,31 @@ def write(form: Format, call: Call, path: Path) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """An exporter's error in one line without colours, and what caused it: torch.onnx's own first
-    line only says which of its steps failed.
-    """
+    """Return an exporter's error and its cause, in one line without colours."""
+    # The first line of torch.onnx only says which of its steps failed
     cause: BaseException = error
     while cause.__cause__ is not None:
         cause = cause.__cause__
-    words = re.sub(r"\x1b\[[0-9;]*m", "", first_line(error))
+    message = re.sub(r"\x1b\[[0-9;]*m", "", first_line(error))
     return (
-        words
+        message
         if cause is error
-        else f"{words.removesuffix(' Next steps:')} {type(cause).__name__}: {first_line(cause)}"
+        else f"{message.removesuffix(' Next steps:')} {type(cause).__name__}: {first_line(cause)}"
     )
 
 
 def run(form: Format, path: Path, inputs: Mapping[str, Tensor]) -> list[Tensor]:
-    """Run a file in its runtime; ValueError, in the runtime's words, if it fails."""
+    """Run a file in its runtime.
+
+    Raises:
+        ValueError: The runtime failed.
+    """
     with _explain_errors(form):
         return form.load(path)(inputs)
 
 
 def sizes(form: Format, path: Path, call: Call) -> dict[str, list[int | str]]:
-    """The sizes of inputs that a file takes: a number is fixed.
-
-    A name can vary, as far as the model allows, and the same name is the same size.
-    """
+    """Return the sizes of inputs that a file takes, as from `format.sizes_of`."""
     with _quiet():
         return form.sizes(path, call)
 
@@ -221,7 +244,8 @@ def _explain_errors(form: Format) -> Generator[None]:
 
 
 def _load_program(path: Path) -> torch.export.ExportedProgram:
-    """Load a program; torchvision is imported since detectors use operators that it registers."""
+    """Load a torch.export program."""
+    # Detectors use operators that torchvision registers
     import_module("torchvision")
     return torch.export.load(str(path))
 
@@ -229,12 +253,12 @@ def _load_program(path: Path) -> torch.export.ExportedProgram:
 @contextmanager
 def _quiet() -> Generator[None]:
     """Silence exporters, which warn about their internals."""
-    before = logging.root.manager.disable
-    # Torch.export logs the whole graph of a model that it cannot export
+    level = logging.root.manager.disable
+    # torch.export logs the whole graph of a model that it cannot export
     logging.disable(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logging.disable(before)
+        logging.disable(level)

@@ -1,4 +1,4 @@
-"""Names of an export's formats and files. Does not import torch."""
+"""Name an export's formats and files. Does not import torch."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def require_sound(names: Iterable[str], tolerance: float) -> list[str]:
         raise ConfigError(
             Problem("--tolerance", "is not a valid share", tolerance, "at least 0 and less than 1")
         )
-    asked = [name.strip() for name in names if name.strip()]
-    for name in asked:
+    requested = [name.strip() for name in names if name.strip()]
+    for name in requested:
         if name not in KINDS:
             hint = (
                 "TorchScript is deprecated: pt2 is for Python and C++, onnx for other runtimes"
@@ -38,7 +38,7 @@ def require_sound(names: Iterable[str], tolerance: float) -> list[str]:
                     hint,
                 )
             )
-    return [name for name in dict.fromkeys(asked) if name != "safetensors"]
+    return [name for name in dict.fromkeys(requested) if name != "safetensors"]
 
 
 DESCRIPTION: Final = "export.json"

@@ -1,4 +1,4 @@
-"""Exports a run's model: called on samples of its data, written, and compared."""
+"""Export a run's model: call it on samples of its data, write it, and compare."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ def export_run(
     parts = list[ExportedPart]()
     try:
         for call in calls:
-            place = out / call.part if len(calls) > 1 else out
-            formats = exports.write(place, call, to=to, tolerance=tolerance, about=about)
-            parts.append(ExportedPart(place, call.part, formats))
-    # A part alone is of no use, and would be in the way of the next attempt
+            folder = out / call.part if len(calls) > 1 else out
+            formats = exports.write(folder, call, to=to, tolerance=tolerance, about=about)
+            parts.append(ExportedPart(folder, call.part, formats))
     except BaseException:
+        # A part alone is of no use, and would be in the way of the next attempt
         for part in parts:
             exports.discard(part.folder)
         raise
@@ -74,13 +74,13 @@ def calls_of_run(
     """Call a run's model, or its forms, on the first samples of the validation split.
 
     Args:
-        folder: The run's.
-        composed: Its config, on the CPU.
-        project: With the packages that the config may name.
-        overrides: Those of the user, for the export's description.
+        folder: The run's folder.
+        composed: The run's config, on the CPU.
+        project: Project with the packages that the config may name.
+        overrides: The user's overrides, for the export's description.
         checkpoint: best, last, a step, or a monitored metric.
-        weights: Those that the callback of this name keeps; None: the trained ones.
-        module: Only this module of the model, or form; None: all that the recipe calls.
+        weights: Name of the callback whose weights to use; None: the trained ones.
+        module: Module of the model, or form, to export alone; None: all that the recipe calls.
         bare: Leave out the batch transforms before the model.
 
     Returns:
@@ -101,27 +101,28 @@ def calls_of_run(
     with torch.no_grad():
         forms = run.recipe.forms(model, transform(loaded))
     streams.enter(run.seed, "eval", 0)
-    wanted = {name: form for name, form in forms.items() if module is None or name == module}
+    chosen_forms = {name: form for name, form in forms.items() if module is None or name == module}
     calls = [
         call_in_form(form, name, model, loaded, transform, whole=not bare)
-        for name, form in wanted.items()
+        for name, form in chosen_forms.items()
     ]
     if not calls:
         call = observe(run.recipe, model, loaded, transform, module=module, whole=not bare)
-        if not (
-            call.whole or bare or module
-        ):  # perhaps because the recipe calls the model for one sample after the other
-            one = pytree.tree_map_only(
+        # The recipe may call the model for one sample after the other
+        if not (call.whole or bare or module):
+            sample = pytree.tree_map_only(
                 torch.Tensor, torch.Tensor.contiguous, first_batch(run, "valid", 1)
             )
-            alone = observe(run.recipe, model, one, transform)
-            call = alone if alone.whole else call
+            sample_call = observe(run.recipe, model, sample, transform)
+            call = sample_call if sample_call.whole else call
         calls = [call]
-    # of the trained weights (valid/loss) and of averages (ema/valid/loss)
-    measured = kept_checkpoints.choose_checkpoint(folder.checkpoints, str(step)).metrics or {}
+    # Metrics of the trained weights (valid/loss) and of averages (ema/valid/loss)
+    checkpoint_metrics = (
+        kept_checkpoints.choose_checkpoint(folder.checkpoints, str(step)).metrics or {}
+    )
     metrics = {
         name: value
-        for name, value in measured.items()
+        for name, value in checkpoint_metrics.items()
         if name.startswith(f"{weights}/valid/" if weights else "valid/")
     }
     environment, preparation = (
@@ -138,8 +139,8 @@ def calls_of_run(
         "metrics": {**metrics, "step": step} if metrics else {},
         "changed": [*sources.list_changes(folder.sources), *overrides],
         "data": {
-            split: {name: value for name, value in one.items() if name != "classes"}
-            for split, one in data.items()
+            split: {name: value for name, value in sample.items() if name != "classes"}
+            for split, sample in data.items()
         },
         "environment": {
             name: environment[name] for name in ("python", "versions", "cpu") if name in environment

@@ -1,4 +1,4 @@
-"""ONNX: written by torch's exporter, run by onnxruntime."""
+"""Write ONNX by torch's exporter, and run it by onnxruntime."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from samewise.runner.exports.call import Call
 from samewise.runner.exports.difference import Difference, difference
 from samewise.runner.exports.format import Format, Run, name_sizes, program_of, unwrap
 
-_ALIKE = 0.01
-"""The share of the largest number by which a file's results may differ for other sizes of inputs:
-rounding alone."""
+_ROUNDING = 0.01
+"""Relative difference of results for other sizes of inputs that rounding explains."""
 
 
 class Onnx(Format):
-    """ONNX, by torch's exporter on top of torch.export: for onnxruntime in Python, C++, Java, C#,
-    Node and browsers.
+    """ONNX, by torch's exporter on top of torch.export.
+
+    onnxruntime runs it in Python, C++, Java, C#, Node and browsers.
     """
 
     name, file, runtime = "onnx", "model.onnx", "onnxruntime"
@@ -34,7 +34,7 @@ class Onnx(Format):
             [name.replace(".", "_") for name in call.inputs],
             [name.replace(".", "_") for name in call.outputs],
         )
-        made = torch.onnx.export(
+        program = torch.onnx.export(
             program_of(call),
             dynamo=True,
             optimize=False,
@@ -42,52 +42,50 @@ class Onnx(Format):
             output_names=names[1],
             verbose=False,
         )
-        assert made is not None
+        assert program is not None
         # The exporter gives a conv3d without bias zeros of the weight's shape, which no runtime
         # takes
-        for node in made.model.graph:
+        for node in program.model.graph:
             if (
                 node.op_type == "Conv"
                 and len(node.inputs) == 3
                 and getattr(node.inputs[2] and node.inputs[2].producer(), "op_type", "") == "Expand"
             ):
                 node.replace_input_with(2, None)
-        shapes = {one.name: one.shape for one in made.model.graph.inputs if one.shape is not None}
-        places = dict[str, list[tuple[str, int]]]()
+        shapes = {x.name: x.shape for x in program.model.graph.inputs if x.shape is not None}
+        axes_by_size = dict[str, list[tuple[str, int]]]()
         for name in call.inputs:
             for axis, size in enumerate(shapes.get(name.replace(".", "_"), ())):
                 if not isinstance(size, int):
-                    places.setdefault(str(size.value), []).append((name, axis))
-        for size, held in places.items():
-            made.save(str(path), external_data=False)
+                    axes_by_size.setdefault(str(size.value), []).append((name, axis))
+        for size, axes in axes_by_size.items():
+            program.save(str(path), external_data=False)
             # A size that the program fixes has a digit as its name, and others may be wrong in the
             # file alone: runtimes then compute without a word.
-            if size.isdigit() or not self._takes_another_size(path, call, held):
-                for name, axis in held:
+            if size.isdigit() or not self._takes_another_size(path, call, axes):
+                for name, axis in axes:
                     shapes[name.replace(".", "_")][axis] = call.inputs[name].shape[axis]
-        made.save(str(path), external_data=False)
+        program.save(str(path), external_data=False)
 
     def load(self, path: Path) -> Run:
         call = self._session(path)
         return lambda inputs: list(call(inputs).values())
 
-    def _takes_another_size(
-        self, path: Path, call: Call, places: Sequence[tuple[str, int]]
-    ) -> bool:
+    def _takes_another_size(self, path: Path, call: Call, axes: Sequence[tuple[str, int]]) -> bool:
         """Whether the file and the model give the same if these axes are twice as long.
 
         True if the model takes no such inputs, or nothing runs the file.
         """
         inputs = dict(call.inputs)
-        for name, axis in places:
+        for name, axis in axes:
             inputs[name] = torch.cat([inputs[name], inputs[name]], axis)
         with torch.no_grad(), suppress(Exception):
             expected = dict(zip(call.outputs, call.function(*inputs.values()), strict=True))
             try:
-                apart = self.lacks("run") or difference(
+                gap = self.lacks("run") or difference(
                     expected, dict(zip(expected, self.load(path)(inputs), strict=True))
                 )
-                return not isinstance(apart, Difference) or apart.relative < _ALIKE
+                return not isinstance(gap, Difference) or gap.relative < _ROUNDING
             except Exception:
                 return False
         return True
@@ -106,43 +104,44 @@ class Onnx(Format):
         import onnx  # pyright: ignore[reportMissingImports]
 
         graph = onnx.load(str(path), load_external_data=False).graph  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-        held = {
-            one.name: [
+        shapes = {
+            x.name: [
                 str(size.dim_param or size.dim_value or "?")
-                for size in one.type.tensor_type.shape.dim
+                for size in x.type.tensor_type.shape.dim
             ]
-            for one in graph.input
+            for x in graph.input
         }
         return name_sizes(
             {
-                name: held[name.replace(".", "_")]
+                name: shapes[name.replace(".", "_")]
                 for name in call.inputs
-                if name.replace(".", "_") in held
+                if name.replace(".", "_") in shapes
             }
         )
 
     def _session(self, path: Path) -> Callable[[Mapping[str, Tensor]], dict[str, Tensor]]:
-        """A session for a file: a function from inputs to all outputs by name."""
+        """Return a function from inputs to all outputs by name, in a session for a file."""
         import onnxruntime  # pyright: ignore[reportMissingImports]
 
         options = onnxruntime.SessionOptions()  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
         options.intra_op_num_threads = options.inter_op_num_threads = 1
-        options.log_severity_level = 4  # failures raise exceptions, and are reported in words
+        # Failures raise exceptions, which are reported
+        options.log_severity_level = 4
         session = onnxruntime.InferenceSession(
             str(path), options, providers=["CPUExecutionProvider"]
         )  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-        taken = {one.name for one in session.get_inputs()}  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-        named = [one.name for one in session.get_outputs()]  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+        input_names = {x.name for x in session.get_inputs()}  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+        output_names = [x.name for x in session.get_outputs()]  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
 
         def call(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-            given = {
+            feed = {
                 name.replace(".", "_"): tensor.numpy()
                 for name, tensor in inputs.items()
-                if name.replace(".", "_") in taken
+                if name.replace(".", "_") in input_names
             }
             return {
-                name: torch.from_numpy(np.asarray(one))
-                for name, one in zip(named, session.run(None, given), strict=True)
+                name: torch.from_numpy(np.asarray(x))
+                for name, x in zip(output_names, session.run(None, feed), strict=True)
             }  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType, reportUnknownArgumentType]
 
         return call
@@ -151,7 +150,7 @@ class Onnx(Format):
         import onnx  # pyright: ignore[reportMissingImports]
         from onnx import numpy_helper  # pyright: ignore[reportMissingImports]
 
-        held = onnx.load(str(path)).graph.initializer  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+        initializers = onnx.load(str(path)).graph.initializer  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
         return unwrap(
-            {one.name: torch.from_numpy(numpy_helper.to_array(one).copy()) for one in held}
+            {x.name: torch.from_numpy(numpy_helper.to_array(x).copy()) for x in initializers}
         )  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType, reportUnknownArgumentType]

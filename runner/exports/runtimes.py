@@ -1,4 +1,4 @@
-"""Runs an export's file in a runtime, and compares the results with the model's own."""
+"""Run an export's file in a runtime, and compare the results with the model's own."""
 
 from __future__ import annotations
 
@@ -17,8 +17,12 @@ from samewise.runner.results import Runtime
 
 @dataclass(frozen=True)
 class Truth:
-    """What a runtime is compared with: inputs in the call's order, the model's outputs, and
-    its weights.
+    """Results that a runtime is compared with.
+
+    Args:
+        inputs: Inputs in the call's order.
+        outputs: The model's outputs.
+        weights: The model's weights.
     """
 
     inputs: Mapping[str, Tensor]
@@ -27,51 +31,55 @@ class Truth:
 
 
 def try_runtime(form: formats.Format, path: Path, truth: Truth, tolerance: float) -> Runtime:
-    """Run a file in Python."""
+    """Run a file in Python, and compare its results and weights."""
     if not path.exists():
         return Runtime(form.name, f"{path.name} is missing")
     if lacks := form.lacks("run"):
         return Runtime(form.name, lacks, sound=None)
-    began = time.perf_counter()
+    start = time.perf_counter()
     try:
         results = formats.run(form, path, truth.inputs)
-        seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - start
     except ValueError as error:
         return Runtime(form.name, str(error))
-    others, why, unread = _weights(form, path, truth.weights)
+    altered, weights_note, unread_note = _weights(form, path, truth.weights)
     try:
         if len(results) != len(truth.outputs):
             raise ValueError(
                 f"gives {len(results)} tensors, but the model gives {len(truth.outputs)}"
             )
-        apart = difference(truth.outputs, dict(zip(truth.outputs, results, strict=True)))
-    except ValueError as error:  # different boxes have different shapes
-        return Runtime(form.name, str(error) + why)
-    if apart is None and not others:
-        return Runtime(form.name, f"the same bits{unread}", same=True, sound=True, seconds=seconds)
-    sound = not others and apart is not None and apart.relative <= tolerance
-    words = str(apart or "the same bits on these inputs") + (unread if sound else why)
-    return Runtime(form.name, words, same=apart is None, sound=sound, apart=apart, seconds=seconds)
+        gap = difference(truth.outputs, dict(zip(truth.outputs, results, strict=True)))
+    except ValueError as error:
+        # Another number of boxes is another shape
+        return Runtime(form.name, str(error) + weights_note)
+    if gap is None and not altered:
+        return Runtime(
+            form.name, f"the same bits{unread_note}", same=True, sound=True, seconds=seconds
+        )
+    sound = not altered and gap is not None and gap.relative <= tolerance
+    result = str(gap or "the same bits on these inputs") + (unread_note if sound else weights_note)
+    return Runtime(form.name, result, same=gap is None, sound=sound, apart=gap, seconds=seconds)
 
 
 def _weights(
     form: formats.Format, path: Path, weights: Mapping[str, Tensor]
 ) -> tuple[list[str], str, str]:
-    """Which weights in the file differ from the model's, and two descriptions of it.
+    """Compare the weights in a file with the model's.
 
-    Returns their names, though nothing may come of it for these inputs; why results are wrong; and
-    why nobody could look, where the format holds weights by name.
+    Returns:
+        Names of weights that differ, though these inputs may not show it; a note on why results are
+        wrong; and a note on why the weights cannot be read, if the format has them by name.
     """
     try:
-        others = form.altered_weights(path, weights)
+        altered = form.altered_weights(path, weights)
     except NotImplementedError as error:
         return [], f"; its weights cannot be read: {first_line(error)}", ""
     except Exception as error:
-        words = f"; its weights cannot be read: {first_line(error)}"
-        return [], words, words
-    words = (
-        f"these weights differ from the model's: {first_few(others, 5)}"
-        if others
+        message = f"; its weights cannot be read: {first_line(error)}"
+        return [], message, message
+    message = (
+        f"these weights differ from the model's: {first_few(altered, 5)}"
+        if altered
         else "its weights are the model's, so an operator computes differently"
     )
-    return others, f"; {words}", ""
+    return altered, f"; {message}", ""
