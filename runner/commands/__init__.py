@@ -1,7 +1,8 @@
-"""The commands, one per file: NAME.py, whose docstring's first line is its summary, with
-`configure(parser)` and `run(args) -> int`; `EXAMPLES` end its help.
+"""List the commands, without importing them, and define the arguments that they share.
 
-Here are the arguments that they share, and the list of commands, made without importing any.
+Each file NAME.py is a command: the first line of its docstring is its summary, `configure(parser)`
+adds its arguments, `run(args)` returns its exit code, and `EXAMPLES` end its help.
+
 Private: it may change at any time.
 """
 
@@ -46,9 +47,7 @@ def add_project(parser: argparse.ArgumentParser) -> None:
 
 
 def add_packages(parser: argparse.ArgumentParser) -> None:
-    """Add the option for the user's own code, in addition to that of the project around the current
-    folder.
-    """
+    """Add the option for the user's own code, besides that of the surrounding project."""
     parser.add_argument(
         "--package",
         action="append",
@@ -75,9 +74,7 @@ def add_checkpoint(parser: argparse.ArgumentParser) -> None:
 
 
 def note_weights(composed: Composed, args: argparse.Namespace) -> None:
-    """Say if the best checkpoint was chosen by a metric of other weights, such as an average, than
-    those that are used.
-    """
+    """Note if the best checkpoint was chosen by a metric of other weights than those in use."""
     name, _, metric = str(composed.cfg.evaluate.monitor).partition("/")
     if args.checkpoint == "best" and metric.startswith("valid/") and args.weights != name:
         print(
@@ -88,7 +85,7 @@ def note_weights(composed: Composed, args: argparse.Namespace) -> None:
 
 
 def project_from(args: argparse.Namespace) -> Project:
-    """The project around the current folder, extended by the arguments."""
+    """Return the project around the current folder, extended by the arguments."""
     return project.find(packages=args.package, configs=args.config_dir)
 
 
@@ -108,14 +105,15 @@ class Command:
 
     @property
     def summary(self) -> str:
-        """The first line of its module's docstring, read without an import."""
+        """First line of the module's docstring, read without an import."""
         with self.path.open(encoding="utf-8") as lines:
             return next(lines).strip().strip('"').rstrip(".")
 
     def load(self, parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], int]:
-        """Import the command's module and no other.
+        """Import the command's module and no other, and set up the parser.
 
-        Set up the parser, and return the function that runs it.
+        Returns:
+            The function that runs the command.
         """
         module = importlib.import_module(f"samewise.runner.commands.{self.path.stem}")
         module.configure(parser)
@@ -124,10 +122,10 @@ class Command:
 
 
 def commands() -> dict[str, Command]:
-    """All commands by name, `train` first: every file in commands/ is one."""
+    """Return all commands by name, `train` first."""
     files = [file for file in Path(__file__).parent.glob("*.py") if not file.name.startswith("_")]
-    found = [
+    all_commands = [
         Command(file.stem.replace("_", "-"), file)
         for file in sorted(files, key=lambda file: (file.stem != "train", file.stem))
     ]
-    return {one.name: one for one in found}
+    return {command.name: command for command in all_commands}

@@ -63,12 +63,12 @@ def run(args: argparse.Namespace) -> int:
     folder = saved.find(args.run, run_root=args.run_root)
     from samewise.runner.bundles.contents import gather, outside_weights
 
-    for key, place in outside_weights(saved.config_in(folder.config).whole).items():
-        words = (
-            f"{place} is not in the bundle: whoever reproduces it also needs this file, and "
+    for key, path in outside_weights(saved.config_in(folder.config).whole).items():
+        message = (
+            f"{path} is not in the bundle: whoever reproduces it also needs this file, and "
             f"adds {key}=PLACE to `samewise reproduce`"
         )
-        print(f"warning: {key}: {words}", file=sys.stderr)
+        print(f"warning: {key}: {message}", file=sys.stderr)
     parts = gather(
         folder, project, with_weights=args.with_weights, hash_data=not args.no_data_hashes
     )

@@ -40,16 +40,16 @@ def run(args: argparse.Namespace) -> int:
     composed = compose_arguments(args, strict=False)
     if settings_are_sound(composed):
         variables.prepare(composed.cfg.reproducibility)
-    found, notes = (
+    found_problems, notes = (
         problems(composed, composed.project),
         [f"warning: {caution}" for caution in composed.cautions],
     )
     uri = None if composed.problems else composed.tracking_uri
-    found += filter(None, [address.problem(uri)]) if uri else []
-    found += (
+    found_problems += filter(None, [address.problem(uri)]) if uri else []
+    found_problems += (
         [] if composed.problems else backends.problems(backends.backends_of(composed.cfg.tracking))
     )
-    if not found and not args.static:
+    if not found_problems and not args.static:
         try:
             from samewise.runner.training.dry_run import dry_run
 
@@ -57,29 +57,29 @@ def run(args: argparse.Namespace) -> int:
         except ConfigError as error:
             if not args.json:
                 raise
-            found = list(error.problems)
+            found_problems = list(error.problems)
     composed = as_trained(composed)
-    warned = args.strict and any(note.startswith("warning: ") for note in notes)
+    has_warnings = args.strict and any(note.startswith("warning: ") for note in notes)
     if args.json:
-        told = [
+        values = [
             {key: value for key, value in vars(problem).items() if value not in ("", ...)}
-            for problem in found
+            for problem in found_problems
         ]
         print(
             to_json(
                 {
                     "name": composed.name,
                     "fingerprint": composed.fingerprint,
-                    "problems": told,
+                    "problems": values,
                     "notes": notes,
                 },
                 indent=2,
             )
         )
-        return ConfigError.exit_code if found or warned else 0
-    if found:
-        raise ConfigError(*found)
+        return ConfigError.exit_code if found_problems or has_warnings else 0
+    if found_problems:
+        raise ConfigError(*found_problems)
     print(
         "\n  ".join([f"no problems found in {composed.name} ({composed.fingerprint[:12]})", *notes])
     )
-    return ConfigError.exit_code if warned else 0
+    return ConfigError.exit_code if has_warnings else 0

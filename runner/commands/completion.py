@@ -17,7 +17,8 @@ OVERRIDES = ("train", "check", "show")
 """Commands whose arguments are overrides."""
 
 INERT = re.compile(r"[\w./=+@~:, -]+")
-"""What the shell may be given: it evaluates words, and `$(command).yaml` can be a file's name."""
+"""Matches that are safe in a shell: it evaluates words, and `$(command).yaml` can be a file's name.
+"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -58,29 +59,29 @@ _SCRIPTS = {
 
 
 def answer(argv: Sequence[str]) -> int:
-    """Answer the shell scripts' call `samewise -sc query=SHELL`: print the completions of the line
-    in COMP_LINE; nothing if anything fails.
+    """Print the completions of the line in COMP_LINE; nothing if anything fails.
+
+    The shell scripts call `samewise -sc query=SHELL`.
     """
     shell = argv[0].removeprefix("query=") if argv else ""
     if shell not in SHELLS or "COMP_LINE" not in os.environ:
         return 2
     try:
         matches = sorted(filter(INERT.fullmatch, set(_matches(os.environ["COMP_LINE"]))))
-    except (
-        Exception
-    ):  # a half-typed line often does not compose, and an error would be printed into the prompt
+    except Exception:
+        # A half-typed line often does not compose, and an error would disturb the prompt
         return 1
     print("\n".join(matches) if shell == "fish" else " ".join(matches))
     return 0
 
 
 def _matches(line: str) -> Iterable[str]:
-    """What the last word of a line may become."""
-    *before, word = f"{line}|".split()[1:]
-    before, word = [word for word in before if not word.startswith("-")], word.removesuffix("|")
-    if not before:
+    """Return the possible completions of a line's last word."""
+    *earlier, word = f"{line}|".split()[1:]
+    earlier, word = [word for word in earlier if not word.startswith("-")], word.removesuffix("|")
+    if not earlier:
         return (name for name in commands() if name.startswith(word))
-    command, *overrides = before
+    command, *overrides = earlier
     if command == "completion":
         return (name for name in SHELLS if name.startswith(word))
     if command == "list":
@@ -98,10 +99,8 @@ def _loader():
     return loader.Loader(project.find())
 
 
-def _of_overrides(before: Sequence[str], word: str) -> Iterator[str]:
-    """Groups, choices, keys and values that an override may name after others, and files that it
-    may give as a value.
-    """
+def _of_overrides(earlier: Sequence[str], word: str) -> Iterator[str]:
+    """Yield groups, choices, keys and values that an override may name, and files as values."""
     from hydra.errors import ConfigCompositionException
     from omegaconf import OmegaConf
 
@@ -111,17 +110,17 @@ def _of_overrides(before: Sequence[str], word: str) -> Iterator[str]:
     if value.startswith((".", "/")):
         yield from (f"{key}={path}" for path in glob.glob(f"{glob.escape(value)}*"))
         return
-    loader, mark = _loader(), word[:1] if word[:1] in ("+", "~") else ""
+    loader, prefix = _loader(), word[:1] if word[:1] in ("+", "~") else ""
     groups = loader.groups()
-    if sign and (choices := groups.get(key.removeprefix(mark))):
+    if sign and (choices := groups.get(key.removeprefix(prefix))):
         yield from (f"{key}={choice}" for choice in choices)
         return
     for group, choices in groups.items() if not sign else ():
-        if f"{mark}{group}".startswith(word) and "/" not in group[len(word) - len(mark) :]:
+        if f"{prefix}{group}".startswith(word) and "/" not in group[len(word) - len(prefix) :]:
             has_groups = any(other.startswith(f"{group}/") for other in groups)
-            yield f"{mark}{group}{'/' if has_groups and not choices else '=' if not has_groups and mark != '~' else ''}"
+            yield f"{prefix}{group}{'/' if has_groups and not choices else '=' if not has_groups and prefix != '~' else ''}"
     try:
-        cfg = loader.compose(before)
+        cfg = loader.compose(earlier)
     except ConfigCompositionException:
         return
     if sign:
@@ -129,14 +128,14 @@ def _of_overrides(before: Sequence[str], word: str) -> Iterator[str]:
         if value is not None and not isinstance(value, dict | list):
             yield f"{key}={str(value).lower() if isinstance(value, bool) else value}"
         return
-    above = key.rpartition(".")[0]
-    inner: Any = OmegaConf.to_container(cfg, resolve=False)
-    inner = at(inner, above) if above else inner
+    parent = key.rpartition(".")[0]
+    values: Any = OmegaConf.to_container(cfg, resolve=False)
+    values = at(values, parent) if parent else values
     for name, part in (
-        inner.items()
-        if isinstance(inner, dict)
-        else enumerate(inner)
-        if isinstance(inner, list)
+        values.items()
+        if isinstance(values, dict)
+        else enumerate(values)
+        if isinstance(values, list)
         else ()
     ):
-        yield f"{above}{'.' if above else ''}{name}{'.' if isinstance(part, dict | list) else '='}"
+        yield f"{parent}{'.' if parent else ''}{name}{'.' if isinstance(part, dict | list) else '='}"

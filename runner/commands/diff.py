@@ -30,8 +30,8 @@ traces have no step in common; 1 they differ, a trace was altered, or there is n
 """
 
 
-_MOST_LINES = 60
-"""Lines of code that are printed."""
+_MAX_LINES = 60
+"""Maximum number of lines of code to print."""
 _COLOURS = {"+": "green", "-": "red", "@": "cyan"}
 
 
@@ -56,52 +56,53 @@ def run(args: argparse.Namespace) -> int:
         return _compare_with_now(args, saved.find(args.first, run_root=args.run_root))
     from samewise.runner.verify.two_runs import compare
 
-    found = compare(
+    differences = compare(
         saved.find(args.first, run_root=args.run_root),
         saved.find(args.second, run_root=args.run_root),
     )
     if args.json:
-        print(to_json(asdict(found)))
+        print(to_json(asdict(differences)))
     else:
-        _print(found)
-    return 0 if found.same else 1
+        _print(differences)
+    return 0 if differences.same else 1
 
 
 def _compare_with_now(args: argparse.Namespace, folder: RunFolder) -> int:
-    """Print how the code differs from that of a run."""
-    projects.find()  # makes its packages importable
+    """Print how the current code differs from a run's."""
+    # Makes the project's packages importable
+    projects.find()
     changed = sources.list_changes(folder.sources)
     lines = kept_sources.line_differences(folder.sources)
     if args.json:
         print(to_json({"same": not changed, "code": changed, "lines": lines}))
     else:
-        _print_code(changed, lines, most=None)
+        _print_code(changed, lines, max_lines=None)
     return 1 if changed else 0
 
 
-def _print(found: Differences) -> None:
-    print("config:      " + ("the same" if not found.config else "differs"))
-    for path, one, two in found.config:
-        print(f"  {path}: {shown(one)} | {shown(two)}")
-    print("environment: " + ("the same" if not found.environment else "differs"))
-    for line in found.environment:
+def _print(differences: Differences) -> None:
+    print("config:      " + ("the same" if not differences.config else "differs"))
+    for path, value_a, value_b in differences.config:
+        print(f"  {path}: {shown(value_a)} | {shown(value_b)}")
+    print("environment: " + ("the same" if not differences.environment else "differs"))
+    for line in differences.environment:
         print(f"  {line}")
-    if found.code:
-        _print_code(found.code, found.lines, most=_MOST_LINES)
+    if differences.code:
+        _print_code(differences.code, differences.lines, max_lines=_MAX_LINES)
     for key in ("metrics", "logged"):
-        for name, pair in getattr(found, key).items():
+        for name, pair in getattr(differences, key).items():
             print(
                 f"  {name:<24} {' | '.join(_numbers(*pair))}   "
-                f"{_differs(*pair, compared=key == 'logged' or len({*found.evaluated}) == 1)}".rstrip()
+                f"{_differs(*pair, comparable=key == 'logged' or len({*differences.evaluated}) == 1)}".rstrip()
             )
-    for line in (*found.missing, *found.altered):
+    for line in (*differences.missing, *differences.altered):
         print(f"  {line}")
-    for line in found.said:
+    for line in differences.said:
         print(f"trace:       {line}")
 
 
-def _print_code(changed: Sequence[str], lines: Mapping[str, str], *, most: int | None) -> None:
-    """Print which code differs, and how, in at most so many lines; in colours on a terminal."""
+def _print_code(changed: Sequence[str], lines: Mapping[str, str], *, max_lines: int | None) -> None:
+    """Print which code differs, and how, in colours on a terminal."""
     from rich.text import Text
 
     from samewise.runner.records.console import PlainConsole
@@ -110,37 +111,41 @@ def _print_code(changed: Sequence[str], lines: Mapping[str, str], *, most: int |
     for line in changed:
         print(f"  {line}")
     console, text = PlainConsole(highlight=False, soft_wrap=True), _lines_of_code(lines)
-    for line in text[:most]:
+    for line in text[:max_lines]:
         console.print(Text(line, _COLOURS.get(line[:1], "")))
-    if most and (left := len(text) - most) > 0:
-        print(f"  {number_of(left, 'more line')} of code: --json shows all")
+    if max_lines and (remaining := len(text) - max_lines) > 0:
+        print(f"  {number_of(remaining, 'more line')} of code: --json shows all")
 
 
 def _lines_of_code(lines: Mapping[str, str]) -> list[str]:
-    said = [
+    entries = [
         f"{label}: {text}" if text == kept_sources.NOT_KEPT else text
         for label, text in lines.items()
     ]
-    return "\n".join(said).splitlines()
+    return "\n".join(entries).splitlines()
 
 
-def _differs(one: float | None, two: float | None, *, compared: bool) -> str:
-    """Whether two values differ, in a word.
+def _differs(value_a: float | None, value_b: float | None, *, comparable: bool) -> str:
+    """Return a word on whether two values differ.
 
-    What is not `compared`, since one is missing or they are of different steps, does not.
+    Values of different steps are not `comparable`.
     """
     return (
         ""
-        if repr(one) == repr(two)
+        if repr(value_a) == repr(value_b)
         else "in one run only"
-        if one is None or two is None
+        if value_a is None or value_b is None
         else "differs"
-        if compared
+        if comparable
         else "after other steps"
     )
 
 
-def _numbers(one: float | None, two: float | None) -> list[str]:
-    """Two numbers to six digits, or to all if they differ only in later ones."""
-    short = ["-" if value is None else f"{value:.6g}" for value in (one, two)]
-    return short if repr(one) == repr(two) or len(set(short)) > 1 else [repr(one), repr(two)]
+def _numbers(value_a: float | None, value_b: float | None) -> list[str]:
+    """Format two numbers with six digits, or with all if they differ only in later ones."""
+    short = ["-" if value is None else f"{value:.6g}" for value in (value_a, value_b)]
+    return (
+        short
+        if repr(value_a) == repr(value_b) or len(set(short)) > 1
+        else [repr(value_a), repr(value_b)]
+    )

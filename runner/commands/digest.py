@@ -53,9 +53,9 @@ def _digest(name: str, run_root: Path) -> str:
     if (path / "manifest.json").is_file():
         return weights_sha256(checkpoint.load(path)["model"])
     folder = saved.find(name, run_root=run_root)
-    kept = kept_checkpoints.choose_checkpoint(folder.checkpoints, "last")
+    checkpoint_entry = kept_checkpoints.choose_checkpoint(folder.checkpoints, "last")
     try:
-        state = checkpoint.load(kept.path)
+        state = checkpoint.load(checkpoint_entry.path)
     except DamagedCheckpoint as error:
         hint = (
             f"`samewise digest {shlex.quote(str(folder.checkpoints))}/step-XXXXXXXX` reads an "
@@ -71,7 +71,7 @@ def _digest(name: str, run_root: Path) -> str:
 
 
 def _state_in(path: Path) -> dict[str, Any]:
-    """Find the state_dict in a file: the whole, or under `model` or `state_dict`."""
+    """Return the state_dict in a file: all of it, or the part under `model` or `state_dict`."""
     import torch
 
     from samewise.runner.records.checkpoint import load_tensors

@@ -30,7 +30,14 @@ exit codes: 0 ready to train (perhaps with remarks); 1 something must be fixed f
 
 @dataclass(frozen=True)
 class Finding:
-    """One check: `ok`, `remark` or `bad`, what was found, and what to do."""
+    """Result of one check.
+
+    Args:
+        what: Subject of the check.
+        state: `ok`, `remark` or `bad`.
+        found: What was found.
+        advice: What to do.
+    """
 
     what: str
     state: str
@@ -50,7 +57,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    looks = (
+    checks = (
         _python,
         _packages,
         _device,
@@ -60,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
         partial(_disk, args.run_root),
         _git,
     )
-    findings = [finding for look in looks for finding in look()]
+    findings = [finding for check in checks for finding in check()]
     if args.json:
         print(to_json([asdict(finding) for finding in findings]))
     else:
@@ -95,7 +102,8 @@ def _packages() -> Iterator[Finding]:
     try:
         import torch
 
-        importlib.import_module("torchvision")  # loads its operators
+        # Loads torchvision's operators
+        importlib.import_module("torchvision")
         torch.ops.torchvision.nms  # noqa: B018 (raises where the two were built for different releases)
     except (ImportError, AttributeError, RuntimeError, OSError) as error:
         yield Finding(
@@ -148,7 +156,7 @@ def _threads() -> Iterator[Finding]:
 
 
 def _same_bits() -> Iterator[Finding]:
-    """Two trainings of a small network, five steps each, from the same seed."""
+    """Train a small network twice for five steps from the same seed, and compare."""
     import torch
 
     from samewise.runner.records.digest import weights_sha256
@@ -220,10 +228,10 @@ def _disk(run_root: Path) -> Iterator[Finding]:
 
 
 def _git() -> Iterator[Finding]:
-    found = shutil.which("git")
+    git = shutil.which("git")
     yield Finding(
         "git",
-        "ok" if found else "remark",
-        found or "not found",
-        "" if found else "runs will not record the commit they ran at",
+        "ok" if git else "remark",
+        git or "not found",
+        "" if git else "runs will not record the commit they ran at",
     )

@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     # Imports torch, which must come after the variables
     from samewise.runner.training.restored import evaluate_checkpoint
 
-    found = evaluate_checkpoint(
+    evaluation = evaluate_checkpoint(
         folder,
         composed,
         project.find(packages=args.package),
@@ -75,20 +75,22 @@ def run(args: argparse.Namespace) -> int:
         pictures=args.pictures,
     )
     if args.json:
-        print(to_json(asdict(found)))
+        print(to_json(asdict(evaluation)))
         return 0
-    measured = found.evaluated or f"{args.split} split ({number_of(found.samples, 'sample')})"
-    print(f"{folder.path}, step {found.step}, {measured}")
-    for path, was, now in found.changed:
+    subject = (
+        evaluation.evaluated or f"{args.split} split ({number_of(evaluation.samples, 'sample')})"
+    )
+    print(f"{folder.path}, step {evaluation.step}, {subject}")
+    for path, run_value, value_here in evaluation.changed:
         print(
             "  {}: {} in the run, {} here".format(
-                path, *("null" if one is None else one for one in (was, now))
+                path, *("null" if x is None else x for x in (run_value, value_here))
             )
         )
-    if found.classes and any(path.startswith("dataset.") for path, _, _ in found.changed):
-        print(f"  classes numbered as in the run: {first_few(found.classes, 10)}")
-    for name, value in found.metrics.items():
+    if evaluation.classes and any(path.startswith("dataset.") for path, _, _ in evaluation.changed):
+        print(f"  classes numbered as in the run: {first_few(evaluation.classes, 10)}")
+    for name, value in evaluation.metrics.items():
         print(f"  {name:<24} {value:.6f}")
-    if found.pictures.is_dir() and any(found.pictures.iterdir()):
-        print(f"  pictures in {found.pictures}")
+    if evaluation.pictures.is_dir() and any(evaluation.pictures.iterdir()):
+        print(f"  pictures in {evaluation.pictures}")
     return 0

@@ -102,32 +102,37 @@ def run(args: argparse.Namespace) -> int:
             for name in ("overrides", "checkpoint", "weights", "module", "bare")
         },
     )
-    found = export_run(args.out, calls, about, to=to, tolerance=args.tolerance)
+    exported = export_run(args.out, calls, about, to=to, tolerance=args.tolerance)
     if args.json:
-        print(to_json(_as_json(found)))
+        print(to_json(_as_json(exported)))
         return 0
-    for part in found.parts:
-        files = {FORMATS[held.format].file: held.words for held in part.formats}
-        named = "".join(f", its {name}" for name in (found.average, part.module) if name)
-        print(f"{part.folder}: {found.experiment}, step {found.step:,}{named}")
-        for name, words in {"weights.safetensors": "by the model's own names", **files}.items():
+    for part in exported.parts:
+        files = {FORMATS[runtime.format].file: runtime.words for runtime in part.formats}
+        details = "".join(f", its {name}" for name in (exported.average, part.module) if name)
+        print(f"{part.folder}: {exported.experiment}, step {exported.step:,}{details}")
+        for name, comparison in {
+            "weights.safetensors": "by the model's own names",
+            **files,
+        }.items():
             size = (part.folder / name).stat().st_size / 1e6
-            print(f"  {name:<22} {size:8.2f} MB  {words}")
+            print(f"  {name:<22} {size:8.2f} MB  {comparison}")
     print(
         "next:",
-        *(f"  samewise verify {shlex.quote(str(part.folder))}" for part in found.parts),
+        *(f"  samewise verify {shlex.quote(str(part.folder))}" for part in exported.parts),
         sep="\n",
     )
     return 0
 
 
-def _as_json(found: Exported) -> dict[str, Any]:
-    """The result as `--json` prints it: one part's formats, or those of each part by name."""
-    formats = {part.module: [asdict(held) for held in part.formats] for part in found.parts}
+def _as_json(exported: Exported) -> dict[str, Any]:
+    """Return the result for `--json`: the formats of the only part, or of each part by name."""
+    formats = {
+        part.module: [asdict(runtime) for runtime in part.formats] for part in exported.parts
+    }
     return {
-        "folder": found.folder,
-        "run": found.run,
-        "step": found.step,
-        "average": found.average,
+        "folder": exported.folder,
+        "run": exported.run,
+        "step": exported.step,
+        "average": exported.average,
         **({"parts": formats} if len(formats) > 1 else {"formats": next(iter(formats.values()))}),
     }

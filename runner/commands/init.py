@@ -21,7 +21,7 @@ from samewise.runner.records.files import damaged_file
 from samewise.runner.records.found import RUN
 
 STARTER = Path(__file__).with_name("starter")
-"""The project as it is made; `mylab` stands for the package's name there."""
+"""Template of a project; `mylab` stands for the package's name."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -89,14 +89,14 @@ def _write_run(args: argparse.Namespace, folder: Path) -> int:
     if problem := _not_empty_error(folder):
         raise ConfigError(problem)
     source = saved.find(args.source, run_root=args.run_root)
-    wanted, name = saved.config_in(source.config), source.path.absolute().parent.name
+    composed, name = saved.config_in(source.config), source.path.absolute().parent.name
     trust.require(
         source.config, trust=args.trust, uses="writes its code, for `samewise train` to run"
     )
     texts, files = kept_sources.texts_of(source.sources), dict[str, str]()
     for label, text in texts.items():
-        present = sources.place(label)
-        if present is not None and sources.is_library(present):
+        library_file = sources.place(label)
+        if library_file is not None and sources.is_library(library_file):
             continue
         if Path(label).is_absolute() or ".." in Path(label).parts:
             raise damaged_file(source.sources, f"{label} is outside of a project")
@@ -106,22 +106,22 @@ def _write_run(args: argparse.Namespace, folder: Path) -> int:
             )
             raise ConfigError(Problem(label, kept_sources.NOT_KEPT, str(source.path), hint=hint))
         files[label] = text
-    named = {label.partition("/")[0].removesuffix(".py") for label in texts}
-    packages = sorted({target.partition(".")[0] for target in targets(wanted.whole)} & named)
-    for plain in (".gitignore", "Makefile"):
-        files.setdefault(plain, (STARTER / plain).read_text(encoding="utf-8"))
+    modules = {label.partition("/")[0].removesuffix(".py") for label in texts}
+    packages = sorted({target.partition(".")[0] for target in targets(composed.whole)} & modules)
+    for file_name in (".gitignore", "Makefile"):
+        files.setdefault(file_name, (STARTER / file_name).read_text(encoding="utf-8"))
     files.setdefault(
         "README.md",
         f"# {folder.resolve().name}\n\nThe code and config of the run {name}/{source.path.name}. "
         "`samewise train` gives its bits; `make` lists more.\n",
     )
     files["pyproject.toml"] = settings_text(packages, configs="configs", experiment=name)
-    head = [f"From the run {name}/{source.path.name}"]
-    text = as_experiment.render_whole(wanted, project=Project(folder), head=head)
+    header = [f"From the run {name}/{source.path.name}"]
+    text = as_experiment.render_whole(composed, project=Project(folder), head=header)
     files[f"configs/experiment/{name}.yaml"] = text
 
-    def check(made: Path) -> None:
-        as_experiment.require_same(wanted, name=name, project=find(made))
+    def check(project_folder: Path) -> None:
+        as_experiment.require_same(composed, name=name, project=find(project_folder))
 
     _report(folder, lambda: _write(folder, files, check))
     _say_next(folder)
@@ -129,22 +129,26 @@ def _write_run(args: argparse.Namespace, folder: Path) -> int:
 
 
 def _report(folder: Path, write: Callable[[], list[str]]) -> None:
-    """Print the names of the files that were written; ConfigError if they could not be."""
+    """Write files, and print their names.
+
+    Raises:
+        ConfigError: The files cannot be written.
+    """
     try:
-        made = write()
+        names = write()
     except OSError as error:
-        words = f"cannot be written: {error.strerror}"
+        message = f"cannot be written: {error.strerror}"
         raise ConfigError(
             Problem(
                 "FOLDER",
-                words,
+                message,
                 str(error.filename or folder),
                 "a place that you can write to",
                 "nothing was written",
             )
         ) from None
     print(f"made {folder}:")
-    print("\n".join(f"  {name}" for name in made))
+    print("\n".join(f"  {name}" for name in names))
 
 
 def _say_next(folder: Path) -> None:
@@ -168,30 +172,38 @@ def make(folder: Path, package: str) -> list[str]:
 def _write(
     folder: Path,
     files: Mapping[str, str],
-    check: Callable[[Path], None] = lambda made: None,
+    check: Callable[[Path], None] = lambda names: None,
 ) -> list[str]:
-    """Write a project, all of it or, if `check` raises an error, nothing; return its files' names.
+    """Write a project, all of it or nothing, and return its files' names.
 
-    An OSError if it cannot be written.
+    Args:
+        folder: The project's folder.
+        files: Texts by path.
+        check: Called with the files' folder before they are moved; an error stops the command.
+
+    Raises:
+        OSError: The files cannot be written.
     """
-    whole = folder.resolve()
-    there = next(place for place in (whole, *whole.parents) if place.is_dir())
-    with tempfile.TemporaryDirectory(prefix=".samewise-init-", dir=there) as beside:
+    target_folder = folder.resolve()
+    existing = next(parent for parent in (target_folder, *target_folder.parents) if parent.is_dir())
+    with tempfile.TemporaryDirectory(prefix=".samewise-init-", dir=existing) as temporary:
         for name, text in files.items():
-            target = Path(beside, name)
+            target = Path(temporary, name)
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(text, encoding="utf-8", newline="")
-        check(Path(beside))
-        made = sorted(
-            str(path.relative_to(beside)) for path in Path(beside).rglob("*") if path.is_file()
+        check(Path(temporary))
+        names = sorted(
+            str(path.relative_to(temporary))
+            for path in Path(temporary).rglob("*")
+            if path.is_file()
         )
         folder.mkdir(parents=True, exist_ok=True)
-        _move(Path(beside), folder)
-    return made
+        _move(Path(temporary), folder)
+    return names
 
 
 def _write_schema(folder: Path) -> None:
-    """Write the JSON Schemas to which .vscode/settings.json and the configs' first lines refer."""
+    """Write the JSON Schemas that .vscode/settings.json and the configs' first lines name."""
     from samewise.runner.config.json_schema import write
 
     print("  .schema/ (for editors)", flush=True)
@@ -199,12 +211,13 @@ def _write_schema(folder: Path) -> None:
 
 
 def _move(source: Path, folder: Path) -> None:
-    moved = list[Path]()
+    """Move all files into a folder, or none."""
+    moved_paths = list[Path]()
     try:
         for entry in sorted(source.iterdir()):
-            moved.append(entry.rename(folder / entry.name))
+            moved_paths.append(entry.rename(folder / entry.name))
     except BaseException:
-        for path in moved:
+        for path in moved_paths:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         raise
 
@@ -213,28 +226,25 @@ def _not_empty_error(folder: Path) -> Problem | None:
     expected = "a folder that does not exist yet, or is empty"
     if folder.exists() and not folder.is_dir():
         return Problem(str(folder), "is a file", expected=expected)
-    if folder.is_dir() and (there := sorted(path.name for path in folder.iterdir())):
-        words = f"is not empty: {', '.join(there[:5])}{', ...' if len(there) > 5 else ''}"
+    if folder.is_dir() and (names := sorted(path.name for path in folder.iterdir())):
+        message = f"is not empty: {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}"
         return Problem(
             str(folder),
-            words,
+            message,
             expected=expected,
             hint="to add what a project needs to an existing folder by hand, see docs/your_own.md",
         )
     return None
 
 
-def _name_problem(package: str, given: str | None) -> Problem | None:
-    """Why a name cannot be a package's.
-
-    One that is taken could not be imported, since the project's folder comes last on the path.
-    """
-    where, hint = (
-        ("--package", "") if given else ("FOLDER", "--package NAME gives the package another name")
+def _name_problem(package: str, option: str | None) -> Problem | None:
+    """Return why a name cannot be the package's; None if it can."""
+    path, hint = (
+        ("--package", "") if option else ("FOLDER", "--package NAME gives the package another name")
     )
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", package):
         return Problem(
-            where,
+            path,
             "is not a valid name for a package",
             package,
             "letters, digits and _, beginning with a letter",
@@ -246,12 +256,13 @@ def _name_problem(package: str, given: str | None) -> Problem | None:
             if keyword.iskeyword(package)
             else "is the name of another folder in the project"
         )
-        return Problem(where, reason, package, "another name for the package", hint)
-    found = importlib.util.find_spec(package)
-    if found is not None and found.origin is not None:
+        return Problem(path, reason, package, "another name for the package", hint)
+    # The project's folder comes last on the path, so an existing module would hide the package
+    spec = importlib.util.find_spec(package)
+    if spec is not None and spec.origin is not None:
         return Problem(
-            where,
-            f"is the name of an existing package or module, in {found.origin}",
+            path,
+            f"is the name of an existing package or module, in {spec.origin}",
             package,
             "a name that is not taken",
             hint,

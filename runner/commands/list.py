@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _table(rows: dict[str, str]) -> str:
-    """Print two columns; on a terminal the second is cut to fit."""
+    """Return two columns; on a terminal the second is cut to fit."""
     width = max((len(name) for name in rows), default=0)
     room = shutil.get_terminal_size().columns - width - 2 if sys.stdout.isatty() else None
     return "\n".join(

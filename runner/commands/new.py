@@ -60,22 +60,22 @@ def run(args: argparse.Namespace) -> int:
 
     project = project_from(args)
     file = _place(args.name, project)
-    wanted, words = _compose_source(args, project)
-    leads = (
+    composed, comment = _compose_source(args, project)
+    schema_line = (
         "yaml-language-server: "
         f"$schema={os.path.relpath(project.root / '.schema' / 'experiment.json', file.parent)}"
     )
-    head = [words, *([leads] if (project.root / ".schema").is_dir() else [])]
+    header = [comment, *([schema_line] if (project.root / ".schema").is_dir() else [])]
     require_writable(
         "NAME", file.parent, hint="--config-dir FOLDER names another folder of configs"
     )
-    text = as_experiment.render(wanted, args.name, project=project, head=head)
-    as_experiment.save(text, file, wanted, name=args.name, project=project)
+    text = as_experiment.render(composed, args.name, project=project, head=header)
+    as_experiment.save(text, file, composed, name=args.name, project=project)
     options = [
         word
-        for name, given in (("--package", args.package), ("--config-dir", args.config_dir))
-        for one in given
-        for word in (name, one)
+        for name, values in (("--package", args.package), ("--config-dir", args.config_dir))
+        for value in values
+        for word in (name, value)
     ]
     print(
         f"wrote {os.path.relpath(file)}\nnext:\n  "
@@ -85,19 +85,24 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _place(name: str, project: Project) -> Path:
+    """Return the experiment's file in the project's own config folder.
+
+    Raises:
+        ConfigError: The project has no config folder, or the name is not valid or is taken.
+    """
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    own = next(
+    folder_of_project = next(
         (
             folder
             for folder in (
-                *(one for one in project.configs if one not in project.outside_configs),
+                *(x for x in project.configs if x not in project.outside_configs),
                 *project.outside_configs,
             )
         ),
         None,
     )
-    if own is None:
+    if folder_of_project is None:
         hint = (
             'configs = "configs" under [tool.samewise] in pyproject.toml, or --config-dir '
             "FOLDER; `samewise init` makes a project"
@@ -125,11 +130,11 @@ def _place(name: str, project: Project) -> Path:
                 hint="choose another name; existing files are not overwritten",
             )
         )
-    return own / "experiment" / f"{name}.yaml"
+    return folder_of_project / "experiment" / f"{name}.yaml"
 
 
 def _compose_source(args: argparse.Namespace, project: Project) -> tuple[Composed, str]:
-    """The config that the experiment has to compose to, and a comment on where it comes from."""
+    """Return the config that the experiment has to compose to, and a comment on its source."""
     from samewise.runner.config import saved
     from samewise.runner.config.compose import compose
     from samewise.runner.config.project import override_of_experiment

@@ -20,13 +20,13 @@ from samewise.runner.records.json_text import to_json
 if TYPE_CHECKING:
     from samewise.runner.training.prediction_files import Form, PredictionFile
 
-_LINES = 10
-"""Items of a list that are shown on the terminal."""
+_MAX_ITEMS = 10
+"""Maximum number of a list's items to print."""
 
-_OF_FILES = re.compile(
+_FILE_SUFFIXES = re.compile(
     r"\.(avi|bmp|flac|gif|html?|jpe?g|jsonl|log|md|mkv|mov|mp[34]|np[yz]|ogg|opus|parquet|pdf|pickle|pkl|png|svg|tiff?|toml|tsv|txt|wav|web[mp]|xlsx?|xml|ya?ml|zip)"
 )
-"""Endings of files, so that no folder of such a name is meant."""
+"""Suffixes of files, which no folder's name has by intention."""
 
 EXAMPLES = """examples:
   samewise predict 3f2a digit.png                       the most likely classes of an image
@@ -107,7 +107,8 @@ def run(args: argparse.Namespace) -> int:
         require_no_link(pictures, *(pictures.iterdir() if pictures.is_dir() else ()))
     elif pictures is not None:
         require_writable("--output", pictures)
-    load = inspect.unwrap(api.load)  # its errors name options, not arguments
+    # Unwrapped, so that errors name options, not arguments
+    load = inspect.unwrap(api.load)
     loaded = load(
         folder,
         *overrides,
@@ -118,60 +119,63 @@ def run(args: argparse.Namespace) -> int:
     )
     note_weights(loaded.config, args)
     predictor = loaded.transforms.predictor
-    asked = predictor.files(files)
-    made = predictor.predict_files(asked, pictures, threshold=args.threshold, batch=args.batch)
-    before, replaced = (
+    paths = predictor.files(files)
+    predictions = predictor.predict_files(
+        paths, pictures, threshold=args.threshold, batch=args.batch
+    )
+    existing, replaced = (
         set(pictures.iterdir() if pictures and pictures.is_dir() else ()),
         list[Path](),
     )
     try:
-        for file, prediction, written in _show_progress(made, len(asked)):
-            replaced += [one for one in written if one in before]
-            for one in results:
-                one.add(file, prediction, written)
+        for file, prediction, written in _show_progress(predictions, len(paths)):
+            replaced += [result_file for result_file in written if result_file in existing]
+            for result_file in results:
+                result_file.add(file, prediction, written)
             if args.json or not results:
                 _print_prediction(file, prediction.values(), written, as_json=args.json)
-    finally:  # if some files cannot be read, the others are still predicted
-        for one in results:
-            if one.files:
-                one.write()
+    finally:
+        # If some files cannot be read, the others are still predicted
+        for result_file in results:
+            if result_file.files:
+                result_file.write()
                 print(
-                    f"{one.path}: {one.files} of {len(asked)} files",
+                    f"{result_file.path}: {result_file.files} of {len(paths)} files",
                     file=sys.stderr if args.json else sys.stdout,
                 )
         if replaced:
-            others = f" and {len(replaced) - 1} more" if len(replaced) > 1 else ""
+            more = f" and {len(replaced) - 1} more" if len(replaced) > 1 else ""
             print(
-                f"note: replaced {replaced[0]}{others} of an earlier command; another "
+                f"note: replaced {replaced[0]}{more} of an earlier command; another "
                 "--output keeps both",
                 file=sys.stderr,
             )
     return 0
 
 
-def _outputs(given: Sequence[Path], form: Form | None) -> tuple[Path | None, list[PredictionFile]]:
-    """The folder for pictures, and the file for all predictions."""
+def _outputs(paths: Sequence[Path], form: Form | None) -> tuple[Path | None, list[PredictionFile]]:
+    """Return the folder for pictures, and the files for all predictions."""
     from samewise.runner.training.prediction_files import SUFFIXES, PredictionFile
 
-    files = [path for path in given if path.suffix.lower() in SUFFIXES and not path.is_dir()]
-    folders = [path for path in given if path not in files]
-    if wrong := [
-        one for one in folders if _OF_FILES.fullmatch(one.suffix.lower()) and not one.is_dir()
+    files = [path for path in paths if path.suffix.lower() in SUFFIXES and not path.is_dir()]
+    folders = [path for path in paths if path not in files]
+    if misnamed := [
+        x for x in folders if _FILE_SUFFIXES.fullmatch(x.suffix.lower()) and not x.is_dir()
     ]:
         hint = (
-            f"{wrong[0].with_suffix('.csv')} has all predictions in one file; "
-            f"{wrong[0].with_suffix('')} is a folder for pictures and sounds"
+            f"{misnamed[0].with_suffix('.csv')} has all predictions in one file; "
+            f"{misnamed[0].with_suffix('')} is a folder for pictures and sounds"
         )
-        words = "has an extension that is not supported for predictions"
+        message = "has an extension that is not supported for predictions"
         raise ConfigError(
-            Problem("--output", words, str(wrong[0]), "a folder, NAME.csv or NAME.json", hint)
+            Problem("--output", message, str(misnamed[0]), "a folder, NAME.csv or NAME.json", hint)
         )
     if len(folders) > 1:
         raise ConfigError(
             Problem(
                 "--output",
                 "takes one folder for pictures",
-                [str(one) for one in folders],
+                [str(x) for x in folders],
                 "a folder, and files that end in .json or .csv",
             )
         )
@@ -187,36 +191,34 @@ def _outputs(given: Sequence[Path], form: Form | None) -> tuple[Path | None, lis
     return next(iter(folders), None), [PredictionFile(path, form) for path in files]
 
 
-def _show_progress(made: Iterable[Any], total: int) -> Iterator[Any]:
-    """Iterate with a progress bar on a terminal, if there are several files."""
+def _show_progress(predictions: Iterable[Any], total: int) -> Iterator[Any]:
+    """Yield predictions, with a progress bar on a terminal if there are several files."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
     from samewise.runner.records.console import PlainConsole
 
-    # Print above the bar, unless output goes elsewhere
-    console, shared = (
-        PlainConsole(stderr=True),
-        sys.stdout.isatty(),
-    )
+    console = PlainConsole(stderr=True)
+    # Predictions are printed above the bar, unless they go into a file or a pipe
+    shares_terminal = sys.stdout.isatty()
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    hidden = total < 2 or not console.is_terminal
+    is_hidden = total < 2 or not console.is_terminal
     with Progress(
         *columns,
         console=console,
         transient=True,
-        disable=hidden,
-        redirect_stdout=shared,
-        redirect_stderr=shared,
+        disable=is_hidden,
+        redirect_stdout=shares_terminal,
+        redirect_stderr=shares_terminal,
     ) as bar:
-        yield from bar.track(made, total=total)
+        yield from bar.track(predictions, total=total)
 
 
 def _print_prediction(
-    file: Path, values: dict[str, Any], made: Sequence[Path], *, as_json: bool
+    file: Path, values: dict[str, Any], written: Sequence[Path], *, as_json: bool
 ) -> None:
     if as_json:
         print(
-            to_json({"file": str(file), **values, "files": [str(path) for path in made]}),
+            to_json({"file": str(file), **values, "files": [str(path) for path in written]}),
             flush=True,
         )
         return
@@ -224,28 +226,30 @@ def _print_prediction(
     for key, value in values.items():
         for line in _lines(value):
             print(f"  {key:<20} {line}")
-    for path in made:
+    for path in written:
         print(f"  {path}")
 
 
-def _split_arguments(given: Sequence[str]) -> tuple[list[Path], list[str]]:
-    """Separate files from overrides (arguments that look like overrides and are not files)."""
+def _split_arguments(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """Separate files from overrides, which look like KEY=VALUE and name no file."""
     files, overrides = list[Path](), list[str]()
-    for one in given:
-        if re.match(r"\+{0,2}[A-Za-z_][\w.]*=", one) and not Path(one).exists():
-            overrides.append(one)
+    for argument in arguments:
+        if re.match(r"\+{0,2}[A-Za-z_][\w.]*=", argument) and not Path(argument).exists():
+            overrides.append(argument)
         else:
-            files.append(Path(one))
+            files.append(Path(argument))
     return files, overrides
 
 
 def _lines(value: Any) -> list[str]:
-    """Format a value, a list with one item per line; a long list is cut."""
+    """Format a value as lines, a list with one item per line; a long list is cut."""
     if not isinstance(value, list):
         return [_format_value(value)]
     items = cast(list[Any], value)
-    more = [f"and {len(items) - _LINES} more, with --json"] if len(items) > _LINES else []
-    return [_format_value(item) for item in items[:_LINES]] + more if items else ["none"]
+    ellipsis = (
+        [f"and {len(items) - _MAX_ITEMS} more, with --json"] if len(items) > _MAX_ITEMS else []
+    )
+    return [_format_value(item) for item in items[:_MAX_ITEMS]] + ellipsis if items else ["none"]
 
 
 def _format_value(value: Any) -> str:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `profile`."""
+    """Add the arguments of `profile`."""
     add_overrides(parser)
     parser.add_argument(
         "--steps", type=int, default=10, metavar="N", help="how many steps to measure (default: 10)"
@@ -67,13 +67,13 @@ examples:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print and write a profile."""
-    for name, least in (("steps", 1), ("traced", 0)):
-        if getattr(args, name) < least:
+    for name, minimum in (("steps", 1), ("traced", 0)):
+        if getattr(args, name) < minimum:
             raise ConfigError(
-                Problem(f"--{name}", f"must be at least {least}", getattr(args, name))
+                Problem(f"--{name}", f"must be at least {minimum}", getattr(args, name))
             )
-    composed = ready(args)
-    given = {
+    composed = prepare_composed(args)
+    options = {
         "json": args.json,
         "scope": {"steps": args.steps, "traced": args.traced, "out": ""},
     }
@@ -84,31 +84,32 @@ def run(args: argparse.Namespace) -> int:
     from samewise.runner.training.launch import launch, processes, rank
 
     out = folder_for(args.out, composed)
-    given["scope"]["out"] = str(out)
-    placed = replace(composed, place=out, cfg=copy.deepcopy(composed.cfg))
+    options["scope"]["out"] = str(out)
+    composed_there = replace(composed, place=out, cfg=copy.deepcopy(composed.cfg))
     with remove_if_empty(out):
         if is_rank():
             rank(
-                placed,
+                composed_there,
                 as_json=args.json,
                 look=lambda: None,
                 check=lambda: None,
-                work=partial(profile.profile_rank, options=given),
+                work=partial(profile.profile_rank, options=options),
             )
-        elif (wanted := processes(composed)) > 1:
-            # Torch's profiler itself has crashed, once in some hundred times
-            OmegaConf.update(placed.cfg, "strategy.max_restarts", 1)
+        elif (rank_count := processes(composed)) > 1:
+            # torch's profiler itself has crashed, once in some hundred times
+            OmegaConf.update(composed_there.cfg, "strategy.max_restarts", 1)
             launch(
-                placed,
-                wanted,
+                composed_there,
+                rank_count,
                 as_json=args.json,
                 debug=args.debug,
                 module=profile.__name__,
-                work=given,
+                work=options,
             )
-            shutil.rmtree(out / "ranks")  # what the ranks wrote, which only explains a failure
+            # Output of the ranks only explains a failure
+            shutil.rmtree(out / "ranks")
         else:
-            profile.profile_rank(composed, given)
+            profile.profile_rank(composed, options)
     return 0
 
 
@@ -123,11 +124,11 @@ def remove_if_empty(out: Path) -> Generator[None]:
         raise
 
 
-def ready(args: argparse.Namespace) -> Composed:
+def prepare_composed(args: argparse.Namespace) -> Composed:
     """Compose and check the arguments' experiment, and prepare this process for it."""
     from samewise.runner.config.check import check, settings_are_sound
 
-    # Silences the profiler's messages about missing devices; read when torch is imported
+    # Silence the profiler's messages about missing devices. torch reads these when it is imported
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     composed = compose_arguments(args, strict=False)
@@ -137,9 +138,9 @@ def ready(args: argparse.Namespace) -> Composed:
     return composed
 
 
-def folder_for(given: Path | None, composed: Composed) -> Path:
-    """Create the empty folder to write to."""
-    out: Any = given or beside(Path("profiles") / composed.name / composed.fingerprint[:12])
+def folder_for(requested: Path | None, composed: Composed) -> Path:
+    """Create and return the empty folder to write to."""
+    out: Any = requested or beside(Path("profiles") / composed.name / composed.fingerprint[:12])
     if os.path.lexists(out) and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(
             Problem(

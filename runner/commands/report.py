@@ -56,10 +56,11 @@ def run(args: argparse.Namespace) -> int:
     from samewise.runner.sweeps.report.tables import print_effects, print_pages, print_settings
 
     folder = find(args.sweep, run_root=args.run_root)
-    _ = folder.facts  # a damaged file is not signed
+    # Read first, so that a damaged file is not signed
+    _ = folder.facts
     trusted = trust.is_trusted(folder.made_by, trust=args.trust)
-    found = current_results(folder, project_from(args), trusted=trusted)
-    if not found:
+    results = current_results(folder, project_from(args), trusted=trusted)
+    if not results:
         raise ConfigError(
             Problem(
                 folder.id,
@@ -67,48 +68,53 @@ def run(args: argparse.Namespace) -> int:
                 hint=f"samewise sweep --status {folder.path}",
             )
         )
-    known, spent = effects(found), cost(folder, found)
-    home = folder.path / "report"
+    effect_list, total_cost = effects(results), cost(folder, results)
+    report_folder = folder.path / "report"
     files = {
-        home / "settings.csv": as_csv(setting_rows(found, exact=True)),
-        home / "points.csv": as_csv(point_rows(found)),
+        report_folder / "settings.csv": as_csv(setting_rows(results, exact=True)),
+        report_folder / "points.csv": as_csv(point_rows(results)),
     }
-    require_no_link(home, *files)
+    require_no_link(report_folder, *files)
     try:
-        home.mkdir(exist_ok=True)
+        report_folder.mkdir(exist_ok=True)
         for file, text in files.items():
             file.write_text(text, encoding="utf-8")
     except OSError as error:
-        print(f"warning: {home}: CSV cannot be written: {error.strerror}", file=sys.stderr)
+        print(f"warning: {report_folder}: CSV cannot be written: {error.strerror}", file=sys.stderr)
     if args.json:
-        print(to_json(_report_values(folder, found, known, dataclasses.asdict(spent)), indent=2))
+        print(
+            to_json(
+                _report_values(folder, results, effect_list, dataclasses.asdict(total_cost)),
+                indent=2,
+            )
+        )
         return 0
-    print_settings(folder, found)
-    print_effects(known, left_out(found))
-    print(f"cost     {cost_in_words(spent)}")
-    print_pages(folder, found)
+    print_settings(folder, results)
+    print_effects(effect_list, left_out(results))
+    print(f"cost     {cost_in_words(total_cost)}")
+    print_pages(folder, results)
     print(f"CSV      {', '.join(map(str, files))}")
     return 0
 
 
 def _report_values(
     folder: SweepFolder,
-    found: Sequence[PointResult],
-    known: Sequence[Effect],
-    spent: Mapping[str, Any],
+    results: Sequence[PointResult],
+    effect_list: Sequence[Effect],
+    total_cost: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The whole report as plain values, with null for NaN."""
+    """Return the whole report as plain values, with None for NaN."""
     from samewise.runner.sweeps.report.comparison import pages
     from samewise.runner.sweeps.report.tables import as_plain_values, setting_values
 
-    at = pages(folder, found)
+    addresses = pages(folder, results)
     return {
         "id": folder.id,
         "folder": str(folder.path),
-        "settings": [setting_values(one) for one in rank_settings(found)],
-        "pareto": [setting_values(one) for one in pareto(found)],
-        "effects": [dataclasses.asdict(one) for one in known],
-        "cost": dict(spent),
-        "pages": dataclasses.asdict(at) if at else None,
-        "points": [as_plain_values(one) for one in found],
+        "settings": [setting_values(x) for x in rank_settings(results)],
+        "pareto": [setting_values(x) for x in pareto(results)],
+        "effects": [dataclasses.asdict(x) for x in effect_list],
+        "cost": dict(total_cost),
+        "pages": dataclasses.asdict(addresses) if addresses else None,
+        "points": [as_plain_values(x) for x in results],
     }

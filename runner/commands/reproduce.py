@@ -105,6 +105,7 @@ def run(args: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _place(out: Path | None) -> Generator[Path]:
+    """Yield the folder to unpack the bundle into."""
     if out is None:
         with tempfile.TemporaryDirectory(prefix="samewise-reproduce-") as temporary:
             yield Path(temporary, "bundle")
@@ -123,7 +124,11 @@ def _place(out: Path | None) -> Generator[Path]:
 
 
 def _facts(folder: Path, bundle: Path, contents: Contents) -> dict[str, Any]:
-    """The bundle's facts about its run, if they are complete and agree with the run's summary."""
+    """Return the bundle's facts about its run.
+
+    Raises:
+        ConfigError: A part is missing, or the facts differ from the run's summary.
+    """
     needed = (
         FACTS,
         DATA,
@@ -168,7 +173,8 @@ def _facts(folder: Path, bundle: Path, contents: Contents) -> dict[str, Any]:
 
 
 def _data(folder: Path) -> dict[str, Any]:
-    """The manifest of the data, which may be larger than other files since it lists each file."""
+    """Return the manifest of the data."""
+    # Without the limit of `read_json`: the manifest lists each file of the data
     try:
         value = parse_json((folder / DATA).read_bytes())
     except ValueError as error:
@@ -179,13 +185,12 @@ def _data(folder: Path) -> dict[str, Any]:
 
 
 def _require_trust(args: argparse.Namespace, facts: dict[str, Any]) -> None:
-    """Refuse to run or install anything from a bundle without --trust: a signature proves who
-    signed it, not that it is harmless.
-    """
+    """Refuse to run or install anything from a bundle without --trust."""
+    # An identity proves whose bundle it is, not that it is harmless
     if args.trust:
         return
-    does = "" if args.here else "installs the packages that it names and "
-    what = (
+    installs = "" if args.here else "installs the packages that it names and "
+    summary = (
         f"{facts['label'] or facts['name']}: {facts['steps']} steps, level {facts['level']}, "
         f"weights {facts['weights_sha256'][:16]}..."
     )
@@ -195,13 +200,13 @@ def _require_trust(args: argparse.Namespace, facts: dict[str, Any]) -> None:
         else "no code of its own but samewise's"
     )
     hint = (
-        f"with --trust this command {does}runs what is in it: {code}. Add --trust if you trust "
+        f"with --trust this command {installs}runs what is in it: {code}. Add --trust if you trust "
         "whoever made the bundle"
     )
     raise NotTrusted(
         Problem(
             str(args.bundle),
-            f"is intact, but nothing was run: a bundle needs --trust ({what})",
+            f"is intact, but nothing was run: a bundle needs --trust ({summary})",
             hint=hint,
         )
     )

@@ -19,8 +19,9 @@ from samewise.runner.sweeps.results import State
 if TYPE_CHECKING:
     from samewise.runner.runs.listing import ListedRun
 
-_MOST_SETTINGS = 8
-_LONGEST = 40  # maximum length of a value
+_MAX_SETTINGS = 8
+_MAX_LENGTH = 40
+"""Maximum length of a value."""
 
 EXAMPLES = """examples:
   samewise runs                                                  all of them, the newest last
@@ -100,19 +101,19 @@ def run(args: argparse.Namespace) -> int:
         )
     if args.action == "rm":
         if not args.names:
-            words = "no run was named"
+            message = "no run was named"
             raise ConfigError(
                 Problem(
                     "RUN",
-                    words,
+                    message,
                     expected="runs to delete",
                     hint="samewise runs rm RUN ...; `samewise runs gc` deletes those that failed",
                 )
             )
-        named = [saved.find(name, run_root=args.run_root) for name in args.names]
-        found = [
+        folders = [saved.find(name, run_root=args.run_root) for name in args.names]
+        runs = [
             listing.read_run(folder)
-            for folder in {folder.path.resolve(): folder for folder in named}.values()
+            for folder in {folder.path.resolve(): folder for folder in folders}.values()
         ]
     elif args.names:
         raise ConfigError(
@@ -126,97 +127,100 @@ def run(args: argparse.Namespace) -> int:
     elif args.uri:
         from samewise.runner.runs.stored_runs import list_stored
 
-        found, stored = list_stored(args.uri)
+        runs, stored = list_stored(args.uri)
     else:
-        found = listing.list_runs(args.run_root)
+        runs = listing.list_runs(args.run_root)
     conditions = args.where or (["state=failed"] if args.action == "gc" else [])
-    found = selection.matching(found, conditions)
+    runs = selection.matching(runs, conditions)
     if args.sort:
-        found = selection.sort_runs(found, args.sort)
+        runs = selection.sort_runs(runs, args.sort)
     if args.action == "gc":
-        found = _select_failed(found)
+        runs = _select_failed(runs)
     if args.action != "list":
-        return _delete(found, args)
-    differing = (stored if args.uri else selection.varying(found)) if args.diff else {}
-    if args.diff and len({one.code for one in found}) > 1:
-        differing = {one.folder: {"code": one.code, **differing[one.folder]} for one in found}
+        return _delete(runs, args)
+    differing = (stored if args.uri else selection.varying(runs)) if args.diff else {}
+    if args.diff and len({x.code for x in runs}) > 1:
+        differing = {x.folder: {"code": x.code, **differing[x.folder]} for x in runs}
     if args.json:
         print(
             to_json(
                 [
-                    {**one.facts(), **({"differs": differing[one.folder]} if args.diff else {})}
-                    for one in found
+                    {**x.facts(), **({"differs": differing[x.folder]} if args.diff else {})}
+                    for x in runs
                 ]
             )
         )
-    elif not found:
+    elif not runs:
         print(
             f"no runs in {args.uri or args.run_root}"
             + (" that meet these conditions" if conditions else "")
         )
     else:
-        _print(found, differing, args.sort.removeprefix("-") if args.sort else "")
+        _print(runs, differing, args.sort.removeprefix("-") if args.sort else "")
     return 0
 
 
-def _select_failed(found: Sequence[ListedRun]) -> list[ListedRun]:
-    """Select the runs that failed or were interrupted.
-
-    Runs that are finished or running are only deleted by name.
-    """
-    kept = [one for one in found if one.state not in (State.failed, State.interrupted)]
-    if kept:
-        words = ", ".join(dict.fromkeys(one.state.value for one in kept))
+def _select_failed(runs: Sequence[ListedRun]) -> list[ListedRun]:
+    """Return the runs that failed or were interrupted; others are only deleted by name."""
+    skipped = [entry for entry in runs if entry.state not in (State.failed, State.interrupted)]
+    if skipped:
+        states = ", ".join(dict.fromkeys(entry.state.value for entry in skipped))
         print(
-            f"{len(kept)} left out, as {words}: `samewise runs rm RUN ...` deletes runs by name",
+            f"{len(skipped)} left out, as {states}: `samewise runs rm RUN ...` deletes "
+            "runs by name",
             file=sys.stderr,
         )
-    return [one for one in found if one not in kept]
+    return [entry for entry in runs if entry not in skipped]
 
 
-def _delete(found: Sequence[ListedRun], args: argparse.Namespace) -> int:
+def _delete(runs: Sequence[ListedRun], args: argparse.Namespace) -> int:
     from samewise.runner.runs import deletion
 
-    deletion.require_no_links(found)
-    children, unsent = deletion.trained_from(found, args.run_root), deletion.unsent(found)
-    kept = "; their records in MLflow stay" if deletion.in_mlflow(found) else ""
+    deletion.require_no_links(runs)
+    children, unsent = deletion.trained_from(runs, args.run_root), deletion.unsent(runs)
+    mlflow_note = "; their records in MLflow stay" if deletion.in_mlflow(runs) else ""
     if args.yes:
-        deletion.delete(found, args.run_root)
-    done = "deleted" if args.yes else "would be deleted"
+        deletion.delete(runs, args.run_root)
+    verb = "deleted" if args.yes else "would be deleted"
     for child in children:
         print(
             f"warning: {child} was trained from one of these: without its checkpoint, it "
             "cannot be trained again or verified",
             file=sys.stderr,
         )
-    for one in unsent:
+    for entry in unsent:
         hint = (
-            "" if args.yes else f"; run `samewise sync {shlex.quote(one.folder)}` to send the rest"
+            ""
+            if args.yes
+            else f"; run `samewise sync {shlex.quote(entry.folder)}` to send the rest"
         )
         print(
-            f"warning: not everything from {one.folder} has reached MLflow{hint}", file=sys.stderr
+            f"warning: not everything from {entry.folder} has reached MLflow{hint}", file=sys.stderr
         )
-    for one in found if not args.json else ():
-        size = "" if args.yes else f", {deletion.size_of(one) / 1e6:.1f} MB"
-        print(f"{done}: {one.folder}  ({one.state.value}, step {one.step}{size})")
+    for entry in runs if not args.json else ():
+        size = "" if args.yes else f", {deletion.size_of(entry) / 1e6:.1f} MB"
+        print(f"{verb}: {entry.folder}  ({entry.state.value}, step {entry.step}{size})")
     if args.json:
         print(
             to_json(
                 {
-                    "deleted": [one.folder for one in found] if args.yes else [],
-                    "found": [one.folder for one in found],
+                    "deleted": [entry.folder for entry in runs] if args.yes else [],
+                    "found": [entry.folder for entry in runs],
                 }
             )
         )
-    elif not found:
+    elif not runs:
         print("nothing to delete")
     elif not args.yes:
-        print(f"nothing has been deleted yet: --yes deletes these, with their checkpoints{kept}")
+        print(
+            "nothing has been deleted yet: --yes deletes these, with their "
+            f"checkpoints{mlflow_note}"
+        )
     return 0
 
 
 def _print(
-    found: Sequence[ListedRun], differing: Mapping[str, Mapping[str, Any]], sorted_by: str
+    runs: Sequence[ListedRun], differing: Mapping[str, Mapping[str, Any]], sorted_by: str
 ) -> None:
     from samewise.runner.runs.listing import ListedRun, age
     from samewise.runner.runs.selection import values_of
@@ -224,58 +228,59 @@ def _print(
     from samewise.runner.sweeps.report.rows import number
     from samewise.runner.sweeps.report.tables import print_rows
 
-    monitors, others = (
-        {one.monitor for one in found},
-        dict.fromkeys(name for one in found for name in one.also),
+    monitors, other_metrics = (
+        {entry.monitor for entry in runs},
+        dict.fromkeys(name for entry in runs for name in entry.also),
     )
     paths, left_out = _choose_columns(list(differing.values()))
-    shown = {
+    shown_columns = {
         *ListedRun.__dataclass_fields__,
         *paths,
         *(monitors if len(monitors) == 1 else ()),
-        *others,
+        *other_metrics,
     }
-    order = (
+    sort_values = (
         {}
-        if not sorted_by or sorted_by in shown
-        else {sorted_by: values_of("--sort", sorted_by, found)}
+        if not sorted_by or sorted_by in shown_columns
+        else {sorted_by: values_of("--sort", sorted_by, runs)}
     )
-    rows, has_codes = list[dict[str, str]](), len({one.code for one in found}) > 1
-    for one in found:
-        own = {"overridden": _shorten_label(one.label), **({"code": one.code} if has_codes else {})}
-        told = (
-            {key: truncate(str(differing[one.folder][key]), _LONGEST) for key in paths}
+    rows, has_codes = list[dict[str, str]](), len({entry.code for entry in runs}) > 1
+    for entry in runs:
+        label_columns = {
+            "overridden": _shorten_label(entry.label),
+            **({"code": entry.code} if has_codes else {}),
+        }
+        settings = (
+            {key: truncate(str(differing[entry.folder][key]), _MAX_LENGTH) for key in paths}
             if differing
-            else own
+            else label_columns
         )
         value = (
-            number(one.value)
-            if len(monitors) == 1 or math.isnan(one.value)
-            else f"{one.monitor} {number(one.value)}"
+            number(entry.value)
+            if len(monitors) == 1 or math.isnan(entry.value)
+            else f"{entry.monitor} {number(entry.value)}"
         )
         rows.append(
             {
-                "name": one.name,
-                "run": "-".join([one.run[:8], *one.run.split("-")[1:]]),
-                **told,
-                "state": one.state.value,
-                "step": f"{one.step}/{one.steps}"
-                if one.steps and one.step != one.steps
-                else str(one.step),
+                "name": entry.name,
+                "run": "-".join([entry.run[:8], *entry.run.split("-")[1:]]),
+                **settings,
+                "state": entry.state.value,
+                "step": f"{entry.step}/{entry.steps}"
+                if entry.steps and entry.step != entry.steps
+                else str(entry.step),
                 next(iter(monitors)) if len(monitors) == 1 else "best": value,
                 **{
-                    name: number(one.also[name]) if name in one.also else ""
-                    for name in others
+                    name: number(entry.also[name]) if name in entry.also else ""
+                    for name in other_metrics
                     if {name} != monitors
                 },
-                **{name: _write_value(values[one.folder]) for name, values in order.items()},
-                "time": "" if math.isnan(one.seconds) else clock(one.seconds),
-                "changed": f"{age(one.changed)} ago",
-                **(
-                    {"reason": truncate(one.reason, 80)}
-                    if any(each.reason for each in found)
-                    else {}
-                ),
+                **{
+                    name: _write_value(values[entry.folder]) for name, values in sort_values.items()
+                },
+                "time": "" if math.isnan(entry.seconds) else clock(entry.seconds),
+                "changed": f"{age(entry.changed)} ago",
+                **({"reason": truncate(entry.reason, 80)} if any(x.reason for x in runs) else {}),
             }
         )
     print_rows(rows, right=("step", "time", "changed"))
@@ -295,29 +300,29 @@ def _write_value(value: Any) -> str:
         if value is None
         else number(value)
         if isinstance(value, float)
-        else truncate(str(value), _LONGEST)
+        else truncate(str(value), _MAX_LENGTH)
     )
 
 
 def _choose_columns(differing: Sequence[Mapping[str, Any]]) -> tuple[list[str], int]:
-    """Choose as many settings as fit into the table, and count the rest: first those that tell
-    runs apart, then those that all runs have, then those nearer to the config's root.
-    """
+    """Choose as many settings as fit into the table, and count the rest."""
     paths = list(differing[0]) if differing else []
     values = {path: [str(config[path]) for config in differing] for path in paths}
+    # Settings that all runs have come first, then those with more values, then those nearer to the
+    # config's root; below, those that tell further runs apart go before all others
     ranked = sorted(
         paths, key=lambda path: ("-" in values[path], -len({*values[path]}), path.count("."))
     )
-    apart = list[str]()
+    distinguishing = list[str]()
     for path in ranked:
-        with_it = {*zip(*(values[one] for one in (*apart, path)), strict=True)}
-        if len(with_it) > len({*zip(*(values[one] for one in apart), strict=True)}):
-            apart.append(path)
-    kept = {*[*apart, *ranked][:_MOST_SETTINGS]}
-    return [path for path in paths if path in kept], len(paths) - len(kept)
+        combinations = {*zip(*(values[x] for x in (*distinguishing, path)), strict=True)}
+        if len(combinations) > len({*zip(*(values[x] for x in distinguishing), strict=True)}):
+            distinguishing.append(path)
+    chosen = {*[*distinguishing, *ranked][:_MAX_SETTINGS]}
+    return [path for path in paths if path in chosen], len(paths) - len(chosen)
 
 
 def _shorten_label(label: str) -> str:
     """Shorten the long values in a label; --json shows all of it."""
     parts = re.split(r" (?=[\w.+~/@-]+=)", label)
-    return " ".join(truncate(part, _LONGEST) for part in parts)
+    return " ".join(truncate(part, _MAX_LENGTH) for part in parts)

@@ -59,15 +59,17 @@ def run(args: argparse.Namespace) -> int:
     where = {path: origin_of(path, set_by) for path, _ in flat(config)} if args.origin else {}
     meanings = dict(_meanings(composed)) if args.meanings else {}
     if args.json:
-        head = {
+        values = {
             "name": composed.name,
             "fingerprint": composed.fingerprint,
             "folder": str(composed.folder.path),
             "choices": composed.choices,
             "config": config,
         }
-        asked = {"origins": where, "meanings": meanings}
-        print(json.dumps(head | {name: paths for name, paths in asked.items() if paths}, indent=2))
+        notes = {"origins": where, "meanings": meanings}
+        print(
+            json.dumps(values | {name: paths for name, paths in notes.items() if paths}, indent=2)
+        )
         return 0
     print(f"# name:        {composed.name}")
     print(f"# fingerprint: {composed.fingerprint}")
@@ -76,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
         lines = [
             (
                 f"{path}: {json.dumps(value, ensure_ascii=False, default=str)}",
-                # an item of a list has the meaning of the list
+                # An item of a list has the meaning of the list
                 "; ".join(
                     filter(None, (where.get(path), meanings.get(re.sub(r"(\.\d+)+$", "", path))))
                 ),
@@ -93,9 +95,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _meanings(composed: Composed) -> Iterator[tuple[str, str]]:
-    """Yield each key's path with its meaning: of a setting from the schema, of a component's
-    argument from its docstring, of a value that an argument refers to from that argument, and of
-    any other from the comment beside it in the chosen file.
+    """Yield each key's path with its meaning.
+
+    A setting has its meaning from the schema, a component's argument from its docstring, a value
+    that an argument refers to from that argument, and any other from the comment beside it in the
+    file.
     """
     from samewise.runner.config.catalogue import field_summaries
     from samewise.runner.config.instantiate import locate
@@ -107,7 +111,7 @@ def _meanings(composed: Composed) -> Iterator[tuple[str, str]]:
     from samewise.runner.errors import ConfigError
 
     loader = Loader(composed.project)
-    described = {
+    meanings = {
         f"{group}.{key}": text
         for group, choice in composed.choices.items()
         for key, text in re.findall(
@@ -116,20 +120,22 @@ def _meanings(composed: Composed) -> Iterator[tuple[str, str]]:
     }
     for path, target in flat(composed.whole):
         if path.endswith("_target_"):
-            place = path.removesuffix("_target_")
-            # a component that is refused has no meanings here; `check` says why
+            parent_path = path.removesuffix("_target_")
+            # A component that is refused has no meanings here; `check` says why
             with suppress(ConfigError):
-                made = locate(target, place.rstrip("."), composed.project.packages)
-                described |= {f"{place}{name}": text for name, text in arguments(made).items()}
-                described[path] = description(made)
+                component = locate(target, parent_path.rstrip("."), composed.project.packages)
+                meanings |= {
+                    f"{parent_path}{name}": text for name, text in arguments(component).items()
+                }
+                meanings[path] = description(component)
     for path, text in find_references(composed.cfg).items():
-        if path in described:
-            described[text.strip("${}")] = described[path]
+        if path in meanings:
+            meanings[text.strip("${}")] = meanings[path]
     sections: dict[str, Any] = {"": Experiment} | {
         f"{name}.": kind
         for name, kind in get_type_hints(Experiment).items()
         if dataclasses.is_dataclass(kind)
     }
-    for under, kind in sections.items():
-        described |= {f"{under}{name}": text for name, text in field_summaries(kind).items()}
-    yield from described.items()
+    for prefix, kind in sections.items():
+        meanings |= {f"{prefix}{name}": text for name, text in field_summaries(kind).items()}
+    yield from meanings.items()

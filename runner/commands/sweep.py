@@ -105,13 +105,14 @@ def run(args: argparse.Namespace) -> int:
             )
         )
     if args.status and not args.overrides:
-        return _all(args)
+        return _status_of_all(args)
     if args.status or args.cancel:
         folder = _find_sweep(args)
         if args.cancel:
             _require_trust(folder, args)
             return _cancel(folder, project_from(args))
-        is_whole = bool(folder.facts)  # read before it is signed
+        # Read first, so that a damaged file is not signed
+        is_whole = bool(folder.facts)
         return _status(
             folder,
             project_from(args),
@@ -128,21 +129,21 @@ def start(args: argparse.Namespace) -> int:
     from samewise.runner.sweeps import running
 
     project, wait = project_from(args), getattr(args, "wait", False)
-    ready = running.prepare_sweep(
+    prepared = running.prepare_sweep(
         args.overrides,
         project,
         run_root=getattr(args, "run_root", Path("runs")),
         trust=args.trust,
         wait=wait,
     )
-    if not ready.space.dimensions and not ready.space.seeds:
-        listed = next(
-            (text for text in ready.overrides if re.fullmatch(r"[\w.]+=\[.*,.*\]", text)), ""
+    if not prepared.space.dimensions and not prepared.space.seeds:
+        bracketed = next(
+            (text for text in prepared.overrides if re.fullmatch(r"[\w.]+=\[.*,.*\]", text)), ""
         )
         hint = (
             "; in a sweep values are separated by commas, without brackets: "
-            f"{re.sub(r'[][ ]', '', listed)}"
-            if listed
+            f"{re.sub(r'[][ ]', '', bracketed)}"
+            if bracketed
             else ""
         )
         print(
@@ -150,18 +151,21 @@ def start(args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
     if getattr(args, "list", False):
-        return _list(ready, as_json=args.json)
-    is_done = running.run_sweep(ready, wait=wait, retry_failed=getattr(args, "retry_failed", False))
-    return _report(ready.folder, project, as_json=args.json) if is_done else 0
+        return _list(prepared, as_json=args.json)
+    is_done = running.run_sweep(
+        prepared, wait=wait, retry_failed=getattr(args, "retry_failed", False)
+    )
+    return _report(prepared.folder, project, as_json=args.json) if is_done else 0
 
 
 def _require_trust(folder: SweepFolder, args: argparse.Namespace) -> None:
-    _ = folder.facts  # read before it is signed
+    # Read first, so that a damaged file is not signed
+    _ = folder.facts
     trust.require(folder.made_by, trust=args.trust, uses=trust.RUNS)
 
 
 def _find_sweep(args: argparse.Namespace) -> SweepFolder:
-    """Find the sweep by its id, folder or overrides."""
+    """Return the sweep with this id, folder or overrides."""
     from samewise.runner.sweeps.running import open_sweep
 
     if is_named(args.overrides):
@@ -183,58 +187,60 @@ def _no_sweep_error() -> ConfigError:
     )
 
 
-def _list(ready: PreparedSweep, *, as_json: bool) -> int:
+def _list(prepared: PreparedSweep, *, as_json: bool) -> int:
     from samewise.runner.sweeps import soundness
     from samewise.runner.sweeps.points import compose_points
     from samewise.runner.sweeps.report.tables import point_values
 
-    if not ready.sweeper.listed:
-        words = "chooses points by earlier results, so they cannot be listed in advance"
+    if not prepared.sweeper.listed:
+        message = "chooses points by earlier results, so they cannot be listed in advance"
         raise ConfigError(
-            Problem("sweeper", words, type(ready.sweeper).__name__, hint="sweeper=grid")
+            Problem("sweeper", message, type(prepared.sweeper).__name__, hint="sweeper=grid")
         )
-    made = compose_points(
-        list(ready.sweeper.settings()), ready.space, ready.folder, ready.composer, first=0
+    points = compose_points(
+        list(prepared.sweeper.settings()),
+        prepared.space,
+        prepared.folder,
+        prepared.composer,
+        first=0,
     )
-    soundness.require_sound(made, ready.project, elsewhere=ready.launcher.detached)
-    found = soundness.require_separate(
-        [one.point for one in made], lambda point: made[point.number].composed
+    soundness.require_sound(points, prepared.project, elsewhere=prepared.launcher.detached)
+    shared = soundness.require_separate(
+        [x.point for x in points], lambda point: points[point.number].composed
     )
-    for note in soundness.notes(found, set()):
+    for note in soundness.notes(shared, set()):
         print(f"note: {note}", file=sys.stderr)
-    for caution in soundness.cautions(made, set()):
+    for caution in soundness.cautions(points, set()):
         print(f"warning: {caution}", file=sys.stderr)
     if as_json:
         print(
             to_json(
-                {"id": ready.folder.id, "points": [point_values(one.point) for one in made]},
+                {"id": prepared.folder.id, "points": [point_values(x.point) for x in points]},
                 indent=2,
             )
         )
-    for one in made if not as_json else []:
-        print(f"{one.point.number + 1:>4}  {one.point.fingerprint[:12]}  {one.point.label}")
-    print(f"{number_of(len(made), 'point')}, no problems found", file=sys.stderr)
+    for x in points if not as_json else []:
+        print(f"{x.point.number + 1:>4}  {x.point.fingerprint[:12]}  {x.point.label}")
+    print(f"{number_of(len(points), 'point')}, no problems found", file=sys.stderr)
     return 0
 
 
 def _status(folder: SweepFolder, project: Project, *, trusted: bool, as_json: bool) -> int:
     from samewise.runner.sweeps.report.tables import as_plain_values, print_points
 
-    found = current_results(folder, project, trusted=trusted)
+    results = current_results(folder, project, trusted=trusted)
     if as_json:
-        print(
-            to_json({"id": folder.id, "points": [as_plain_values(one) for one in found]}, indent=2)
-        )
+        print(to_json({"id": folder.id, "points": [as_plain_values(x) for x in results]}, indent=2))
     else:
-        print_points(folder, found, holder=folder.holder())
+        print_points(folder, results, holder=folder.holder())
     return 0
 
 
-def _all(args: argparse.Namespace) -> int:
+def _status_of_all(args: argparse.Namespace) -> int:
     require_root(args.run_root)
     lines = list[dict[str, Any]]()
     for folder in below(args.run_root):
-        counts = Counter(one.state.value for one in point_results(folder))
+        counts = Counter(x.state.value for x in point_results(folder))
         facts = folder.facts
         refused = (
             {"refused": facts["refused"]}
@@ -271,28 +277,28 @@ def _all(args: argparse.Namespace) -> int:
 
 def _cancel(folder: SweepFolder, project: Project) -> int:
     launcher = open_launcher(folder, project)
-    held = folder.holder()
-    if held is not None:
-        _stop(folder.id, held)
-        print(f"process {held[0]} was asked to stop: its jobs will finish their step and save")
-    elif launcher.detached and (live := _live(folder, launcher)):
-        launcher.cancel(live)
+    holder = folder.holder()
+    if holder is not None:
+        _stop(folder.id, holder)
+        print(f"process {holder[0]} was asked to stop: its jobs finish their step and save")
+    elif launcher.detached and (live_points := _live(folder, launcher)):
+        launcher.cancel(live_points)
         print(
-            f"{number_of(len(live), 'job')} asked to stop: running jobs will finish their "
-            "step and save"
+            f"{number_of(len(live_points), 'job')} asked to stop: running jobs finish their step "
+            "and save"
         )
     else:
         print(f"no job of {folder.id} is running")
     return 0
 
 
-def _stop(what: str, held: tuple[int, str]) -> None:
+def _stop(sweep_id: str, holder: tuple[int, str]) -> None:
     """Ask a process on this machine to save and stop."""
-    pid, host = held
+    pid, host = holder
     if host != socket.gethostname():
         raise ConfigError(
             Problem(
-                what,
+                sweep_id,
                 f"is being run by process {pid} on {host}",
                 hint=f"run the same command on that machine, or `kill {pid}` on {host}",
             )
@@ -301,9 +307,9 @@ def _stop(what: str, held: tuple[int, str]) -> None:
 
 
 def _live(folder: SweepFolder, launcher: Launcher) -> list[int]:
-    """The points whose jobs are running or waiting."""
-    seen = launcher.look([point.number for point in folder.points()])
-    return [number for number, one in seen.items() if one.standing is not Standing.ended]
+    """Return the points with jobs that run or wait."""
+    states = launcher.look([point.number for point in folder.points()])
+    return [number for number, x in states.items() if x.standing is not Standing.ended]
 
 
 def _report(folder: SweepFolder, project: Project, *, as_json: bool) -> int:
@@ -316,11 +322,11 @@ def _report(folder: SweepFolder, project: Project, *, as_json: bool) -> int:
         setting_values,
     )
 
-    found = current_results(folder, project)
+    results = current_results(folder, project)
     if as_json:
         front, points = (
-            [setting_values(one) for one in pareto(found)],
-            [as_plain_values(one) for one in found],
+            [setting_values(x) for x in pareto(results)],
+            [as_plain_values(x) for x in results],
         )
         print(
             to_json(
@@ -329,27 +335,27 @@ def _report(folder: SweepFolder, project: Project, *, as_json: bool) -> int:
             )
         )
     else:
-        print_settings(folder, found, more=f"samewise report {shlex.quote(str(folder.path))}")
-        print_pages(folder, found)
-    _warn_of_unsent(folder, found)
-    return int(any(one.state not in (State.finished, State.pruned) for one in found))
+        print_settings(folder, results, more=f"samewise report {shlex.quote(str(folder.path))}")
+        print_pages(folder, results)
+    _warn_of_unsent(folder, results)
+    return int(any(x.state not in (State.finished, State.pruned) for x in results))
 
 
-def _warn_of_unsent(folder: SweepFolder, found: Sequence[PointResult]) -> None:
-    """Print one line about runs that are not completely in MLflow; details are in their logs."""
+def _warn_of_unsent(folder: SweepFolder, results: Sequence[PointResult]) -> None:
+    """Warn, in one line, of runs that are not completely in MLflow; details are in their logs."""
     facts = folder.facts
     runs = (
-        [RunFolder(Path(one.point.folder)) for one in found]
+        [RunFolder(Path(x.point.folder)) for x in results]
         if "mlflow" in backends_of(facts["tracking"])
         else []
     )
-    if behind := [run for run in runs if is_behind(run)]:
-        why = next(filter(None, (last_trouble(run.path) for run in behind)), "")
-        words = (
-            f"warning: not everything from {len(behind)} of {len(runs)} runs has reached "
-            f"{remove_password(str(facts['tracking']['uri']))} yet{why}"
+    if unsent_runs := [run for run in runs if is_behind(run)]:
+        reason = next(filter(None, (last_trouble(run.path) for run in unsent_runs)), "")
+        message = (
+            f"warning: not everything from {len(unsent_runs)} of {len(runs)} runs has reached "
+            f"{remove_password(str(facts['tracking']['uri']))} yet{reason}"
         )
         print(
-            f"{words}; run `samewise sync --run-root {facts['run_root']}` to send the rest",
+            f"{message}; run `samewise sync --run-root {facts['run_root']}` to send the rest",
             file=sys.stderr,
         )

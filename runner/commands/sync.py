@@ -39,7 +39,7 @@ Exit codes: 0 everything has been sent; 1 something could not be sent; 2 the run
 
 @dataclass(frozen=True)
 class SyncResult:
-    """What was done with a run in a backend.
+    """Outcome of sending a run to a backend.
 
     `state` is sent, in_progress, ending, disabled or failed.
     """
@@ -85,7 +85,7 @@ class SyncResult:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments."""
+    """Add the arguments of `sync`."""
     parser.add_argument("runs", nargs="*", metavar="RUN", help=f"{RUN} (default: every run)")
     parser.add_argument(
         "--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)"
@@ -112,7 +112,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Send what is missing of each run in turn, and report the results."""
+    """Send each run's missing records in turn, and report the results."""
     from samewise.runner.config import saved
 
     if args.uri is not None:
@@ -127,8 +127,8 @@ def run(args: argparse.Namespace) -> int:
                     hint="--to mlflow",
                 )
             )
-    if found := problems(args.to or [], path="--to"):
-        raise ConfigError(*found)
+    if found_problems := problems(args.to or [], path="--to"):
+        raise ConfigError(*found_problems)
     folders = [saved.find(name, run_root=args.run_root) for name in args.runs] or list(
         saved.below(args.run_root)
     )
@@ -162,18 +162,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _send(folder: RunFolder, args: argparse.Namespace) -> Iterator[SyncResult]:
-    """Send one run to the given backends, or to its own."""
+    """Send one run to the requested backends, or to its own."""
     from samewise.runner.config import compose
     from samewise.runner.config.tree import plain
 
     name = f"{folder.path.parent.name}/{folder.path.name}"
     try:
         settings: dict[str, Any] = plain(compose.load(folder.config).cfg.tracking)
-        given = args.to or (["mlflow"] if args.uri else [])
-        if not settings["enabled"] and not (args.runs and given):
+        requested = args.to or (["mlflow"] if args.uri else [])
+        if not settings["enabled"] and not (args.runs and requested):
             yield SyncResult(name, "disabled")
             return
-        backends = given or backends_of(settings)
+        backends = requested or backends_of(settings)
         if args.log_model or args.register:
             if "mlflow" not in backends:
                 hint = "add --to mlflow"
@@ -191,7 +191,8 @@ def _send(folder: RunFolder, args: argparse.Namespace) -> Iterator[SyncResult]:
         for backend in backends:
             yield _copy(folder, backend, settings, args)
     except DamagedFile as error:
-        if args.runs:  # otherwise the other runs are still sent
+        # Without names, the other runs are still sent
+        if args.runs:
             raise
         yield SyncResult(name, "failed", error=str(error.problems[0]).partition("\n")[0])
 
@@ -203,7 +204,9 @@ def _copy(
     try:
         if backend == "mlflow":
             settings = {**settings, "uri": address(folder, settings, args.uri)}
-            _require_your_address(folder, settings, given=args.uri is not None, trust=args.trust)
+            _require_your_address(
+                folder, settings, is_requested=args.uri is not None, trust=args.trust
+            )
         elif backend == "wandb" and not args.to:
             require(
                 folder.config,
@@ -223,9 +226,8 @@ def _copy(
         )
     except SamewiseError:
         raise
-    except (
-        Exception
-    ) as error:  # any error of the store or the network; the next `sync` continues from there
+    except Exception as error:
+        # Any error of the store or the network; the next `sync` continues from there
         return SyncResult(
             name, "failed", backend, error=describe_failure(f"{type(error).__name__}: {error}")
         )
@@ -235,62 +237,70 @@ def _synchronise(
     folder: RunFolder, backend: str, settings: Mapping[str, Any], name: str
 ) -> SyncResult:
     copy = open_backend(backend, folder, settings)
-    alive = locks.holder(folder.lock) is not None
+    is_alive = locks.holder(folder.lock) is not None
     try:
-        sent = copy.synchronise(alive=alive)
+        result = copy.synchronise(alive=is_alive)
     except RunGone as gone:
         print(f"{name}: {gone}")
-        sent = copy.synchronise(alive=alive)
+        result = copy.synchronise(alive=is_alive)
     if backend != "mlflow":
-        return SyncResult(name, "sent", backend, sent.metrics, sent.files)
-    known = read_mapping(folder.tracking, shapes.TRACKING)
-    model, registered = known.get("model"), known.get("registered")
-    if settings["log_model"] and not model and known.get("ended") != "FINISHED":
+        return SyncResult(name, "sent", backend, result.metrics, result.files)
+    tracking = read_mapping(folder.tracking, shapes.TRACKING)
+    model, registered = tracking.get("model"), tracking.get("registered")
+    if settings["log_model"] and not model and tracking.get("ended") != "FINISHED":
         print(f"{name}: has not finished, so its model is not logged", file=sys.stderr)
     return SyncResult(
         name,
         "sent",
         backend,
-        sent.metrics,
-        sent.files,
-        known.get("run_id"),
-        status=sent.status,
+        result.metrics,
+        result.files,
+        tracking.get("run_id"),
+        status=result.status,
         model=model,
         registered=registered or None,
     )
 
 
 def address(folder: RunFolder, settings: Mapping[str, Any], uri: str | None) -> str:
-    """The store's absolute URI.
+    """Return the store's absolute URI.
 
-    An SQLite file is where the trainer had it, whatever the current folder.
+    Args:
+        folder: The run's folder.
+        settings: The run's settings under `tracking`.
+        uri: Address to use instead of the run's own; None for that.
+
+    Raises:
+        ConfigError: The folder of an SQLite store does not exist.
     """
-    known = progress.load(folder)
-    found = check_uri(
-        uri or _resolve_relative_store(str(settings["uri"]), [known.store, *known.others]),
+    sent_progress = progress.load(folder)
+    store = check_uri(
+        uri
+        or _resolve_relative_store(
+            str(settings["uri"]), [sent_progress.store, *sent_progress.others]
+        ),
         path="--uri" if uri else "tracking.uri",
     )
-    file = sqlite_file(found)
+    file = sqlite_file(store)
     if file is not None and not file.parent.is_dir():
         reason, hint = (
             "its store's folder no longer exists",
             f"give the store's address: --uri sqlite:///{_run_root(folder)}/mlflow.db",
         )
         raise ConfigError(Problem(str(folder.path), reason, str(file), hint=hint))
-    return found
+    return store
 
 
 def _require_your_address(
-    folder: RunFolder, settings: dict[str, Any], *, given: bool, trust: bool
+    folder: RunFolder, settings: dict[str, Any], *, is_requested: bool, trust: bool
 ) -> None:
-    """Refuse an address from a folder that the user has neither made nor trusts, unless it is a
-    file in its run root: tokens would be sent to it.
-    """
-    file, elsewhere = sqlite_file(settings["uri"]), "://" in str(settings["artifact_location"])
-    inside = file is not None and file.resolve().is_relative_to(_run_root(folder).resolve())
-    if given and elsewhere and not is_trusted(folder.config, trust=trust):
+    """Require that a folder which names a remote address is the user's own or trusted."""
+    file, is_remote = sqlite_file(settings["uri"]), "://" in str(settings["artifact_location"])
+    is_inside = file is not None and file.resolve().is_relative_to(_run_root(folder).resolve())
+    # The user's tokens are sent to the address
+    if is_requested and is_remote and not is_trusted(folder.config, trust=trust):
         settings["artifact_location"] = None
-    elif not given and (elsewhere or not inside):
+    elif not is_requested and (is_remote or not is_inside):
         uses = (
             "sends what is recorded, with your tokens, to the address that its config.yaml "
             "names. Give another with --uri"
@@ -299,7 +309,11 @@ def _require_your_address(
 
 
 def _resolve_relative_store(uri: str, stores: list[str]) -> str:
-    """The store that the trainer meant by a relative SQLite path; the URI itself if unknown."""
+    """Return the store that the trainer meant by a relative SQLite path.
+
+    The URI itself if unknown.
+    """
+    # The trainer may have run in another folder
     file = sqlite_file(uri)
     if file is None or file.is_absolute():
         return uri
@@ -307,7 +321,7 @@ def _resolve_relative_store(uri: str, stores: list[str]) -> str:
         (
             store
             for store in stores
-            if (known := sqlite_file(store)) is not None and known.match(str(file))
+            if (store_file := sqlite_file(store)) is not None and store_file.match(str(file))
         ),
         uri,
     )

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `train`."""
+    """Add the arguments of `train`."""
     add_overrides(parser)
     add_trust(parser)
     parser.add_argument(
@@ -123,9 +123,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _compose_saved(args: argparse.Namespace) -> Composed:
-    """Compose a saved config with this project's packages, without the launcher of the sweep that
-    it may come from.
-    """
+    """Compose a saved config with this project's packages."""
     from omegaconf import OmegaConf
 
     from samewise.runner.config import saved
@@ -154,9 +152,9 @@ def _explain_sweep(text: str) -> str:
     number with a decimal comma.
     """
     key, _, value = text.partition("=")
-    meant = f"'{key}=[{value}]'" if "(" not in value else ""
+    suggestion = f"'{key}=[{value}]'" if "(" not in value else ""
     if re.fullmatch(r"[+-]?\d+,\d+", value):
-        meant = f"{text.replace(',', '.')}, or, if it takes a list, {meant}"
+        suggestion = f"{text.replace(',', '.')}, or, if it takes a list, {suggestion}"
     return f"{text} is a sweep, with one training for each value" + (
-        f"; one training is {meant}" if meant else ""
+        f"; one training is {suggestion}" if suggestion else ""
     )

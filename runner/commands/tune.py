@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from samewise.runner.commands import add_overrides
-from samewise.runner.commands.profile import folder_for, ready, remove_if_empty
+from samewise.runner.commands.profile import folder_for, prepare_composed, remove_if_empty
 from samewise.runner.errors import ConfigError, Problem, nearest
 from samewise.runner.processes.this_process import is_rank
 from samewise.runner.records.json_text import to_json
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 WHAT = ("batch_size", "lr")
 STEPS = {"batch_size": 3, "lr": 100}
 ONLY = {"low": "lr", "high": "lr", "largest": "batch_size", "memory": "batch_size"}
-"""Options of one finder."""
+"""Finder that each of these options belongs to."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `tune`."""
+    """Add the arguments of `tune`."""
     parser.add_argument("what", metavar="WHAT", help="batch_size or lr")
     add_overrides(parser)
     parser.add_argument(
@@ -81,13 +81,13 @@ examples:
 def run(args: argparse.Namespace) -> int:
     """Try settings, print the result, and write it."""
     _require_sound(args)
-    composed = ready(args)
+    composed = prepare_composed(args)
 
     from samewise.runner.training.launch import processes
 
-    # The losses are those of one process, whatever the number of processes
-    alone = args.what == "lr"
-    if not alone and (is_rank() or processes(composed) > 1):
+    # For the learning rate, the losses are those of one process, however many there are
+    is_single = args.what == "lr"
+    if not is_single and (is_rank() or processes(composed) > 1):
         hint = "strategy=single replicas=1; batch_size is then that of each process"
         raise ConfigError(
             Problem(
@@ -100,39 +100,44 @@ def run(args: argparse.Namespace) -> int:
     from samewise.runner.measuring.profile import rehearse
 
     out = folder_for(args.out, composed)
-    with remove_if_empty(out), rehearse(composed, alone=alone) as run:
-        found, settings = _FINDERS[args.what](args, run, out)
-    (out / f"{args.what}.json").write_text(to_json(found, indent=2) + "\n", encoding="utf-8")
+    with remove_if_empty(out), rehearse(composed, alone=is_single) as run:
+        result, settings = _FINDERS[args.what](args, run, out)
+    (out / f"{args.what}.json").write_text(to_json(result, indent=2) + "\n", encoding="utf-8")
     from samewise.runner.measuring.repeated_run import as_overrides
 
-    found = {"what": args.what, "settings": settings, **found, "folder": str(out)}
+    result = {"what": args.what, "settings": settings, **result, "folder": str(out)}
     if args.json:
-        print(to_json(found, indent=2))
+        print(to_json(result, indent=2))
         return 0
-    print(f"suggested: {' '.join(as_overrides(settings))}\n  {found['reason']}")
+    print(f"suggested: {' '.join(as_overrides(settings))}\n  {result['reason']}")
     print(
         "  this makes another experiment, with different bits"
         + ("; a larger batch often needs a higher optimizer.lr" * (args.what == "batch_size"))
     )
     print(
-        f"written to {out}; `samewise new NAME --from EXPERIMENT SETTING` writes it as an experiment"
+        f"written to {out}; `samewise new NAME --from EXPERIMENT SETTING` writes it as an "
+        "experiment"
     )
     return 0
 
 
 def _require_sound(args: argparse.Namespace) -> None:
-    """Raise the errors in the options before anything is composed."""
+    """Check the options before anything is composed, and fill in defaults.
+
+    Raises:
+        ConfigError: An option is not valid.
+    """
     if args.what not in WHAT:
         raise ConfigError(
             Problem("WHAT", "cannot be tuned", args.what, ", ".join(WHAT), nearest(args.what, WHAT))
         )
-    for name, only in ONLY.items():
-        if getattr(args, name) not in (None, False) and args.what != only:
-            raise ConfigError(Problem(f"--{name}", f"is for `tune {only}`", getattr(args, name)))
+    for name, finder in ONLY.items():
+        if getattr(args, name) not in (None, False) and args.what != finder:
+            raise ConfigError(Problem(f"--{name}", f"is for `tune {finder}`", getattr(args, name)))
     args.steps = STEPS[args.what] if args.steps is None else args.steps
-    least = 20 if args.what == "lr" else 1
-    if args.steps < least:
-        raise ConfigError(Problem("--steps", f"must be at least {least}", args.steps))
+    minimum = 20 if args.what == "lr" else 1
+    if args.steps < minimum:
+        raise ConfigError(Problem("--steps", f"must be at least {minimum}", args.steps))
     args.low, args.high = (
         (1e-6 if args.low is None else args.low),
         (10.0 if args.high is None else args.high),
@@ -155,40 +160,40 @@ def _batch_size(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     from samewise.runner.measuring import batch_size
 
-    def tell(one: batch_size.Size) -> None:
-        told = (
-            f"{one.ms:>10.4g} ms {one.per_sample:>9.4g} ms a sample"
-            if one.ms is not None
-            else f"  does not fit: {one.why}"
+    def report(size: batch_size.Size) -> None:
+        outcome = (
+            f"{size.ms:>10.4g} ms {size.per_sample:>9.4g} ms a sample"
+            if size.ms is not None
+            else f"  does not fit: {size.why}"
         )
-        print(f"  batch_size {one.batch_size:>6} {told}", file=sys.stderr)
+        print(f"  batch_size {size.batch_size:>6} {outcome}", file=sys.stderr)
 
     largest = args.largest or run.strategy.device.type == "cuda"
-    tried = batch_size.find(
+    sizes = batch_size.find(
         run,
         steps=args.steps,
         largest=largest,
         memory=round(args.memory * 1e9) if args.memory else None,
-        report=tell,
+        report=report,
     )
-    found = batch_size.suggest(tried, samples=run.plan.samples)
-    return found, {"batch_size": found["batch_size"]}
+    suggestion = batch_size.suggest(sizes, samples=run.plan.samples)
+    return suggestion, {"batch_size": suggestion["batch_size"]}
 
 
 def _lr(args: argparse.Namespace, run: Run, out: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     from samewise.runner.measuring import learning_rate
 
     curve = learning_rate.range_test(run, low=args.low, high=args.high, steps=args.steps)
-    found = learning_rate.suggest(curve)
+    suggestion = learning_rate.suggest(curve)
     learning_rate.draw(
-        curve, found, f"{run.composed.name}: learning rate range test", out / "lr.png"
+        curve, suggestion, f"{run.composed.name}: learning rate range test", out / "lr.png"
     )
-    first = run.phases[0].spec.name
-    key = "optimizer.lr" if "lr" in run.config.optimizer else f"optimizer.{first}.lr"
+    phase = run.phases[0].spec.name
+    key = "optimizer.lr" if "lr" in run.config.optimizer else f"optimizer.{phase}.lr"
     return {
-        **found,
+        **suggestion,
         "curve": [[rate, loss if loss < float("inf") else None] for rate, loss in curve],
-    }, {key: found["lr"]}
+    }, {key: suggestion["lr"]}
 
 
 _FINDERS = {"batch_size": _batch_size, "lr": _lr}

@@ -31,13 +31,13 @@ To see the UI of a remote machine: ssh -L 5000:127.0.0.1:5000 MACHINE, start it 
 _HOST = "127.0.0.1"
 _USUAL_PORT = 5000
 _START_S = 90.0
-_ENDS = 'read _; kill -TERM "-$0"; sleep 5; kill -KILL "-$0"'
-"""For a shell whose standard input ends with this process, even by SIGKILL: it ends the server and
-the server's worker."""
+# Its standard input ends with this process, even by SIGKILL
+_WATCHDOG = 'read _; kill -TERM "-$0"; sleep 5; kill -KILL "-$0"'
+"""Shell script that ends the server and its worker when its standard input ends."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments."""
+    """Add the arguments of `ui`."""
     parser.add_argument(
         "--port", type=int, help=f"default: {_USUAL_PORT}, or a free port if that is taken"
     )
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _serve(
-    listening: socket.socket,
+    listener: socket.socket,
     command: list[str],
     environment: dict[str, str],
     address: str,
@@ -87,25 +87,26 @@ def _serve(
 ) -> None:
     from samewise.runner.tracking import front_page
 
-    with tempfile.TemporaryFile("w+") as said:
+    with tempfile.TemporaryFile("w+") as log:
         server = subprocess.Popen(
             command,
             env=environment,
             start_new_session=True,
-            stdin=listening.fileno(),
+            stdin=listener.fileno(),
             stdout=subprocess.DEVNULL,
-            stderr=said,
+            stderr=log,
         )
-        ends = subprocess.Popen(
-            ["/bin/sh", "-c", _ENDS, str(server.pid)],
+        watchdog = subprocess.Popen(
+            ["/bin/sh", "-c", _WATCHDOG, str(server.pid)],
             stdin=subprocess.PIPE,
             start_new_session=True,
             stderr=subprocess.DEVNULL,
         )
         try:
-            listening.close()  # now only the server has it
+            # Now only the server has the socket
+            listener.close()
             print("starting MLflow, which takes a few seconds", file=sys.stderr, flush=True)
-            _wait_for(server, address, said)
+            _wait_for(server, address, log)
             page = front_page.prepare(address)
             print(f"MLflow UI: {page}   (press Ctrl-C to stop)", flush=True)
             if open_page:
@@ -113,37 +114,37 @@ def _serve(
             server.wait()
         finally:
             _stop(server)
-            ends.kill()
-            ends.communicate()
+            watchdog.kill()
+            watchdog.communicate()
 
 
 def _end(number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def _listening(asked: int | None) -> socket.socket:
-    """Open a socket for the server to inherit: from the moment the port is chosen, no other user of
-    the machine can answer on it.
-    """
-    if asked is not None and not 0 < asked < 65536:
-        raise ConfigError(Problem("--port", "is not a valid port number", asked, "1 to 65535"))
-    for port in (asked,) if asked is not None else (_USUAL_PORT, 0):
-        listening = socket.socket()
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Set on connections too: asyncio does not recognise the socket as TCP
-        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+def _listening(requested: int | None) -> socket.socket:
+    """Open the socket that the server inherits."""
+    # Bound here, so that no other user of the machine can answer on the port
+    if requested is not None and not 0 < requested < 65536:
+        raise ConfigError(Problem("--port", "is not a valid port number", requested, "1 to 65535"))
+    for port in (requested,) if requested is not None else (_USUAL_PORT, 0):
+        listener = socket.socket()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Connections inherit this; asyncio does not recognise the socket as TCP and would not set
+        # it
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
-            listening.bind((_HOST, port))
-            listening.listen(100)
+            listener.bind((_HOST, port))
+            listener.listen(100)
         except OSError:
-            listening.close()
+            listener.close()
             continue
-        return listening
+        return listener
     raise ConfigError(
         Problem(
             "--port",
             "the port is taken",
-            asked,
+            requested,
             "a free port",
             "leave out --port to use any free port",
         )
@@ -151,18 +152,14 @@ def _listening(asked: int | None) -> socket.socket:
 
 
 def _command(uri: str, port: int) -> list[str]:
-    """The server's command line, without the store's address: other users can list commands, and
-    the address may contain a password.
-    """
+    """Return the server's command line, without the store's address."""
+    # Other users can list commands, and the address may contain a password
     file = sqlite_file(uri)
     artifacts = (
         ["--artifacts-destination", str(file.parent / "mlartifacts")] if file is not None else []
     )
-    # The socket; uvicorn would otherwise import modules from the current folder
-    given = [
-        "--uvicorn-opts",
-        f"--fd 0 --app-dir {os.devnull}",
-    ]
+    # uvicorn serves the socket on standard input, and would import modules from the current folder
+    options = ["--uvicorn-opts", f"--fd 0 --app-dir {os.devnull}"]
     return [
         sys.executable,
         "-P",
@@ -170,7 +167,7 @@ def _command(uri: str, port: int) -> list[str]:
         "mlflow",
         "server",
         *artifacts,
-        *given,
+        *options,
         "--host",
         _HOST,
         "--port",
@@ -190,7 +187,7 @@ def _environment() -> dict[str, str]:
     return {**os.environ, **quiet, "PYTHONSAFEPATH": "1"}
 
 
-def _wait_for(server: subprocess.Popen[bytes], address: str, said: IO[str]) -> None:
+def _wait_for(server: subprocess.Popen[bytes], address: str, log: IO[str]) -> None:
     deadline = time.monotonic() + _START_S
     while time.monotonic() < deadline:
         if server.poll() is not None:
@@ -200,8 +197,8 @@ def _wait_for(server: subprocess.Popen[bytes], address: str, said: IO[str]) -> N
                 return
         except (urllib.error.URLError, OSError):
             time.sleep(0.1)
-    said.seek(0)
-    sys.stderr.write(said.read())
+    log.seek(0)
+    sys.stderr.write(log.read())
     hint = "try another --port, or `mlflow server` by hand"
     raise SamewiseError(
         Problem("samewise ui", "the MLflow server did not start; see its messages above", hint=hint)

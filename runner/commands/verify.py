@@ -82,7 +82,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def _parts(text: str) -> int:
-    """How many segments to audit; 0 means all."""
+    """Parse the number of parts to audit; 0 means all."""
     if text == "all":
         return 0
     if not text.isdecimal() or not int(text):
@@ -113,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def request_of(args: argparse.Namespace) -> Request:
-    """What the arguments ask to verify."""
+    """Return the request that the arguments make."""
     return Request(**{name: getattr(args, name) for name in Request.__dataclass_fields__})
 
 
@@ -143,15 +143,15 @@ def _verify_export(args: argparse.Namespace) -> int:
                 expected="samewise verify FOLDER",
             )
         )
-    found = run_test_vectors(Path(args.run), trusted=args.trust)
+    runtimes = run_test_vectors(Path(args.run), trusted=args.trust)
     if args.json:
         print(
             to_json(
-                {"same": all(one.same for one in found), "formats": [asdict(one) for one in found]}
+                {"same": all(x.same for x in runtimes), "formats": [asdict(x) for x in runtimes]}
             )
         )
     else:
-        for one in found:
-            mark = "not run" if one.sound is None else "sound" if one.sound else "WRONG"
-            print(f"{one.format:<12} {mark:<8} {one.words}")
-    return 1 if any(one.sound is False for one in found) else 0
+        for x in runtimes:
+            mark = "not run" if x.sound is None else "sound" if x.sound else "WRONG"
+            print(f"{x.format:<12} {mark:<8} {x.words}")
+    return 1 if any(x.sound is False for x in runtimes) else 0
