@@ -1,4 +1,4 @@
-"""torch's elastic agent, which starts a run's ranks, watches them, and restarts them if one dies."""
+"""Runs torch's elastic agent, which starts a run's ranks, and restarts them if one dies."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from samewise.runner.strategies.sealed import SECRET, new_secret
 
 LOOPBACK = "127.0.0.1"
 _PATIENCE_S = 10
-"""How long ranks that hang are waited for once another has said why it ends."""
+"""Seconds to wait for ranks that hang, once another has reported an error."""
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
-"""What the agent passes on to the ranks, which then finish their step, save, and end."""
+"""The signals that the agent passes on to the ranks, which then finish their step and save."""
 
 
 def run_agent(
@@ -31,21 +31,20 @@ def run_agent(
 ) -> tuple[SamewiseError | None, int | None]:
     """Run torch's elastic agent until it ends.
 
-    Returns the message for ranks that ended without one, else None; and the rank that seems to be
-    lost for good, else None.
+    Returns:
+        The error for ranks that ended without a message, or None; and the rank that seems to be
+        lost for good, or None.
     """
     from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
 
-    for name in (
-        "agent.server",
-        "multiprocessing",
-    ):  # what happened to the ranks is reported once, by `_report_outcomes`
+    # `_report_outcomes` reports errors of ranks, once
+    for name in ("agent.server", "multiprocessing"):
         for part in (f"torch.distributed.elastic.{name}.api", f"torch.distributed.elastic.{name}"):
             logging.getLogger(part).setLevel(logging.CRITICAL)
     strategy = composed.cfg.strategy
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = SIGNALS
-    # Torch's own report of lost connections: ours is printed once
+    # Without torch's own reports of lost connections
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     os.environ[SECRET] = new_secret()
     logs = composed.folder.path / "ranks"
@@ -100,10 +99,8 @@ def run_agent(
 
 
 def _meeting_here(timeout_s: float) -> Any:
-    """The rendezvous of the agent and its ranks: a store that only this machine can reach.
-
-    Torch's own accepts any connection, and unpickles.
-    """
+    """Return the rendezvous of the agent and its ranks, on a store for this machine only."""
+    # Torch's own rendezvous accepts any connection, and unpickles what it receives
     from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImportUsage]
     from torch.distributed.elastic.rendezvous import (
         RendezvousHandler,
@@ -150,18 +147,13 @@ def _meeting_here(timeout_s: float) -> Any:
 
 
 def _first_to_die(result: Any) -> tuple[int, Any]:
-    """The rank that failed first and how it ended: one that was killed, rather than those that then
-    missed it.
-    """
+    """Return the rank that failed first, and how it ended."""
+    # A rank that was killed, rather than those that then missed it
     return min(result.failures.items(), key=lambda pair: (pair[1].exitcode >= 0, pair[1].timestamp))
 
 
 def _describe_exit(logs: Path, rank: int, code: int) -> str:
-    """How a rank ended.
-
-    If it crashed, with the line of Python that it was in, from `faulthandler`'s report in its
-    newest log.
-    """
+    """Describe how a rank ended, with the line where it crashed, from `faulthandler`'s report."""
     ended = (
         f"was killed by {signal.Signals(-code).name}"
         if code < 0
@@ -196,11 +188,10 @@ def _agent(
 
     @final
     class Agent(LocalElasticAgent):
-        """Restarts ranks if a process died, not if a rank ended with an error: it would only occur
-        again.
+        """Restarts ranks if a process died, but not after an error, which would only occur again.
 
-        A rank that dies again before there is a new checkpoint, or when no restart is left, is
-        taken for lost: starting as many again is of no use.
+        A rank that dies again before there is a new checkpoint, or after the last restart, counts
+        as lost: starting as many ranks again would not help.
         """
 
         lost: int | None = None
@@ -216,7 +207,8 @@ def _agent(
                     self.lost, self._remaining_restarts = died[0], 0
                 else:
                     again = spec.max_restarts - self._remaining_restarts + 1
-                    message = f"{'resuming from the last checkpoint' if died[1] else 'starting again'} (restart {again} of {spec.max_restarts})"
+                    what = "resuming from the last checkpoint" if died[1] else "starting again"
+                    message = f"{what} (restart {again} of {spec.max_restarts})"
                     ended = _describe_exit(logs, died[0], _first_to_die(result)[1].exitcode)
                     print(
                         f"warning: rank {died[0]} {ended}\n    {message}",
@@ -232,11 +224,8 @@ def _agent(
             close = context.close
 
             def close_soon(death_sig: signal.Signals | None = None, timeout: int = 0) -> None:
-                """Wait `grace_s`, whatever torch would.
-
-                If a rank has reported why it ends, the others end by themselves; one that hangs is
-                not waited for.
-                """
+                """Wait `grace_s` for the ranks to end, whatever torch's timeout is."""
+                # After an error of a rank the others end by themselves, unless they hang
                 close(
                     death_sig,
                     min(grace_s, _PATIENCE_S)
@@ -248,11 +237,10 @@ def _agent(
             return started
 
         def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
-            """Signal the ranks only: the agent signals process groups, whose SIGTERM would end
-            loader workers, which ignore SIGUSR1.
-            """
+            """Shut the ranks down without ending their loader workers."""
+            # The agent signals process groups: SIGTERM would end workers, which ignore SIGUSR1
             shut_down: Any = super()._shutdown
-            # Not with torch 2.11
+            # Torch 2.11 has no timeout
             arguments = {"timeout": timeout} if "timeout" in signature(shut_down).parameters else {}
             shut_down(signal.SIGUSR1 if death_sig == signal.SIGTERM else death_sig, **arguments)
 
@@ -260,7 +248,7 @@ def _agent(
 
 
 def outcomes(handed: Path, nproc: int) -> list[Mapping[str, Any]]:
-    """The ranks' reports of why they ended."""
+    """Return the error reports of ranks."""
     return [
         outcome for rank in range(nproc) if (outcome := read_json(handed / f"rank-{rank}.json"))
     ]

@@ -1,6 +1,4 @@
-"""Runs that start at another run's checkpoint (`resume_from`): whether steps are left, and what
-differs from that run.
-"""
+"""Compares a run with the one whose checkpoint it starts from (`resume_from`)."""
 
 from __future__ import annotations
 
@@ -20,10 +18,10 @@ from samewise.runner.records.files import read_json
 
 
 def cautions(config: Any, schedule: Schedule) -> list[Problem]:
-    """Warnings before such a run trains.
+    """Warn if the data's position or the learning rate jumps where the other run's training ended.
 
-    None for other runs. The schedule covers the whole training. ConfigError if nothing is left to
-    train.
+    Raises:
+        ConfigError: No step remains to be trained.
     """
     taken = config.resume_from and read_json(
         Path(config.resume_from).expanduser() / "manifest.json", shapes.MANIFEST
@@ -33,13 +31,14 @@ def cautions(config: Any, schedule: Schedule) -> list[Problem]:
     step, span = taken["step"], schedule.span
     require_left(config, step, span)
     then = Span(taken.get("steps_per_epoch", 0), taken.get("total_steps", 0))
-    if min(then.steps_per_epoch, then.total_steps, step) < 1:  # written by an earlier version
+    # samewise 0.1 wrote neither number
+    if min(then.steps_per_epoch, then.total_steps, step) < 1:
         return []
     problems = list[Problem]()
     if then.steps_per_epoch != span.steps_per_epoch:
         was, now = (
-            f"{round(step / one.steps_per_epoch, 2):g} epochs of {one.steps_per_epoch} steps"
-            for one in (then, span)
+            f"{round(step / x.steps_per_epoch, 2):g} epochs of {x.steps_per_epoch} steps"
+            for x in (then, span)
         )
         message = (
             f"training continues at the checkpoint's step {step}, which was after {was}, and "
@@ -64,9 +63,7 @@ def cautions(config: Any, schedule: Schedule) -> list[Problem]:
         if not math.isclose(before, same, rel_tol=1e-6)
     )
     if jump := next(((before, after) for before, after in moved if before != after), None):
-        was, now = (
-            f"{one.total_steps} steps ({one.steps_per_epoch} per epoch)" for one in (then, span)
-        )
+        was, now = (f"{x.total_steps} steps ({x.steps_per_epoch} per epoch)" for x in (then, span))
         message = (
             f"over {was}, as in that run, this schedule's rate in step {step} is {jump[0]}; "
             f"over {now}, training continues with {jump[1]}"
@@ -84,14 +81,13 @@ def cautions(config: Any, schedule: Schedule) -> list[Problem]:
 def class_cautions(
     config: Any, classes: Sequence[str], sizes: Mapping[str, Sequence[int]]
 ) -> list[Problem]:
-    """A warning if the outputs of another run's model are taken over, by resume_from or
-    initialise.weights, though its classes had other names.
+    """Warn if resume_from or initialise.weights take over outputs for classes of other names.
 
     Args:
-        config: The experiment's.
-        classes: The names of the training split's.
-        sizes: Of the model's weights, by name: the last of as many rows as there are classes are
-            taken for the outputs'.
+        config: The experiment's config.
+        classes: The names of the training split's classes.
+        sizes: The shapes of the model's weights, by name. The last with as many rows as there are
+            classes is taken for the outputs.
     """
     start = config.initialise
     outputs = next(
@@ -142,8 +138,9 @@ def class_cautions(
 
 
 def input_cautions(config: Any) -> list[Problem]:
-    """A warning if images are normalised otherwise than those that the weights were trained on, by
-    the config.json that timm writes beside them.
+    """Warn if images are normalised in another way than those that the weights were trained on.
+
+    The comparison is with the config.json that timm writes beside its weights.
     """
     weights = str(config.initialise.weights or "") if config.initialise else ""
     folder = (
@@ -183,13 +180,14 @@ def require_same_kind(
     schedule: Schedule,
     state: Mapping[str, Any],
 ) -> None:
-    """Raise a ConfigError if an optimizer (by phase) has other options than in that checkpoint's
-    state, or needs what is not in it.
+    """Raise a ConfigError unless optimizers and schedule can load a checkpoint's state.
 
-    It is also raised if the schedule keeps another state.
-
-    `here` is the experiment's plain config; that of the run that wrote the checkpoint lies in its
-    folder, unless the checkpoint was moved.
+    Args:
+        here: The experiment's plain config.
+        path: The checkpoint, in the folder of the run that wrote it unless it was moved.
+        optimizers: Optimizers by phase.
+        schedule: The schedule.
+        state: The checkpoint's state.
     """
     there = _config_of(path)
     for name, optimizer in optimizers.items():
@@ -203,7 +201,7 @@ def require_same_kind(
             )
         saved = state["optimizers"][name]
         options, those = optimizer.param_groups[0].keys(), saved["param_groups"][0].keys()
-        # One of another version may have more, or fewer
+        # Another version of the same optimizer may have more options, or fewer
         is_other = optimizer.defaults.keys() - those and those - options
         missing, option = (None if is_other else needed(optimizer, saved)) or ("", "")
         if option:
@@ -227,9 +225,7 @@ def require_same_kind(
 
 
 def frozen_by(here: Any, path: Path) -> str:
-    """What freezes parameters in an experiment's plain config, and in that of the run that wrote
-    the checkpoint, to be appended to a sentence.
-    """
+    """Name the settings that freeze parameters, here and in the run that wrote a checkpoint."""
     reasons = list[str]()
     for whole, where in ((here, "here"), (_config_of(path), "there")):
         rules = at(whole, "param_groups") or {}
@@ -248,8 +244,9 @@ def frozen_by(here: Any, path: Path) -> str:
 
 
 def changed_options(here: Any, path: Path) -> set[str] | None:
-    """The names of the options of optimizers and parameter groups that the run that wrote the
-    checkpoint had set otherwise; None if its config is gone.
+    """Return the optimizers' options that differ from those of the run that wrote a checkpoint.
+
+    None if its config is missing.
     """
     if not (there := _config_of(path)):
         return None
@@ -265,15 +262,13 @@ def changed_options(here: Any, path: Path) -> set[str] | None:
 
 
 def measures_the_same(here: Any, path: Path) -> bool:
-    """Whether the run that wrote the checkpoint measured, decided and stopped by the same metrics
-    of the same data; not if its config is gone.
-    """
+    """Whether the run that wrote a checkpoint decided by the same metrics of the same data."""
     now, then = _measured(here), _measured(_config_of(path))
     return all(same(value, then[key]) for key, value in now.items() if key in then)
 
 
 def _measured(whole: Any) -> dict[str, Any]:
-    """What a run measures, and the metrics by which its parts decide, by path."""
+    """Return the settings of a run's evaluation, and the metrics by which its parts decide."""
     parts = {key: at(whole, key) for key in ("evaluate", "scheduler", "callbacks")}
     deciding = {
         path: value
@@ -302,13 +297,17 @@ def _other_kind(part: str, paths: Sequence[str], here: Any, there: Any) -> Probl
         )
         for whole in (here, there)
     )
-    return Problem(part, f"it is {is_now} here, and {was} in that run", expected=f"the same {part}")
+    return Problem(part, f"is {is_now} here, and {was} in that run", expected=f"the same {part}")
 
 
 def require_left(config: Any, step: int, span: Span, reason: str | None = None) -> None:
-    """Raise a ConfigError unless steps are left after `step`.
+    """Raise a ConfigError unless steps remain after `step`.
 
-    `reason`: why a callback ends training there.
+    Args:
+        config: The experiment's config.
+        step: The checkpoint's step.
+        span: The length of this training.
+        reason: A callback's reason to end training there.
     """
     hint = "raise callbacks.early_stopping.patience, or train without that callback"
     if reason is None and step < span.total_steps:

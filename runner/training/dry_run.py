@@ -1,6 +1,4 @@
-"""Builds everything, and tries one step and one evaluation batch in memory, to find what only a
-trial can show.
-"""
+"""Builds a run, and tries one step and one evaluation batch in memory, for `check`."""
 
 from __future__ import annotations
 
@@ -47,20 +45,23 @@ from samewise.runner.training.resuming import continue_from
 from samewise.runner.training.run import Run
 
 LONG = 100_000
-"""Steps for which a schedule is not tried to its end: a scheduler of torch's takes 10 microseconds
-for each."""
+"""Schedules of more steps are not tried to their end: torch's take 10 microseconds for a step."""
 
 
 def dry_run(composed: Composed, project: Project) -> list[str]:
-    """Take one optimizer step and measure one batch of the validation split; nothing is kept.
+    """Take one optimizer step and measure one batch of the validation split; keep nothing.
 
-    Where the strategy wants several processes, this is rank 0 of as many, the others pretended: it
-    takes its own part of the step. Returns what there is to say of those processes, in sentences,
-    and warnings. ConfigError if something cannot be built or does not fit together.
+    If the strategy needs several processes, this is rank 0 of as many, with the others simulated:
+    it computes its own part of the step.
+
+    Returns:
+        Sentences about these processes, and warnings.
+
+    Raises:
+        ConfigError: A part cannot be made, or parts do not fit together.
     """
-    with simulate_ranks(
-        0, 1
-    ):  # whatever this machine's devices: the config may be meant for another
+    # As if this were the only process: the config may be for a machine with other devices
+    with simulate_ranks(0, 1):
         strategy, processes = _requested_processes(composed, project)
         run = (
             _step(composed, project, alone=True)
@@ -75,8 +76,8 @@ def dry_run(composed: Composed, project: Project) -> list[str]:
             strategy.end()
             strategy.require_fit(run.model)
             return [
-                f"{processes} processes, of which only the settings and the split of the "
-                "model were checked; the step was tried in one process",
+                f"{processes} processes: only their settings and the split of the model were "
+                "checked; the step was tried in one process",
                 *_warnings(run),
             ]
     with simulate_ranks(processes - 1, processes):
@@ -90,9 +91,7 @@ def dry_run(composed: Composed, project: Project) -> list[str]:
 
 
 def require_processes(composed: Composed, project: Project) -> None:
-    """Raise a ConfigError if the strategy's processes, all but this one simulated, cannot run the
-    replicas; builds nothing else.
-    """
+    """Raise a ConfigError if the strategy's processes cannot run the replicas."""
     with simulate_ranks(0, 1):
         strategy, processes = _requested_processes(composed, project)
     if processes > 1:
@@ -102,7 +101,7 @@ def require_processes(composed: Composed, project: Project) -> None:
 
 
 def _requested_processes(composed: Composed, project: Project) -> tuple[Strategy, int]:
-    """The strategy, and how many processes it requests."""
+    """Return the strategy, and the number of processes that it requests."""
     strategy = instantiate(composed.cfg.strategy, "strategy", allowed=project.packages)
     return strategy, strategy.processes(str(composed.cfg.device), composed.cfg.replicas)
 
@@ -152,11 +151,7 @@ def _step(composed: Composed, project: Project, *, alone: bool) -> Run:
 
 
 def _take_step(run: Run) -> tuple[dict[str, bytes], list[Problem]]:
-    """Take one step.
-
-    Return the recipe's attributes before it, and cautions of hidden state and of parameters that
-    got no gradient in any phase.
-    """
+    """Take one step; return the recipe's attributes before it, and warnings."""
     ranked = ranked_blocks(run.model, run.config.param_groups or {})
     used = list[str]()
 
@@ -184,9 +179,7 @@ def _take_step(run: Run) -> tuple[dict[str, bytes], list[Problem]]:
 
 
 def _misplaced(ranked: Sequence[str], used: Sequence[str]) -> list[Problem]:
-    """A caution if blocks compute in another order than that in which layer-wise learning rates
-    rank them, which is that of the model's definition.
-    """
+    """Warn if blocks compute in another order than layer-wise learning rates assume."""
     for former, other in pairwise(used):
         if ranked.index(other) < ranked.index(former):
             message = (
@@ -204,9 +197,7 @@ def _misplaced(ranked: Sequence[str], used: Sequence[str]) -> list[Problem]:
 
 
 def _disable_caches(composed: Composed) -> Composed:
-    """The same config, but samewise's data sets decode samples on demand: one step does not need
-    the cache of a training.
-    """
+    """Return the config with no images cached in memory, which a single step does not need."""
     cfg = composed.cfg.copy()
     with open_dict(cfg):
         splits = [split for split in cfg.dataset.values() if isinstance(split, DictConfig)]
@@ -216,8 +207,8 @@ def _disable_caches(composed: Composed) -> Composed:
             if str(split.get("_target_")).startswith("samewise.datasets.")
             and split.get("cache") == "memory"
         ]
-        # The data set's own key first, and splits that refer to it no more: then something still
-        # reads it.
+        # First the data set's own key, while its splits still refer to it: a key that nothing
+        # reads is an error
         for node in [cfg.dataset, *cached] if cached else []:
             if node.get("cache") == "memory":
                 node.cache = "none"

@@ -1,6 +1,4 @@
-"""What a step may not do to the tensors that a model holds: replace a parameter, give a buffer
-another dtype, or what is saved another name or shape.
-"""
+"""Checks that steps keep a model's parameters, and what its saved tensors look like."""
 
 from __future__ import annotations
 
@@ -14,18 +12,19 @@ from samewise.runner.errors import ConfigError, Problem, first_few
 
 @final
 class HeldTensors:
-    """A model's parameters, the dtypes of its buffers that are saved, and the names, shapes and
-    dtypes of all that is saved.
+    """The tensors of a model when training begins, to compare with later.
 
-    With `stay` false, the strategy holds parameters of its own during a step: then only what is
-    saved is compared.
+    Args:
+        model: The model.
+        stay: Whether the strategy leaves the model's own parameters in place during a step; if
+            not, only the state_dict is compared.
     """
 
     def __init__(self, model: nn.Module, *, stay: bool = True) -> None:
         self._model = model
         state = model.state_dict()
         self._names = list(state)
-        self._kinds = _kinds(state, apart=_with_own_loading(model))
+        self._kinds = _kinds(state, excluded=_with_own_loading(model))
         parts = (
             [(f"{path}." if path else "", module) for path, module in model.named_modules()]
             if stay
@@ -44,11 +43,9 @@ class HeldTensors:
         ]
 
     def require_same(self) -> None:
-        """Raise a ConfigError for a parameter that is another tensor now, or a buffer of another
-        dtype.
-        """
-        for name, held, key, one in self._parameters:
-            if key not in held or held[key] is not one:
+        """Raise a ConfigError if a parameter was replaced, or a buffer has another dtype."""
+        for name, tensors, key, parameter in self._parameters:
+            if key not in tensors or tensors[key] is not parameter:
                 message = (
                     f"a forward pass replaces the parameter {name} by another tensor, which no "
                     "optimizer trains"
@@ -60,8 +57,8 @@ class HeldTensors:
                         hint=f"change it in place: `with torch.no_grad(): self.{key}.copy_(...)`",
                     )
                 )
-        for name, held, key, dtype in self._buffers:
-            now = held[key]
+        for name, tensors, key, dtype in self._buffers:
+            now = tensors[key]
             if now is not None and now.dtype is not dtype:
                 message = (
                     f"a forward pass turns the buffer {name} from {_named(dtype)} into "
@@ -77,9 +74,7 @@ class HeldTensors:
                 )
 
     def require_same_state(self) -> None:
-        """Raise a ConfigError if the model's state_dict has other names, shapes or dtypes than a
-        new model's: no checkpoint of it could be loaded.
-        """
+        """Raise a ConfigError if a new model could not load the model's state_dict."""
         state = self._model.state_dict()
         if added := {
             name: list(tensor.shape) for name, tensor in state.items() if name not in self._names
@@ -101,7 +96,7 @@ class HeldTensors:
             raise ConfigError(
                 Problem("model", message, hint="keep a tensor there: None is not saved")
             )
-        kinds = _kinds(state, apart=())
+        kinds = _kinds(state, excluded=())
         if other := [name for name, first in self._kinds.items() if kinds[name] != first]:
             change = (
                 f"{other[0]} in the model's state_dict from {self._kinds[other[0]]} into "
@@ -118,10 +113,8 @@ class HeldTensors:
             raise ConfigError(Problem("model", message, hint=hint))
 
 
-def _kinds(state: Mapping[str, Any], *, apart: tuple[str, ...]) -> dict[str, str]:
-    """The dtypes and shapes of the tensors in a state_dict that a new model loads only if it has
-    the same: not of those below `apart`, nor extra states.
-    """
+def _kinds(state: Mapping[str, Any], *, excluded: tuple[str, ...]) -> dict[str, str]:
+    """Return the dtypes and shapes of a state_dict's tensors, except those below `excluded`."""
     tensors = {
         name: tensor
         for name, tensor in state.items()
@@ -130,14 +123,12 @@ def _kinds(state: Mapping[str, Any], *, apart: tuple[str, ...]) -> dict[str, str
     return {
         name: f"{_named(tensor.dtype)} {list(tensor.shape)}"
         for name, tensor in tensors.items()
-        if not name.startswith(apart)
+        if not name.startswith(excluded)
     }
 
 
 def _with_own_loading(model: nn.Module) -> tuple[str, ...]:
-    """The paths of the modules that load a state by code that is neither torch's nor the runner's,
-    which may accept other shapes.
-    """
+    """Return the paths of modules that load states by their own code, perhaps of other shapes."""
     names = list[str]()
     for path, module in model.named_modules(remove_duplicate=False):
         hooks = module._load_state_dict_pre_hooks.values()  # pyright: ignore[reportPrivateUsage]

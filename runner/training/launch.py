@@ -2,13 +2,12 @@
 
 Rank 0 composes the config for all.
 
-    launch      in the process that was asked to train: starts the ranks, waits, reports errors rank
-    in each of them (`python -m samewise.runner.training.launch FOLDER`, or `samewise train` under
-    torchrun): meets the others and trains
+    launch  starts the ranks, waits for them, and reports their errors
+    rank    runs in each of them, and trains: `python -m samewise.runner.training.launch FOLDER`,
+            or `samewise train` under torchrun
 
-What the two say to each other lies in a temporary folder: `config.yaml` and `handed.json` on the
-way down, `rank-N.json` (how a rank ended, where it ended by itself) and `done-N` (it came to its
-end) on the way up.
+They exchange files in a temporary folder. `launch` writes `config.yaml` and `handed.json`; a rank
+writes `done-N` when it has finished, or `rank-N.json` with its error.
 """
 
 from __future__ import annotations
@@ -52,9 +51,10 @@ from samewise.runner.training.agent import outcomes, run_agent
 
 
 def processes(composed: Composed) -> int:
-    """How many processes the config requests on this machine.
+    """Return the number of processes that the config requests on this machine. Imports torch.
 
-    ConfigError if they do not go with the replicas or the devices. Imports torch.
+    Raises:
+        ConfigError: It does not fit the replicas or the devices.
     """
     from samewise.runner.config.instantiate import instantiate
 
@@ -71,15 +71,22 @@ def launch(
     module: str = __name__,
     work: Mapping[str, Any] | None = None,
 ) -> None:
-    """Start so many ranks and wait for them.
+    """Start ranks and wait for them.
 
-    `as_json`: how rank 0 prints the summary, `debug`: print the failed rank's traceback.
+    Args:
+        composed: The config.
+        nproc: The number of ranks.
+        as_json: Whether rank 0 prints the summary as JSON.
+        debug: Whether to print the traceback of a rank that failed.
+        module: The module that each rank runs: this one trains; another calls `main` with other
+            work to do.
+        work: Arguments for that work.
 
-    Each runs `module`: this one trains, another calls `main` with what it does instead, which is
-    given `work`. ConfigError if they are far more than this machine's cores; PeerFailed if one of
-    them has failed, and what it said is printed; TrainingError if one died without an error
-    message; Interrupted if this process was asked to stop before a rank could say that it has
-    saved.
+    Raises:
+        ConfigError: There are far more ranks than this machine has cores.
+        PeerFailed: A rank has failed; its message is printed.
+        TrainingError: A rank died without a message.
+        Interrupted: This process was asked to stop before a rank reported that it has saved.
     """
     require_few_in_all(composed.cfg, nproc)
     with tempfile.TemporaryDirectory(prefix="samewise-ranks-") as temporary:
@@ -127,9 +134,7 @@ def _hand_down(
 
 
 def _avoid_device(lost: int, nproc: int) -> None:
-    """If each rank has its own CUDA device: let the next ranks use the half of the devices without
-    rank `lost`'s.
-    """
+    """Leave the next ranks the half of the CUDA devices without that of rank `lost`."""
     import torch
 
     if torch.cuda.device_count() >= nproc:
@@ -164,7 +169,7 @@ def _report_outcomes(handed: Path, nproc: int, error: SamewiseError | None, *, d
         )
     if silent:
         hint = (
-            "something in it calls os._exit(0) or replaces the process; run the same command "
+            "some code in it calls os._exit(0) or replaces the process; run the same command "
             "again to resume from the last checkpoint"
         )
         raise TrainingError(
@@ -184,10 +189,14 @@ def rank(
     check: Callable[[], None],
     work: Callable[[Composed], None] | None = None,
 ) -> None:
-    """Train as one of several ranks, or do `work` instead.
+    """Train as one of several ranks, with rank 0's config.
 
-    Rank 0's config is used, and it alone calls `look`, for the summary of a run that is done, and
-    `check`, which raises what is wrong with the config.
+    Args:
+        composed: The config, as this rank composed it.
+        as_json: Whether rank 0 prints the summary as JSON.
+        look: Returns the summary of a finished run; only rank 0 calls it.
+        check: Raises the config's problems; only rank 0 calls it.
+        work: The work to do instead of training.
     """
     from samewise.runner.records.summary import print_summary
     from samewise.runner.strategies.meeting import announce, linger
@@ -195,7 +204,8 @@ def rank(
     from samewise.runner.training.loop import fit
 
     main = int(os.environ["RANK"]) == 0
-    end_with_parent(signal.SIGTERM)  # it then finishes its step, saves and stops
+    # On SIGTERM a training finishes its step, saves and stops
+    end_with_parent(signal.SIGTERM)
     try:
         composed, done = _agree_on_config(composed, main=main, look=look, check=check)
         summary = None
@@ -209,9 +219,10 @@ def rank(
             )
     except BaseException as raised:
         error = explain(raised)
-        told_by_another = not announce(error)
+        is_first = announce(error)
+        # Rank 0 keeps the store in which the others read the error
         linger()
-        if told_by_another:
+        if not is_first:
             raise PeerFailed(
                 f"rank {os.environ['RANK']} stopped, because another rank did",
                 exit_code=getattr(error, "exit_code", 1),
@@ -232,7 +243,7 @@ def _agree_on_config(
     look: Callable[[], Mapping[str, Any] | None],
     check: Callable[[], None],
 ) -> tuple[Composed, Mapping[str, Any] | None]:
-    """Rank 0's config, and the summary if its run is finished."""
+    """Return rank 0's config, and the summary if its run is finished."""
     from samewise.runner.strategies.meeting import meeting_point, wait_for
 
     timeout_s = float(composed.cfg.strategy.get("join_timeout_s", 60.0))
@@ -263,15 +274,16 @@ def _agree_on_config(
     ), config["done"]
 
 
-def _adopt_config(composed: Composed, said: Mapping[str, Any]) -> Composed:
-    """The config with the code and folder of the process that was asked to train.
+def _adopt_config(composed: Composed, request: Mapping[str, Any]) -> Composed:
+    """Return the config with the requesting process's folder.
 
-    A ConfigError if this rank finds other code.
+    Raises:
+        ConfigError: This rank has other code.
     """
-    composed = dataclasses.replace(composed, place=Path(said["folder"]))
-    if composed.fingerprint != said["fingerprint"]:
+    composed = dataclasses.replace(composed, place=Path(request["folder"]))
+    if composed.fingerprint != request["fingerprint"]:
         changed = sources.list_changes(composed.folder.sources) or [
-            "it differs from that of the process that was asked to train"
+            "it differs from that of the process that started the run"
         ]
         message = f"the code has changed since the run was started: {'; '.join(changed)}"
         raise ConfigError(
@@ -286,9 +298,7 @@ def _adopt_config(composed: Composed, said: Mapping[str, Any]) -> Composed:
 
 @filter_output()
 def main(handed: Path, work: Callable[..., None] | None = None) -> int:
-    """Run as a rank that `launch` has started: read the request, train or do other work, and report
-    how it ended.
-    """
+    """Run as a rank that `launch` has started, and report how it ended."""
     number = int(os.environ["RANK"])
     faulthandler.enable(file=2)
     try:
@@ -301,7 +311,8 @@ def main(handed: Path, work: Callable[..., None] | None = None) -> int:
             tuple(handover["packages"]),
             tuple(Path(folder) for folder in handover["configs"]),
         )
-        if project.packages:  # otherwise the folder is not code
+        # Without packages the folder holds no code to import
+        if project.packages:
             sys.path.append(handover["root"])
         composed = dataclasses.replace(
             compose.load(handed / "config.yaml"),
@@ -319,7 +330,7 @@ def main(handed: Path, work: Callable[..., None] | None = None) -> int:
         (handed / f"done-{number}").touch()
         return 0
     except BaseException as error:
-        # It is ending, and has a message to send first
+        # A second signal may not end this process before it has written its message
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         code, message = describe(error)
         if isinstance(error, PeerFailed):

@@ -42,10 +42,7 @@ from samewise.runner.training.state import load_weights
 
 @dataclass(frozen=True)
 class Predictor:
-    """A recipe and its trained model in eval mode, with the evaluation's transforms.
-
-    Made by `build_predictor`.
-    """
+    """A recipe and its trained model in evaluation mode, with the evaluation's transforms."""
 
     recipe: Recipe
     model: nn.Module
@@ -56,12 +53,13 @@ class Predictor:
     seed: int
 
     def predict(self, files: Sequence[Path]) -> list[Prediction]:
-        """Predict files as one batch: for one file always the same bits.
+        """Predict files as one batch.
 
-        With several, the last bits may differ.
+        A single file always gives the same bits; in a batch the last bits may differ.
 
-        DataError if one cannot be read, is not what the recipe predicts from, or the model's output
-        is NaN.
+        Raises:
+            DataError: A file cannot be read, is not of a kind that the recipe predicts from, or
+                the model's output has NaN.
         """
         with streams.scope(self.seed, "predict"), torch.no_grad():
             batch = self.batch_of(files)
@@ -69,29 +67,28 @@ class Predictor:
                 return self.recipe.predict(self.model, batch)
 
     def files(self, paths: Sequence[Path]) -> list[Path]:
-        """Expand folders and patterns into files. A ConfigError if there are none."""
+        """Expand folders and patterns into files, or raise a ConfigError if there are none."""
         return expand(paths, self.recipe)
 
     def predict_files(
         self,
-        asked: Sequence[Path],
+        paths: Sequence[Path],
         output: Path | None,
         *,
         threshold: float | None = None,
         batch: int = 1,
     ) -> Iterator[tuple[Path, Prediction, list[Path]]]:
-        """Yield each file's prediction as soon as it is made, and the pictures or sounds written
-        for it.
-
-        ConfigError if there is no score for the threshold; or at the end, with a problem for each
-        file that cannot be read; the others are predicted.
+        """Yield each file with its prediction, and the pictures or sounds written for it.
 
         Args:
-            asked: As `files` gives them.
+            paths: Files, as `files` returns them.
             output: A folder for pictures and sounds; None: none are written.
-            threshold: The least score of what is predicted; None: all.
-            batch: How many files the model takes at once. Where they do not fit together, it takes
-                them one by one.
+            threshold: The lowest score to predict; None: all.
+            batch: The number of files that the model takes at once. Files of different shapes are
+                predicted one by one.
+
+        Raises:
+            ConfigError: A prediction has no score; or, at the end, files could not be read.
         """
         if threshold is not None and not 0 <= threshold <= 1:
             raise ConfigError(
@@ -102,10 +99,10 @@ class Predictor:
                 Problem("--batch", "is not a valid number of files", batch, "a whole number from 1")
             )
         problems: list[Problem] = []
-        named_paths = zip(asked, names(asked), strict=True)
-        for start in range(0, len(asked), batch):
+        named_paths = zip(paths, names(paths), strict=True)
+        for start in range(0, len(paths), batch):
             for prediction, (file, name) in zip(
-                self._try_predict(asked[start : start + batch]), named_paths, strict=False
+                self._try_predict(paths[start : start + batch]), named_paths, strict=False
             ):
                 if isinstance(prediction, SamewiseError):
                     problems += prediction.problems
@@ -116,10 +113,10 @@ class Predictor:
             raise ConfigError(*problems)
 
     def batch_of(self, samples: Sequence[Any]) -> Batch:
-        """A batch for the model from files, which the recipe reads, or from the data set's samples:
-        transformed as in evaluation, on the device.
+        """Make a batch from files or samples, transformed as in evaluation, on the device.
 
-        DataError if a file cannot be read.
+        Raises:
+            DataError: A file cannot be read.
         """
         read = [self._read(Path(x)) if isinstance(x, str | Path) else x for x in samples]
         transformed = WithTransform.of(read, self.samples, "transforms.eval.sample")
@@ -135,10 +132,11 @@ class Predictor:
                         )
                     )
             collated = self.recipe.collate([transformed[number] for number in range(len(read))])
-        except DataError as error:  # errors of a data set concern the user's files here
+        except DataError as error:
+            # A data set's errors are about the user's files here
             hint = (
-                "give the name of a file, or a sample as the data set has it; if you do not "
-                "know the label, give any: transforms((image, 0))"
+                "pass the name of a file, or a sample as the data set has it; if you do not "
+                "know the label, pass any: transforms((image, 0))"
             )
             raise DataError(
                 *(
@@ -159,8 +157,8 @@ class Predictor:
             damaged = f"the file cannot be decoded: save it again, or download it again; {takes}"
             raise DataError(
                 *(
-                    replace(one, hint=damaged if "remove" in one.hint else one.hint or takes)
-                    for one in error.problems
+                    replace(x, hint=damaged if "remove" in x.hint else x.hint or takes)
+                    for x in error.problems
                 )
             ) from None
 
@@ -171,7 +169,7 @@ class Predictor:
                 yield from self.predict(files)
                 return
             except SamewiseError:
-                pass  # one at a time, to find the file
+                pass  # predict them one by one, to find the file
         for file in files:
             try:
                 yield self.predict([file])[0]
@@ -181,10 +179,9 @@ class Predictor:
 
 @contextmanager
 def _refuse_nan(model: nn.Module, files: Sequence[Any]) -> Generator[None]:
-    """Raise a DataError if the model's output has a NaN, which no prediction can be made from:
-    comparisons with it are false, as for what is not found.
-    """
+    """Raise a DataError if the model's output has NaN."""
 
+    # Every comparison with NaN is false, so a recipe would just predict nothing
     def refuse(module: nn.Module, inputs: Any, output: Any) -> None:
         if any(bool(x.isnan().any()) for x in tensors_in(output)):
             hint = (
@@ -217,11 +214,8 @@ def _save(prediction: Prediction, file: Path, output: Path | None, name: str) ->
             output.rmdir()
         return written
     except Exception as error:  # the prediction is reported without its picture
-        print(
-            "warning: "
-            f"{Problem(str(file), f'its picture could not be drawn: {first_line(error)}', hint=raised_at(error))}",
-            file=sys.stderr,
-        )
+        message = f"its picture could not be drawn: {first_line(error)}"
+        print(f"warning: {Problem(str(file), message, hint=raised_at(error))}", file=sys.stderr)
         return []
 
 
@@ -233,12 +227,17 @@ def build_predictor(
     labels: Mapping[str, Any] | None = None,
     weights: str | None = None,
 ) -> Predictor:
-    """Build the parts that apply a trained model to files, without the data set, from a config and
-    a checkpoint's state.
+    """Build the parts that apply a trained model to files, without the data set.
 
-    `labels` has `classes` and `category_ids`, as the run's data set has them. `weights` are those
-    that a callback keeps under this name, as `ema`. ConfigError if a part cannot be made, or no
-    callback keeps such weights.
+    Args:
+        composed: The run's config.
+        project: The packages that the config may name.
+        state: A checkpoint's state.
+        labels: `classes` and `category_ids`, as the run's data set has them.
+        weights: The name of weights that a callback keeps, such as `ema`; None: the trained ones.
+
+    Raises:
+        ConfigError: A part cannot be made, or no callback keeps such weights.
     """
     cfg = composed.cfg
     make: Make = partial(make_part, cfg, project)
@@ -274,12 +273,13 @@ def build_predictor(
 
 
 def _read_size(cfg: DictConfig) -> list[int] | None:
-    """[height, width] to which a data set of samewise's resizes images as it reads them, in
-    evaluation; None: it keeps their size.
+    """Return [height, width] to which samewise's data set resizes images as it reads them.
+
+    None if it keeps their size.
     """
     node: dict[str, Any] = plain(cfg.dataset.get("valid")) or {}
     size: Any = node.get("size")
-    # A user's own data set may mean something else
+    # In a user's own data set, `size` may have another meaning
     is_size = (
         str(node.get("_target_")).startswith(OURS) and isinstance(size, list) and len(size) == 2
     )
@@ -289,7 +289,7 @@ def _read_size(cfg: DictConfig) -> list[int] | None:
 def _kept_weights(
     cfg: DictConfig, make: Make, state: Mapping[str, Any], name: str
 ) -> Mapping[str, Any]:
-    """The weights that a callback keeps in addition to the trained ones."""
+    """Return the weights that a callback keeps in addition to the trained ones."""
     weights: dict[str, Mapping[str, Any]] = {}
     for callback, saved in state["callbacks"].items():
         if saved and cfg.callbacks.get(callback) is not None:

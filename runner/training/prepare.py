@@ -1,6 +1,4 @@
-"""From a composed config to a run that is ready to train, or the summary of a finished one, or
-neither if other processes have trained it.
-"""
+"""Prepares a composed config's training: checks it, finds a finished run, or starts its ranks."""
 
 from __future__ import annotations
 
@@ -34,22 +32,28 @@ if TYPE_CHECKING:
 
 
 _LOOKED_AT = 10_000
-"""At most so many files and folders of each data folder, so that a finished run is reported at
-once."""
+"""The most files and folders of a data folder to look at, so that a finished run prints at once."""
 _WRITTEN_WHILE_TRAINING = ("evaluate", "trace")
-"""The groups of the config with settings that change no result, but what a run writes as it trains.
-"""
+"""The groups of the config that change no weight, but the files that a training writes."""
 
 
 def prepare(
     composed: Composed, *, as_json: bool = False, debug: bool = False
 ) -> Run | Mapping[str, Any] | None:
-    """Do what precedes training in `train`.
+    """Prepare a training, or have other processes train.
 
-    ConfigError with all that is wrong, PeerFailed if a rank has failed, and said why.
+    Args:
+        composed: The config.
+        as_json: Whether rank 0 prints the summary as JSON.
+        debug: Whether to print the traceback of a rank that failed.
 
-    Returns the run, for `fit`; the summary of a finished run; None if ranks have trained it and
-    printed its summary.
+    Returns:
+        The run, for `fit`; or the summary of a finished run; or None if ranks have trained it and
+        printed its summary.
+
+    Raises:
+        ConfigError: The config has these problems.
+        PeerFailed: A rank has failed, and its message is printed.
     """
     project = composed.project
     sound = settings_are_sound(composed)
@@ -58,10 +62,11 @@ def prepare(
         if done is not None:
             return done
     if sound:
-        # Environment variables, before anything imports torch
+        # Torch reads these environment variables when it is imported, below
         variables.prepare(composed.cfg.reproducibility)
     if is_rank():
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # as `run_agent` does
+        # A rank of torchrun's; `run_agent` sets it for its own
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         return rank(
             composed,
             as_json=as_json,
@@ -79,20 +84,16 @@ def prepare(
 
 
 def finished_summary(composed: Composed) -> dict[str, Any] | None:
-    """A finished run's summary.
+    """Return a finished run's summary; None if there is none or it is damaged (with a warning).
 
-    None if it is damaged (with a warning), or if run_root is not a folder, which `check` reports.
-
-    ConfigError if it exists and cannot be read now.
+    Raises:
+        ConfigError: It exists, and cannot be read.
     """
     try:
         summary = read_json(composed.folder.summary, shapes.SUMMARY)
     except DamagedFile as error:
-        print(
-            "warning: "
-            f"{replace(error.problems[0], hint='the run is resumed from its last checkpoint, and a new one is written')}",
-            file=sys.stderr,
-        )
+        hint = "the run is resumed from its last checkpoint, and writes a new summary"
+        print(f"warning: {replace(error.problems[0], hint=hint)}", file=sys.stderr)
         return None
     if summary is None or summary["status"] != "finished":
         return None
@@ -109,7 +110,7 @@ def finished_summary(composed: Composed) -> dict[str, Any] | None:
         composed.folder, dict.fromkeys(data_places(composed.whole).values())
     ):
         print(
-            f"warning: {path} was modified after this run had ended; `train --fresh` "
+            f"warning: {path} was modified after this run ended; `train --fresh` "
             "trains with the data as they are now",
             file=sys.stderr,
         )
@@ -130,8 +131,9 @@ def finished_summary(composed: Composed) -> dict[str, Any] | None:
 
 
 def _modified_after(folder: RunFolder, places: Iterable[Path]) -> Iterator[Path]:
-    """For each place the first of it, and of the folders and files below it, that was modified
-    after a run had ended. Runs do not count.
+    """Yield, for each place, the first path in it that was modified after a run ended.
+
+    Folders of runs do not count.
     """
     ended, runs = folder.summary.stat().st_mtime, folder.path.parents[1].resolve()
     for place in places:
@@ -150,16 +152,13 @@ def _modified_after(folder: RunFolder, places: Iterable[Path]) -> Iterator[Path]
 
 
 def _require_sound(composed: Composed) -> None:
-    """Raise the config's problems, and report what has changed in the code since the same config
-    was trained.
-    """
+    """Raise the config's problems, and print how the code has changed since it was last trained."""
     if edited := sources.edited_since_import(composed.code):
         hint = "start another process (in a notebook: restart the kernel), or importlib.reload them"
         raise ConfigError(
             Problem(
                 ", ".join(edited),
-                "was edited after this process had imported it, which would train the "
-                "earlier version",
+                "was edited after this process imported it, so the earlier version would train",
                 hint=hint,
             )
         )

@@ -1,4 +1,4 @@
-"""Restores a run at one of its checkpoints, for an export, and evaluates it there."""
+"""Restores a run at one of its checkpoints, and evaluates it there."""
 
 from __future__ import annotations
 
@@ -43,14 +43,22 @@ from samewise.runner.training.state import restore
 def at_checkpoint(
     composed: Composed, project: Project, folder: RunFolder, which: str, split: str | None = None
 ) -> tuple[Run, int]:
-    """A run restored at one of its checkpoints, in one process, and the checkpoint's step.
+    """Restore a run at one of its checkpoints, in one process, and warn if its code has changed.
 
-    Warns if its code has changed.
+    Args:
+        composed: The run's config. It is changed: classes are numbered as in training, and no
+            initial weights are read.
+        project: The packages that the config may name.
+        folder: The run's folder.
+        which: The checkpoint: best, last, a step, or a monitored metric.
+        split: The only split to make; None: all.
 
-    The config is made to read no initial weights, whose file may be elsewhere, and to number
-    classes as in training, whatever data it names now. With `split` only that one is made. The
-    checkpoint is best, last, a step, or a monitored metric. ConfigError if a part cannot be made or
-    the data have other classes, CheckpointError if there is no such checkpoint.
+    Returns:
+        The run, and the checkpoint's step.
+
+    Raises:
+        ConfigError: A part cannot be made, or the data have other classes.
+        CheckpointError: There is no such checkpoint.
     """
     which = "best" if which == composed.cfg.evaluate.monitor else which
     kept = kept_checkpoints.choose_checkpoint(folder.checkpoints, which)
@@ -96,14 +104,17 @@ def evaluate_checkpoint(
     """Evaluate a run's checkpoint on one of its splits, and draw its pictures.
 
     Args:
-        folder: The run's.
+        folder: The run's folder.
         composed: Its config, with overrides.
-        project: With the packages that the config may name.
+        project: The packages that the config may name.
         split: train, valid or test.
         checkpoint: best, last, a step, or a monitored metric.
-        weights: Only those that the callback of this name keeps; None: all, with pictures of the
-            trained ones.
-        pictures: Where to write pictures; None: into the run's folder.
+        weights: The name of the only weights to evaluate, such as `ema`; None: all, with pictures
+            of the trained ones.
+        pictures: The folder for pictures; None: one in the run's folder.
+
+    Returns:
+        Metrics, and what they were measured on.
 
     Raises:
         ConfigError: A part cannot be made, or the data have other classes.
@@ -151,8 +162,9 @@ def evaluate_checkpoint(
 
 
 def _changed(recorded: Composed, composed: Composed) -> list[tuple[str, Any, Any]]:
-    """What overrides change of what decides the result, the data's places included: path, value in
-    the run, value here.
+    """Return the settings that overrides change: path, value in the run, value here.
+
+    Settings that decide no result are left out, except places of data.
     """
     keys = sorted({override.partition("=")[0].lstrip("+") for override in composed.overrides})
     changes = [
@@ -164,9 +176,8 @@ def _changed(recorded: Composed, composed: Composed) -> list[tuple[str, Any, Any
 
 
 def _set_classes(cfg: DictConfig, project: Project, classes: Sequence[str]) -> None:
-    """Give samewise's data sets that take class names those of the run, unless the config has
-    others: data that lack a class keep the other's numbers.
-    """
+    """Set the run's class names in samewise's data sets, unless the config names others."""
+    # Data that lack a class then keep the numbers of the other classes
     for name in SPLITS:
         node: Any = cfg.dataset.get(name)
         if (
@@ -184,10 +195,8 @@ def _set_classes(cfg: DictConfig, project: Project, classes: Sequence[str]) -> N
 
 
 def _of_run(problem: Problem, classes: Sequence[str]) -> Problem:
-    """Say of which run the expected classes are.
-
-    Another number of them, which the data set asks for, would not fit the weights.
-    """
+    """Explain in a data set's problem that the run was trained on the expected classes."""
+    # Another number of classes, as the data set's hint proposes, would not fit the weights
     if classes and "dataset.num_classes" in problem.hint:
         return replace(
             problem, hint=f"the run was trained on {len(classes)} classes: {first_few(classes, 20)}"
@@ -205,23 +214,21 @@ def _of_run(problem: Problem, classes: Sequence[str]) -> Problem:
 def _require_same_classes(
     run: Run, data: Mapping[str, Mapping[str, Any]], classes: Sequence[str]
 ) -> None:
-    """Raise a ConfigError if a split numbers its classes otherwise than in training: the metrics
-    would compare numbers of different classes.
-    """
+    """Raise a ConfigError if a split numbers its classes in another way than in training."""
     for name, split in run.splits.items():
-        names = class_names(split.dataset)
-        if not classes or names in (classes[: len(names)], data.get(name, {}).get("classes")):
+        labels = class_names(split.dataset)
+        if not classes or labels in (classes[: len(labels)], data.get(name, {}).get("classes")):
             continue
-        if unknown := [one for one in names if one not in classes]:
+        if unknown := [x for x in labels if x not in classes]:
             message = f"has classes that the run was not trained on: {first_few(unknown, 10)}"
         else:
             label, here, there = next(
                 (label, *pair)
-                for label, pair in enumerate(zip_longest(names, classes))
+                for label, pair in enumerate(zip_longest(labels, classes))
                 if pair[0] != pair[1]
             )
             message = (
-                f"numbers classes otherwise than in the run's training: {label} is {here!r} "
+                f"numbers classes in another way than in training: {label} is {here!r} "
                 f"here, and was {there!r}"
             )
         node: Any = run.config.dataset[name]
@@ -234,8 +241,8 @@ def _require_same_classes(
         hint = (
             hint
             if has_classes
-            else "leave out what is of other classes, and number the others as the run's data did"
+            else "leave out samples of other classes, and number the others as in training"
         )
         raise ConfigError(
-            Problem(f"dataset.{name}", message, first_few(names, 20), first_few(classes, 20), hint)
+            Problem(f"dataset.{name}", message, first_few(labels, 20), first_few(classes, 20), hint)
         )

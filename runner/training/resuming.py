@@ -1,6 +1,4 @@
-"""Where a training resumes: at its own newest checkpoint that is sound and to which its trace
-leads, or at another run's (`resume_from`).
-"""
+"""Finds where a training resumes: at its newest sound checkpoint, or another run's."""
 
 from __future__ import annotations
 
@@ -32,9 +30,10 @@ from samewise.runner.training.state import restore
 
 
 def resume(run: Run, start: dict[str, Any]) -> None:
-    """Restore the newest intact checkpoint.
+    """Restore the newest intact checkpoint, and open the trace and the tracker at its step.
 
-    Without one, start from the beginning or from another run's checkpoint (`start`).
+    Without one, training starts from the beginning, or from another run's checkpoint, of which
+    `start` has the state of the trace.
     """
     newest, state, problems, untraced = run.strategy.peers.first(partial(_newest, run))
     if newest:
@@ -57,7 +56,7 @@ def resume(run: Run, start: dict[str, Any]) -> None:
             print(f"warning: {caution}", file=sys.stderr)
         if not state and run.folder.trace.exists():
             print(
-                f"warning: {run.folder.path}: the run was begun before and has no "
+                f"warning: {run.folder.path}: the run was started before and has no "
                 "checkpoint; it starts again from step 0",
                 file=sys.stderr,
             )
@@ -105,7 +104,7 @@ def resume(run: Run, start: dict[str, Any]) -> None:
 
 
 def _first_step(run: Run) -> int:
-    """The step of the checkpoint in `resume_from`, at which the run began; 0 without one."""
+    """Return the step at which the run began: that of `resume_from`'s checkpoint, or 0."""
     first = (
         read_json(Path(run.config.resume_from, "manifest.json"), {"step?": int})
         if run.config.resume_from
@@ -117,8 +116,9 @@ def _first_step(run: Run) -> int:
 def _newest(
     run: Run,
 ) -> tuple[checkpoint.CheckpointFolder | None, dict[str, Any], list[Problem], list[Path]]:
-    """`newest_sound` of the checkpoints to which the trace leads, and the newer ones that are
-    sound; the newest sound one if it leads to none.
+    """Return the newest sound checkpoint to which the trace leads, else the newest sound one.
+
+    Also returns its state, problems, and the newer checkpoints to which the trace does not lead.
     """
     folder, file, every, untraced = (
         run.folder.checkpoints,
@@ -159,11 +159,7 @@ def _newest(
 
 
 def continue_from(run: Run, reference: str) -> dict[str, Any]:
-    """Restore another run's checkpoint.
-
-    Return its trace's state. Its best evaluation is not kept, since that checkpoint is not this
-    run's.
-    """
+    """Restore another run's checkpoint, and return the state of its trace."""
     path = Path(reference).expanduser()
     state = run.strategy.peers.first(partial(checkpoint.read, path))
     expected = "the same model, optimizer and phases"
@@ -171,15 +167,9 @@ def continue_from(run: Run, reference: str) -> dict[str, Any]:
         optimizers = {phase.spec.name: phase.optimizer for phase in run.phases}
         require_same_kind(run.composed.whole, path, optimizers, run.schedule, state)
         changed = run.strategy.peers.first(partial(changed_options, run.composed.whole, path))
-        restore(
-            run,
-            {
-                **checkpoint.load_sharded(state, path, run.strategy.layout.empty),
-                "best": {},
-                "also": {},
-            },
-            changed,
-        )
+        # Without its best evaluations, whose checkpoints are in the other run's folder
+        sharded = checkpoint.load_sharded(state, path, run.strategy.layout.empty)
+        restore(run, {**sharded, "best": {}, "also": {}}, changed)
         if not run.strategy.peers.first(partial(measures_the_same, run.composed.whole, path)):
             for part in (run.schedule, *run.callbacks.values()):
                 part.forget_evaluations()
@@ -188,17 +178,16 @@ def continue_from(run: Run, reference: str) -> dict[str, Any]:
         if isinstance(error, ConfigError):
             problem = error.problems[0]
             expected, own_hint = problem.expected or expected, problem.hint
-            reason = (
-                f"{problem.path}: "
-                f"{problem.message}{frozen_by(run.composed.whole, path) if problem.path == 'param_groups' else ''}"
-            )
+            reason = f"{problem.path}: {problem.message}"
+            if problem.path == "param_groups":
+                reason += frozen_by(run.composed.whole, path)
         message, alone = (
             f"does not fit this experiment: {reason}",
             f"initialise.weights={reference} takes the weights alone",
         )
         hint = (
-            f"{own_hint or 'leave out the overrides that change it'}; or {alone}, those of "
-            "other shapes left out with initialise.exclude=[PATTERN]"
+            f"{own_hint or 'leave out the overrides that change it'}; or {alone}, and "
+            "initialise.exclude=[PATTERN] leaves out those of other shapes"
         )
         raise ConfigError(Problem("resume_from", message, str(path), expected, hint)) from error
     require_left(run.config, run.step, run.schedule.span, run.recorder.stop_reason())

@@ -68,15 +68,15 @@ def segments(folder: RunFolder, last: int, *, first: int | None = 0) -> list[Seg
     points = [
         (first or 0, None),
         *(
-            (kept.step, kept.path)
-            for kept in checkpoint.list_checkpoints(folder.checkpoints)
-            if kept.step and _is_sound(kept.path)
+            (checkpoint_folder.step, checkpoint_folder.path)
+            for checkpoint_folder in checkpoint.list_checkpoints(folder.checkpoints)
+            if checkpoint_folder.step and _is_sound(checkpoint_folder.path)
         ),
     ]
-    found = [Segment(start, end, path) for (start, _), (end, path) in itertools.pairwise(points)]
+    parts = [Segment(start, end, path) for (start, _), (end, path) in itertools.pairwise(points)]
     if points[-1][0] < last:
-        found.append(Segment(points[-1][0], last, None))
-    return found[1:] if first is None else found
+        parts.append(Segment(points[-1][0], last, None))
+    return parts[1:] if first is None else parts
 
 
 def _is_sound(path: Path) -> bool:
@@ -87,17 +87,19 @@ def _is_sound(path: Path) -> bool:
 
 
 def choose(
-    of: Sequence[Segment], count: int | None, seed: int, suspected: Sequence[Divergence]
+    parts: Sequence[Segment], count: int | None, seed: int, suspected: Sequence[Divergence]
 ) -> list[Segment]:
     """Choose so many segments at random (None: all), and those with signs of an error."""
-    drawn = of if count is None else random.Random(seed).sample(list(of), min(count, len(of)))
+    drawn = (
+        parts if count is None else random.Random(seed).sample(list(parts), min(count, len(parts)))
+    )
     # Later steps are then wrong too
     firsts = {
-        stage: next((one.step for one in suspected if one.stage == stage), 0)
+        stage: next((x.step for x in suspected if x.stage == stage), 0)
         for stage in ("chain", "root")
     }
-    steps = {*firsts.values(), *(one.step for one in suspected if one.stage not in firsts)}
-    return [one for one in of if one in drawn or any(one.start < step <= one.end for step in steps)]
+    steps = {*firsts.values(), *(x.step for x in suspected if x.stage not in firsts)}
+    return [x for x in parts if x in drawn or any(x.start < step <= x.end for step in steps)]
 
 
 @dataclass
@@ -159,15 +161,15 @@ class Audit:
         does not have: they were added as the run was resumed.
         """
         assert segment.kept is not None
-        kept = checkpoint.load(segment.kept)
-        known = (
+        state = checkpoint.load(segment.kept)
+        names = (
             self._state(segment.start).get("also", {})
             if segment.start > self._first
-            else kept.get("also", {})
+            else state.get("also", {})
         )
         return {
-            **kept,
-            "also": {name: best for name, best in kept.get("also", {}).items() if name in known},
+            **state,
+            "also": {name: best for name, best in state.get("also", {}).items() if name in names},
         }
 
     def _state(self, step: int) -> Mapping[str, Any]:
@@ -181,9 +183,9 @@ class Audit:
         """Where the run's summary disagrees with its last checkpoint, which `replay` compares with
         the steps before it.
         """
-        for kept in checkpoint.list_checkpoints(self.folder.checkpoints)[-1:]:
-            if summary and _is_sound(kept.path):
-                restore(self.run, checkpoint.load(kept.path))
+        for last in checkpoint.list_checkpoints(self.folder.checkpoints)[-1:]:
+            if summary and _is_sound(last.path):
+                restore(self.run, checkpoint.load(last.path))
                 return summary_divergences(summary, summarise(self.run)) if at_end(self.run) else []
         return []
 
@@ -203,16 +205,18 @@ def state_differences(
     added or removed as the run was resumed. `names`: for each optimizer, the parameters that its
     state has numbers for.
     """
-    found = list(_differing_tensors(there["model"], here["model"], "weights"))
-    for name, one in there["optimizers"].items():
-        found += _optimizer_differences(one, here["optimizers"].get(name, {}), names[name])
+    differences = list(_differing_tensors(there["model"], here["model"], "weights"))
+    for name, optimizer in there["optimizers"].items():
+        differences += _optimizer_differences(
+            optimizer, here["optimizers"].get(name, {}), names[name]
+        )
     for part in ("schedule", "precision", "metrics", "best"):
-        found += _differing_tensors(there.get(part, {}), here.get(part, {}), part)
+        differences += _differing_tensors(there.get(part, {}), here.get(part, {}), part)
     for part in ("also", "callbacks"):
-        one, two = there.get(part, {}), here.get(part, {})
-        for name in one.keys() & two.keys():
-            found += _differing_tensors(one[name], two[name], f"{part}.{name}")
-    return found
+        optimizer, two = there.get(part, {}), here.get(part, {})
+        for name in optimizer.keys() & two.keys():
+            differences += _differing_tensors(optimizer[name], two[name], f"{part}.{name}")
+    return differences
 
 
 def _optimizer_differences(
@@ -244,11 +248,13 @@ def _differing_tensors(there: Any, here: Any, path: str) -> Iterator[tuple[str, 
         and isinstance(here, list | tuple)
         and len(there) == len(here)
     ):
-        for number, (one, two) in enumerate(zip(there, here, strict=True)):
+        for number, (tensor, other) in enumerate(zip(there, here, strict=True)):
             yield from _differing_tensors(
-                one,
-                two,
-                f"{path}: {number}" if isinstance(one, Tensor | Mapping | list | tuple) else path,
+                tensor,
+                other,
+                f"{path}: {number}"
+                if isinstance(tensor, Tensor | Mapping | list | tuple)
+                else path,
             )
     elif isinstance(there, Tensor) and isinstance(here, Tensor):
         if value_digest(there.contiguous()) != value_digest(here.contiguous()):

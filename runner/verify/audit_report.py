@@ -24,27 +24,27 @@ def audit(
     comparison: Comparison,
     folder: RunFolder,
     divergences: list[Divergence],
-    said: list[str],
+    lines: list[str],
     *,
     count: int,
     seed: int | None,
 ) -> dict[str, Any]:
     """Repeat some of a run's segments.
 
-    Return what was audited. What is found is added to `divergences` and `said`.
+    Return what was audited. What is found is added to `divergences` and `lines`.
 
     Args:
         again: Built from the run's config, new.
         comparison: One of its callbacks.
         folder: The run's.
         divergences: What was found before: segments with signs of an error are repeated too.
-        said: Everything in words.
+        lines: Everything in words.
         count: How many segments, drawn at random; 0: all.
         seed: With which they are drawn; None: a new one.
     """
-    begun = begin(again)
+    start = begin(again)
     parts = segments(
-        folder, max(comparison.steps, default=0), first=None if begun is None else again.step
+        folder, max(comparison.steps, default=0), first=None if start is None else again.step
     )
     if not parts:
         why = "it has neither an intact checkpoint nor a trace from its first step"
@@ -57,42 +57,42 @@ def audit(
             Problem(str(folder.path), "no part of this run can be audited", hint=hint)
         )
     seed = secrets.randbelow(1 << 32) if seed is None else seed
-    auditing = Audit(again, folder, comparison, read_logged(folder), begun or {})
+    auditing = Audit(again, folder, comparison, read_logged(folder), start or {})
     done = choose(parts, count or None, seed, divergences)
     found = [divergence for part in done if (divergence := auditing.replay(part))]
     found += auditing.judge_summary(read_json(folder.summary, shapes.SUMMARY) or {})
     divergences += found
     steps, last = sum(part.end - part.start for part in done), parts[-1].end
-    said += map(str, found)
+    lines += map(str, found)
     drawn = f" (drawn with --audit-seed {seed})" if count else ""
-    said.append(
+    lines.append(
         f"audited: {len(done)} of {len(parts)} segments, {steps} of {last} steps{drawn}"
         + ("" if found else ": the same bits")
     )
-    said += _describe_unaudited(
+    lines += _describe_unaudited(
         parts,
         done,
         comparison,
         last,
-        continued=bool(again.config.resume_from and begun is not None),
+        continued=bool(again.config.resume_from and start is not None),
     )
-    if begun is None:
-        said.append(
+    if start is None:
+        lines.append(
             "cannot be verified: the fingerprint of config.yaml; the checkpoint "
             f"{again.config.resume_from} (resume_from) is gone or does not fit"
         )
     if folder.summary.exists():
-        said.append(
+        lines.append(
             "not compared by an audit: files in artifacts/, and metrics that were removed; "
             "`samewise verify` without --audit compares them"
         )
-    left = [[part.start + 1, part.end] for part in parts if part not in done]
+    unaudited = [[part.start + 1, part.end] for part in parts if part not in done]
     return {
         "seed": seed,
         "segments": len(parts),
         "replayed": [[part.start + 1, part.end] for part in done],
         "steps": steps,
-        "left": left,
+        "left": unaudited,
     }
 
 
@@ -105,11 +105,11 @@ def _describe_unaudited(
     continued: bool,
 ) -> list[str]:
     """Describe what was not, or cannot be, audited in segments."""
-    said, left = list[str](), [part for part in parts if part not in done]
-    if left:
-        said.append(
+    lines, unaudited = list[str](), [part for part in parts if part not in done]
+    if unaudited:
+        lines.append(
             "not audited: "
-            + ", ".join(f"steps {start + 1} to {end}" for start, end in _join_neighbours(left))
+            + ", ".join(f"steps {start + 1} to {end}" for start, end in _join_neighbours(unaudited))
         )
     if parts[0].start:
         why = (
@@ -117,25 +117,25 @@ def _describe_unaudited(
             if continued
             else "whose starting state is not kept here"
         )
-        said.append(f"cannot be audited: steps 1 to {parts[0].start}, {why}")
+        lines.append(f"cannot be audited: steps 1 to {parts[0].start}, {why}")
     for part in parts:
         if 4 * (part.end - part.start) > last:
             message = (
                 f"no checkpoint is kept between steps {part.start} and {part.end}, so the "
                 "steps between can only be audited together"
             )
-            said.append(
+            lines.append(
                 f"{message}; checkpoint.every_steps and checkpoint.keep_every_steps keep more"
             )
     if bare := sum(
         part.end - part.start - sum(part.start < step <= part.end for step in comparison.steps)
         for part in done
     ):
-        said.append(
+        lines.append(
             f"{bare} steps have no line in the trace, and were audited only by the "
             "checkpoints that they led to"
         )
-    return said
+    return lines
 
 
 def _join_neighbours(parts: Sequence[Segment]) -> Iterator[tuple[int, int]]:

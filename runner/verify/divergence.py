@@ -63,10 +63,7 @@ def unknown_since(step: int, compared: Collection[int]) -> int:
     if step - 1 in compared:
         return step
     first, second = [*sorted(compared), 2 * step][:2]
-    return (
-        max((known for known in compared if known < step), default=max(0, first - (second - first)))
-        + 1
-    )
+    return max((x for x in compared if x < step), default=max(0, first - (second - first))) + 1
 
 
 def comparable_stages(head: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[str, ...]:
@@ -84,25 +81,25 @@ def comparable_stages(head: Mapping[str, Any], other: Mapping[str, Any]) -> tupl
 
 def only_in(head: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """The parameters and buffers that only the first of two traces has, or has as a parameter."""
-    known = {(kind, name) for kind in ("gradients", "weights") for name in other.get(kind, ())}
+    names = {(kind, name) for kind in ("gradients", "weights") for name in other.get(kind, ())}
     return list(
         dict.fromkeys(
             name
             for kind in ("gradients", "weights")
             for name in head.get(kind, ())
-            if (kind, name) not in known
+            if (kind, name) not in names
         )
     )
 
 
-def describe_tensors(apart: Sequence[Sequence[str]], places: Sequence[str]) -> str:
+def describe_tensors(differing: Sequence[Sequence[str]], places: Sequence[str]) -> str:
     """A sentence on what only one of two models has, as from `only_in`, in these two places.
 
     Empty if there is nothing.
     """
     only = "; ".join(
         f"{first_few(names, 6)} only {place}"
-        for names, place in zip(apart, places, strict=True)
+        for names, place in zip(differing, places, strict=True)
         if names
     )
     return f"the models have other parameters or buffers: {only}" if only else ""
@@ -110,7 +107,7 @@ def describe_tensors(apart: Sequence[Sequence[str]], places: Sequence[str]) -> s
 
 def first_divergence(
     head: dict[str, Any],
-    one: dict[str, Any],
+    record: dict[str, Any],
     two: Mapping[str, Any],
     *,
     other: Mapping[str, Any] | None = None,
@@ -125,28 +122,28 @@ def first_divergence(
     """
     for stage in stages:
         # Python 3.12 rounds the sum of several phases' losses otherwise
-        if one.get(stage) == two.get(stage) or (stage == "loss" and _nearly_equal(one, two)):
+        if record.get(stage) == two.get(stage) or (stage == "loss" and _nearly_equal(record, two)):
             continue
-        names, others = head.get(stage, []), (other or head).get(stage, [])
-        layers = one.get("layers", {}).get(stage), two.get("layers", {}).get(stage)
+        names, other_names = head.get(stage, []), (other or head).get(stage, [])
+        layers = record.get("layers", {}).get(stage), two.get("layers", {}).get(stage)
         layer = (
             _first_layer(
                 _by_name(names, layers[0]),
-                _by_name(others, layers[1]),
+                _by_name(other_names, layers[1]),
                 backward=stage == "gradients",
             )
             if all(layers)
             else ""
         )
-        if layer or names == others:
+        if layer or names == other_names:
             return stage, layer
     return None
 
 
-def _nearly_equal(one: Mapping[str, Any], two: Mapping[str, Any]) -> bool:
+def _nearly_equal(record: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Return whether two lines' losses, float64, are the same to their last digits."""
-    return all("loss" in line for line in (one, two)) and math.isclose(
-        *(float.fromhex(line["loss"]) for line in (one, two)), rel_tol=1e-12
+    return all("loss" in line for line in (record, other)) and math.isclose(
+        *(float.fromhex(line["loss"]) for line in (record, other)), rel_tol=1e-12
     )
 
 
@@ -155,7 +152,7 @@ def other_start(head: Mapping[str, Any], other: Mapping[str, Any]) -> Divergence
 
     None if they agree, or are not recorded, or not comparable.
     """
-    start, there = (one.get("initial", {}) for one in (head, other))
+    start, there = (x.get("initial", {}) for x in (head, other))
     if (
         not start
         or start["step"] != there.get("step")
@@ -181,24 +178,24 @@ def other_start(head: Mapping[str, Any], other: Mapping[str, Any]) -> Divergence
 
 def same_start(head: Mapping[str, Any], other: Mapping[str, Any], step: int) -> bool:
     """Whether two traces with these heads begin with the same tensors before this step."""
-    begun = head.get("initial", {})
+    initial = head.get("initial", {})
     same = (
-        begun.get("step") == step - 1
-        and begun == other.get("initial")
+        initial.get("step") == step - 1
+        and initial == other.get("initial")
         and head["weights"] == other["weights"]
     )
     return same and "weights" in comparable_stages(head, other)
 
 
 def explain(
-    found: tuple[str, str],
+    difference: tuple[str, str],
     heads: Sequence[Mapping[str, Any]],
     lines: Sequence[Mapping[str, Any]],
     settings: Collection[str] = (),
     *,
     logged: Mapping[str, tuple[float, float]],
     several: bool,
-    known: bool,
+    is_compared: bool,
 ) -> tuple[str, str, str]:
     """The stage, the layer and the reason of what `first_divergence` found in two lines of a step.
 
@@ -206,31 +203,31 @@ def explain(
     has updated, and the trace has one loss for all of them.
 
     Args:
-        found: The stage and the layer.
+        difference: The stage and the layer.
         heads: Of the two traces.
         lines: Of the step.
         settings: Those in which the runs differ.
         logged: Both values of the step's losses and gradient norms, by name and in order, as far as
             both runs have them.
         several: Whether the step has several phases.
-        known: Whether the weights before the step are the same.
+        is_compared: Whether the weights before the step are the same.
     """
-    stage, layer = found
+    stage, layer = difference
     reason = describe_stage(stage, layer, heads[0], settings)
     if not several or stage not in ("loss", "gradients"):
         return stage, layer, reason
     phases = [name.removesuffix(_NORM) for name in logged if name.endswith(_NORM)]
     # Equal if both are NaN
     unlike = [name for name, pair in logged.items() if len({*map(repr, pair)}) > 1]
-    apart = {
+    differing = {
         phase: names
         for phase in phases
         if (names := [name for name in unlike if name.startswith(f"{phase}/")])
     }
-    phase, names = next(iter(apart.items()), ("", []))
+    phase, names = next(iter(differing.items()), ("", []))
     if (
         not (phase and phase == phases[0])
-        and (known or phases)
+        and (is_compared or phases)
         and (parameter := _updated_otherwise(heads, lines))
     ):
         return "weights", parameter, STAGES["weights"]
@@ -268,14 +265,16 @@ def _updated_otherwise(
 
     Empty if there is none, or it is not known.
     """
-    (gradients, weights), (others, after) = (
+    (gradients, weights), (other_gradients, after) = (
         [
             _by_name(head.get(stage, []), line.get("layers", {}).get(stage, ""))
             for stage in ("gradients", "weights")
         ]
         for head, line in zip(heads, lines, strict=True)
     )
-    same = [name for name, one in gradients.items() if one and one == others.get(name)]
+    same = [
+        name for name, digest in gradients.items() if digest and digest == other_gradients.get(name)
+    ]
     return next(
         (name for name in same if weights.get(name) != after.get(name, weights.get(name))), ""
     )
@@ -309,9 +308,15 @@ def _by_name(names: Sequence[str], digests: str) -> dict[str, str]:
     return {name: digests[8 * number : 8 * number + 8] for number, name in enumerate(names)}
 
 
-def _first_layer(one: Mapping[str, str], two: Mapping[str, str], *, backward: bool) -> str:
+def _first_layer(
+    layers: Mapping[str, str], other_layers: Mapping[str, str], *, backward: bool
+) -> str:
     """The first differing name as the model defines them, or the last: models usually compute
     layers in this order, and the backward pass in reverse.
     """
-    differing = [name for name, digest in one.items() if name in two and two[name] != digest]
+    differing = [
+        name
+        for name, digest in layers.items()
+        if name in other_layers and other_layers[name] != digest
+    ]
     return (differing[-1] if backward else differing[0]) if differing else ""

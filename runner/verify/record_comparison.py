@@ -36,7 +36,7 @@ Logged = Mapping[tuple[int, str], float]
 
 
 def logged_divergences(
-    told: Iterable[tuple[int, str, float]],
+    recorded: Iterable[tuple[int, str, float]],
     again: Logged,
     *,
     after: int = -1,
@@ -47,7 +47,7 @@ def logged_divergences(
     and how many more.
 
     Args:
-        told: Step, name and value of all that the run logged.
+        recorded: Step, name and value of all that the run logged.
         again: What another training gave.
         after: The step behind which it began.
         until: The last step that it took; None: it ended, and nothing comes after that.
@@ -55,7 +55,7 @@ def logged_divergences(
             compared.
     """
     found, skipped = dict[str, list[Divergence]](), unlogged(left_out, again)
-    for step, name, value in told:
+    for step, name, value in recorded:
         if (
             step <= after
             or (until is not None and step > until)
@@ -110,19 +110,19 @@ def unlogged(names: Collection[str], again: Logged) -> set[str]:
     return set(names) - {name for _, name in again} if names else set()
 
 
-def summary_divergences(told: Mapping[str, Any], again: Mapping[str, Any]) -> list[Divergence]:
+def summary_divergences(recorded: Mapping[str, Any], again: Mapping[str, Any]) -> list[Divergence]:
     """Where a summary differs from that of another completed training."""
     pairs = differences(
-        *({key: one.get(key) for key in _OF_THE_END if key != "level"} for one in (told, again))
+        *({key: x.get(key) for key in _OF_THE_END if key != "level"} for x in (recorded, again))
     )
     return [
-        Divergence(again["steps"], "summary", path, _describe("summary.json", path, one, two))
-        for path, one, two in pairs
+        Divergence(again["steps"], "summary", path, _describe("summary.json", path, x, two))
+        for path, x, two in pairs
     ]
 
 
 def artifact_divergences(
-    told: RunFolder, again: RunFolder, step: int
+    recorded: RunFolder, again: RunFolder, step: int
 ) -> tuple[list[Divergence], list[str]]:
     """Tables under artifacts/ that differ from those of another training, and sentences on
     pictures, whose bytes depend on matplotlib.
@@ -133,7 +133,9 @@ def artifact_divergences(
         if path.is_file()
     ]
     names = [
-        name for name in common if not _same_bytes(told.artifacts / name, again.artifacts / name)
+        name
+        for name in common
+        if not _same_bytes(recorded.artifacts / name, again.artifacts / name)
     ]
     tables = [
         Divergence(step, "artifact", "", f"artifacts/{name} is not what training again writes")
@@ -148,10 +150,13 @@ def artifact_divergences(
     ]
 
 
-def _same_bytes(told: Path, again: Path) -> bool:
-    if told.is_symlink() or not told.is_file():
+def _same_bytes(recorded: Path, again: Path) -> bool:
+    if recorded.is_symlink() or not recorded.is_file():
         return True
-    return told.stat().st_size == again.stat().st_size and told.read_bytes() == again.read_bytes()
+    return (
+        recorded.stat().st_size == again.stat().st_size
+        and recorded.read_bytes() == again.read_bytes()
+    )
 
 
 def recorded_config(folder: RunFolder, overrides: Sequence[str]) -> Composed:
@@ -161,7 +166,7 @@ def recorded_config(folder: RunFolder, overrides: Sequence[str]) -> Composed:
     content is what the run began with.
     """
     original = saved.config_in(folder.config)
-    found = [
+    changes = [
         override
         for override in overrides
         if override.partition("=")[0] in ("initialise.weights", "resume_from")
@@ -171,11 +176,11 @@ def recorded_config(folder: RunFolder, overrides: Sequence[str]) -> Composed:
         or read_json(folder.environment, shapes.ENVIRONMENT)
         or {}
     )
-    if not found or "fingerprint" not in record:
+    if not changes or "fingerprint" not in record:
         return original
     code, moved = (
         read_json(folder.sources, shapes.SOURCES) or {},
-        saved.config_in(folder.config, found),
+        saved.config_in(folder.config, changes),
     )
     return (
         moved
@@ -199,7 +204,7 @@ def alterations(folder: RunFolder, original: Composed, run: Run, *, foreign: boo
         read_json(folder.summary, shapes.SUMMARY) or {},
         read_json(folder.environment, shapes.ENVIRONMENT) or {},
     )
-    said = [
+    lines = [
         *_fingerprints(folder, original, summary, recorded),
         *kept_checkpoints.misled_links(folder.checkpoints, summary),
     ]
@@ -210,21 +215,21 @@ def alterations(folder: RunFolder, original: Composed, run: Run, *, foreign: boo
             "reproducibility": original.cfg.reproducibility.level,
             "total_steps": run.total_steps,
         }
-        known = [key for key in _OF_TRAINING if key in recorded]
+        fields = [key for key in _OF_TRAINING if key in recorded]
         pairs = differences(
-            {key: recorded[key] for key in known},
-            json.loads(json.dumps({key: here[key] for key in known})),
+            {key: recorded[key] for key in fields},
+            json.loads(json.dumps({key: here[key] for key in fields})),
         )
-        said += [_describe("environment.json", *pair) for pair in pairs]
+        lines += [_describe("environment.json", *pair) for pair in pairs]
         lengths = {"steps_per_epoch": run.plan.steps_per_epoch, "total_steps": run.total_steps}
         for path in [kept.path for kept in checkpoint.list_checkpoints(folder.checkpoints)]:
-            told = kept_checkpoints.manifest_of(path) or {}
-            known = {key: told[key] for key in lengths if key in told}
-            said += [
+            manifest = kept_checkpoints.manifest_of(path) or {}
+            fields = {key: manifest[key] for key in lengths if key in manifest}
+            lines += [
                 _describe(f"{path.name}/manifest.json", *pair)
-                for pair in differences(known, {key: lengths[key] for key in known})
+                for pair in differences(fields, {key: lengths[key] for key in fields})
             ]
-    return said
+    return lines
 
 
 def hidden_settings(original: Composed) -> list[str]:
@@ -253,21 +258,23 @@ def _fingerprints(
     if original.cfg.resume_from and not Path(original.cfg.resume_from).expanduser().exists():
         return
     code, config = read_json(folder.sources, shapes.SOURCES) or {}, fingerprint_of(original.whole)
-    begun = code.get("config") or config
-    expected = combine(begun, code.get("files") or {})
-    told = {
+    start = code.get("config") or config
+    expected = combine(start, code.get("files") or {})
+    fingerprints = {
         name: record["fingerprint"]
         for name, record in zip(("summary.json", "environment.json"), records, strict=True)
         if "fingerprint" in record
     }
-    others = set(told.values()) - {expected}
-    if begun != config or (not code and len(others) == 1 and expected not in told.values()):
+    other_fingerprints = set(fingerprints.values()) - {expected}
+    if start != config or (
+        not code and len(other_fingerprints) == 1 and expected not in fingerprints.values()
+    ):
         yield (
             f"config.yaml is that of another experiment: its fingerprint is {config[:12]}, and "
-            f"the run was begun with {(others or {begun}).pop()[:12]}"
+            f"the run was begun with {(other_fingerprints or {start}).pop()[:12]}"
         )
         return
-    for name, one in told.items():
+    for name, one in fingerprints.items():
         if one != expected:
             yield (
                 f"{name}: the fingerprint is recorded as {one[:12]}, and is {expected[:12]} "
@@ -275,15 +282,15 @@ def _fingerprints(
             )
 
 
-def _describe(file: str, path: str, one: Any, two: Any) -> str:
-    if one in (None, "???"):
-        return f"{file}: {path} is missing, and is {two!r} when computed again"
+def _describe(file: str, path: str, value: Any, other: Any) -> str:
+    if value in (None, "???"):
+        return f"{file}: {path} is missing, and is {other!r} when computed again"
     again = (
         "there is none when computed again"
-        if two in (None, "???")
-        else f"is {two!r} when computed again"
+        if other in (None, "???")
+        else f"is {other!r} when computed again"
     )
-    return f"{file}: {path} is recorded as {one!r}, and {again}"
+    return f"{file}: {path} is recorded as {value!r}, and {again}"
 
 
 def describe_foreign(foreign: Sequence[str], again: Run, overridden: Collection[str] = ()) -> str:
@@ -292,7 +299,7 @@ def describe_foreign(foreign: Sequence[str], again: Run, overridden: Collection[
     `overridden`: the settings that were changed for `again`.
     """
     data = [line for line in foreign if line.startswith("data.")]
-    said = (
+    lines = (
         [
             "the environments differ in what can change bits: "
             + "; ".join(line for line in foreign if line not in data)
@@ -301,12 +308,12 @@ def describe_foreign(foreign: Sequence[str], again: Run, overridden: Collection[
         else []
     )
     if not data:
-        return said[0]
-    if given := [path for path in overridden if path.startswith("dataset.")]:
+        return lines[0]
+    if paths := [path for path in overridden if path.startswith("dataset.")]:
         return "; ".join(
             [
-                *said,
-                f"the data differ (the overrides change {first_few(given, 3)}): " + "; ".join(data),
+                *lines,
+                f"the data differ (the overrides change {first_few(paths, 3)}): " + "; ".join(data),
             ]
         )
     samples = {
@@ -321,10 +328,10 @@ def describe_foreign(foreign: Sequence[str], again: Run, overridden: Collection[
         )
         for name, data in samples.items()
     }
-    changing = [name for name, (one, two) in prints.items() if one != two]
+    changing = [name for name, (x, y) in prints.items() if x != y]
     reason = (
         f"{' and '.join(changing)} gives other samples each time it is read"
         if changing
         else "files have changed, or the data set does not repeat"
     )
-    return "; ".join([*said, f"the data differ ({reason}): " + "; ".join(data)])
+    return "; ".join([*lines, f"the data differ ({reason}): " + "; ".join(data)])

@@ -92,12 +92,12 @@ class Comparison(Callback):
         return self._lines.keys()
 
     def on_step(self, run: RunView, outcome: Outcome) -> None:
-        expected, found = self._lines.get(outcome.step), run.traced
+        expected, actual = self._lines.get(outcome.step), run.traced
         self._is_at_stop = self._stop_at <= outcome.step < run.total_steps
         diverged = None if self._has_begun else other_start(self._head, _head_of(run))
         self._has_begun = True
-        if not diverged and expected is not None and found.get("step") == outcome.step:
-            diverged = self._difference(run, outcome, (expected, found))
+        if not diverged and expected is not None and actual.get("step") == outcome.step:
+            diverged = self._difference(run, outcome, (expected, actual))
             self.compared += diverged is None or self._goes_on
         if not diverged and outcome.step in self.doubted and self._are_kept(run, outcome.step):
             self.repeated.add(outcome.step)
@@ -109,29 +109,31 @@ class Comparison(Callback):
         self, run: RunView, outcome: Outcome, lines: tuple[dict[str, Any], Mapping[str, Any]]
     ) -> Divergence | None:
         """Return where two lines of a step differ."""
-        step, several, found = (
+        step, several, actual = (
             outcome.step,
             len(outcome.gradient_norms) > 1,
             first_divergence(self._head, *lines),
         )
-        told = {
+        recorded = {
             name: (self._logged.get((step, f"train/{name}")), here)
             for name, here in {**outcome.losses, **outcome.gradient_norms}.items()
         }
-        logged = {name: (there, here) for name, (there, here) in told.items() if there is not None}
-        if not found:
+        logged = {
+            name: (there, here) for name, (there, here) in recorded.items() if there is not None
+        }
+        if not actual:
             return None
-        known = (
+        compared = (
             step - 1 in self._lines or same_start(self._head, _head_of(run), step)
         ) and not self.divergences
         stage, layer, reason = explain(
-            found,
+            actual,
             [self._head] * 2,
             lines,
             self._settings,
             logged=logged,
             several=several,
-            known=known,
+            is_compared=compared,
         )
         if stage in ("gradients", "weights") and (message := self._other_tensors(run)):
             layer, reason = "", message
@@ -151,10 +153,10 @@ class Comparison(Callback):
             state = checkpoint.load(self._checkpoints / f"step-{step:08d}")
         except CheckpointError:
             return False
-        kept = state["model"]
+        weights = state["model"]
         return state["step"] == step and all(
-            name in kept
-            and value_digest(kept[name].contiguous()) == value_digest(tensor.contiguous())
+            name in weights
+            and value_digest(weights[name].contiguous()) == value_digest(tensor.contiguous())
             for name, tensor in run.weights()
         )
 
@@ -177,62 +179,62 @@ def checkpoint_divergences(folder: RunFolder) -> list[Divergence]:
     """
     head, lines = trace_reader.read_trace_of(folder)
     altered, divergences = alterations(folder), list[Divergence]()
-    for kept in checkpoint.list_checkpoints(folder.checkpoints):
+    for saved in checkpoint.list_checkpoints(folder.checkpoints):
         try:
-            state = checkpoint.load(kept.path)
+            state = checkpoint.load(saved.path)
         except CheckpointError as error:
             divergences.append(
-                Divergence(kept.step, "checkpoint", "", str(error.problems[0]).partition("\n")[0])
+                Divergence(saved.step, "checkpoint", "", str(error.problems[0]).partition("\n")[0])
             )
             continue
-        divergences += _mismatch(head, lines, kept, state)
-        if reason := altered.get(str(kept.step)):
-            divergences.append(Divergence(kept.step, "root", "", reason))
+        divergences += _mismatch(head, lines, saved, state)
+        if reason := altered.get(str(saved.step)):
+            divergences.append(Divergence(saved.step, "root", "", reason))
         summary = read_json(folder.summary, shapes.SUMMARY) or {}
         if (
-            kept.step == summary.get("steps")
+            saved.step == summary.get("steps")
             and (digest := weights_sha256(state["model"])) != summary["weights_sha256"]
         ):
             reason = (
                 f"summary.json has weights_sha256 {summary['weights_sha256'][:16]}..., and "
-                f"{kept.path.name} has {digest[:16]}..."
+                f"{saved.path.name} has {digest[:16]}..."
             )
-            divergences.append(Divergence(kept.step, "summary", "weights_sha256", reason))
+            divergences.append(Divergence(saved.step, "summary", "weights_sha256", reason))
     return divergences
 
 
 def _mismatch(
     head: Mapping[str, Any],
     lines: Mapping[int, Any],
-    kept: checkpoint.CheckpointFolder,
+    saved: checkpoint.CheckpointFolder,
     state: Mapping[str, Any],
 ) -> Iterator[Divergence]:
     """How a checkpoint disagrees with the trace at its step."""
-    if state["step"] != kept.step:
+    if state["step"] != saved.step:
         yield Divergence(
-            kept.step, "checkpoint", "", f"{kept.path.name} was taken at step {state['step']}"
+            saved.step, "checkpoint", "", f"{saved.path.name} was taken at step {state['step']}"
         )
         return
-    line = lines.get(kept.step)
+    line = lines.get(saved.step)
     layer = first_altered_tensor(head, line, state["model"]) if line else None
     if layer is not None:
         yield Divergence(
-            kept.step,
+            saved.step,
             "checkpoint",
             layer,
-            f"the weights in {kept.path.name} differ from those in the trace",
+            f"the weights in {saved.path.name} differ from those in the trace",
         )
-    before = max((step for step in lines if step <= kept.step), default=None)
+    before = max((step for step in lines if step <= saved.step), default=None)
     if (
         before is not None
         and "trace" in state
         and state["trace"] != int(lines[before]["chain"], 16)
     ):
         reason = (
-            f"{kept.path.name} was not taken in a run with this trace: the trace was altered "
+            f"{saved.path.name} was not taken in a run with this trace: the trace was altered "
             f"at step {before} or before, or the checkpoint was"
         )
-        yield Divergence(kept.step, "chain", "", reason)
+        yield Divergence(saved.step, "chain", "", reason)
 
 
 def metric_divergences(
@@ -240,13 +242,13 @@ def metric_divergences(
 ) -> list[Divergence]:
     """Metrics in the run's summary and checkpoints that differ from those logged."""
     summary = read_json(folder.summary, shapes.SUMMARY) or {}
-    told = [
-        (kept.path.name, kept.step, kept.metrics or {})
-        for kept in checkpoint.list_checkpoints(folder.checkpoints)
+    recorded = [
+        (saved.path.name, saved.step, saved.metrics or {})
+        for saved in checkpoint.list_checkpoints(folder.checkpoints)
     ]
     if summary:
         best = summary["metrics"]["best"]
-        told += [
+        recorded += [
             ("summary.json", summary["steps"], summary["metrics"]["final"]),
             ("summary.json", int(best.get("step", 0)), best),
         ]
@@ -254,7 +256,7 @@ def metric_divergences(
         Divergence(
             step, "metric", name, f"{name} is {value!r} in {place}, and was logged as {noted!r}"
         )
-        for place, step, metrics in told
+        for place, step, metrics in recorded
         for name, value in metrics.items()
         if (noted := logged.get((step, name))) is not None and repr(noted) != repr(float(value))
     ]
@@ -264,7 +266,7 @@ def loss_divergences(
     folder: RunFolder, logged: Mapping[tuple[int, str], float]
 ) -> list[Divergence]:
     """Logged losses that differ from those in the trace."""
-    known = [
+    recorded = [
         (step, float.fromhex(line["loss"]), logged.get((step, "train/loss")))
         for step, line in trace_reader.read_trace_of(folder)[1].items()
     ]
@@ -275,6 +277,6 @@ def loss_divergences(
             "train/loss",
             f"train/loss is {noted!r} in metrics.jsonl, and {loss!r} in trace.jsonl",
         )
-        for step, loss, noted in known
+        for step, loss, noted in recorded
         if noted is not None and repr(noted) != repr(loss)
     ]

@@ -58,41 +58,42 @@ def train_again(
     try:
         summary = fit(again)
     except Diverged as diverged:
-        found = logged_divergences(
+        differences = logged_divergences(
             told,
             logged_values(again.folder.metrics),
             until=diverged.divergence.step - 1,
             left_out=left_out,
         )
-        divergences += [*comparison.divergences, diverged.divergence, *found]
+        divergences += [*comparison.divergences, diverged.divergence, *differences]
         return [
             *map(str, comparison.divergences),
             f"diverges at {diverged.divergence}",
-            *map(str, found),
+            *map(str, differences),
         ]
     logged = logged_values(again.folder.metrics)
-    found = [
+    differences = [
         *comparison.divergences,
         *logged_divergences(
             told, logged, until=None if recorded else again.step, left_out=left_out
         ),
     ]
     # What follows from another evaluation says no more
-    known, evaluated = (
-        {one.step for one in divergences},
-        any(one.stage == "metric" for one in found),
+    steps_compared, evaluated = (
+        {x.step for x in divergences},
+        any(x.stage == "metric" for x in differences),
     )
     if not recorded:
         # The end of this training evaluates, which the run may not have done there
         states.pop(again.step, None)
-    found += [
-        one
+    differences += [
+        x
         for step, differing in states.items()
-        if step not in known and (one := _of_checkpoint(step, differing, evaluated=evaluated))
+        if step not in steps_compared
+        and (x := _of_checkpoint(step, differing, evaluated=evaluated))
     ]
     tables, notes = artifact_divergences(folder, again.folder, again.step) if recorded else ([], [])
-    found += [*summary_divergences(recorded, summary), *tables] if recorded else []
-    divergences += found
+    differences += [*summary_divergences(recorded, summary), *tables] if recorded else []
+    divergences += differences
     if (
         recorded
         and summary["stopped_early"]
@@ -120,12 +121,12 @@ def train_again(
             f"(trace.every_steps={again.config.trace.every_steps}, "
             f"{number_of(again.step, 'step')})"
         )
-    if any(one.stage == "metric" for one in found):
+    if any(x.stage == "metric" for x in differences):
         notes.append(
             f"metrics that measure the machine belong under {', '.join(MEASURED)}: these "
             "are not compared"
         )
-    return [message, *map(str, found), *notes]
+    return [message, *map(str, differences), *notes]
 
 
 def _comparing_checkpoints(
@@ -134,27 +135,27 @@ def _comparing_checkpoints(
     """The second training, such that it writes no checkpoint, and in what its state differs from
     each one that the recorded run kept, by step.
     """
-    found, names, kept = (
+    differing, names, paths = (
         dict[int, list[tuple[str, str]]](),
         parameter_names(again),
-        {one.step: one.path for one in list_checkpoints(folder.checkpoints)},
+        {x.step: x.path for x in list_checkpoints(folder.checkpoints)},
     )
 
     class Compared(Checkpoints):
         def save(self, step: int, state: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
             with suppress(CheckpointError):  # it is named elsewhere
-                found[step] = (
-                    state_differences(checkpoint.load(kept[step]), state, names)
-                    if step in kept
+                differing[step] = (
+                    state_differences(checkpoint.load(paths[step]), state, names)
+                    if step in paths
                     else []
                 )
 
     checkpoints = Compared(again.folder.checkpoints, again.checkpoint, {}, {})
     return replace(
         again,
-        checkpoint=replace(again.checkpoint, every_steps=math.gcd(*kept) or None),
+        checkpoint=replace(again.checkpoint, every_steps=math.gcd(*paths) or None),
         checkpoints=checkpoints,
-    ), found
+    ), differing
 
 
 def _of_checkpoint(
@@ -166,11 +167,9 @@ def _of_checkpoint(
 
     What a callback keeps besides tensors is left out: it may be of the machine.
     """
-    trained = [
-        one for one in differing if one[0].startswith(("weights", "the optimizer", "precision"))
-    ]
-    results = [one for one in differing if one[0].startswith(("metrics", "best", "schedule"))]
-    counted = trained or ([] if evaluated else results or [one for one in differing if not one[1]])
+    trained = [x for x in differing if x[0].startswith(("weights", "the optimizer", "precision"))]
+    results = [x for x in differing if x[0].startswith(("metrics", "best", "schedule"))]
+    counted = trained or ([] if evaluated else results or [x for x in differing if not x[1]])
     if not counted:
         return None
     (name, values), more = counted[0], f" (and {len(counted) - 1} more)" if counted[1:] else ""

@@ -81,12 +81,12 @@ class _Watched:
 
 def _entries(batch: Any) -> Iterator[tuple[str, Any]]:
     """A batch's entries by name, or by place if it is a list or a tuple."""
-    found: Any = (
+    tensors: Any = (
         enumerate(batch)
         if isinstance(batch, list | tuple)
         else entries(batch).items() or [("its one entry", batch)]
     )  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-    yield from ((str(name), value) for name, value in found)
+    yield from ((str(name), value) for name, value in tensors)
 
 
 def inspect_step(run: Run, state: Mapping[str, Any]) -> tuple[list[ComputedValue], dict[str, Any]]:
@@ -96,13 +96,13 @@ def inspect_step(run: Run, state: Mapping[str, Any]) -> tuple[list[ComputedValue
     traced.
     """
     restore(run, copy_to_cpu(state))  # an optimizer updates the given tensors in place
-    seen = list[ComputedValue]()
+    values = list[ComputedValue]()
 
     def note(kind: str, name: str, value: Any) -> None:
-        seen.append(ComputedValue(kind, name, value_digest(value)))
+        values.append(ComputedValue(kind, name, value_digest(value)))
 
     run.recorder.trace.open(run.step, run.recorder.trace.chain)
-    with streams.preserve_generators(), _hooks(run, seen, note):
+    with streams.preserve_generators(), _hooks(run, values, note):
         micro_batches = next(TrainingBatches(run))
         for micro in micro_batches:
             for name, value in _entries(micro.batch):
@@ -116,7 +116,7 @@ def inspect_step(run: Run, state: Mapping[str, Any]) -> tuple[list[ComputedValue
             outcome.step, batch=outcome.batch, inputs=outcome.inputs, loss=loss
         )
     run.recorder.trace.close()
-    return seen, run.recorder.trace.last if run.recorder.trace.records(outcome.step) else {
+    return values, run.recorder.trace.last if run.recorder.trace.records(outcome.step) else {
         "step": outcome.step,
         "loss": loss.hex(),
     }
@@ -132,13 +132,13 @@ def replay_and_inspect(
 
 
 def first_difference(
-    one: Sequence[ComputedValue], two: Sequence[ComputedValue]
+    values: Sequence[ComputedValue], others: Sequence[ComputedValue]
 ) -> tuple[ComputedValue | None, ComputedValue | None] | None:
     """The first value in which two inspections differ, as each recorded it.
 
     None if there is none.
     """
-    return next(((a, b) for a, b in itertools.zip_longest(one, two) if a != b), None)
+    return next(((a, b) for a, b in itertools.zip_longest(values, others) if a != b), None)
 
 
 def samples_of(run: Run, step: int) -> list[int]:
@@ -165,7 +165,7 @@ def unlike_sample(run: Run, step: int) -> str | None:
                 micro_batches=range(run.micro_batches),
             )
             return next(
-                (found for key in keys if isinstance(found := keyed.find_unlike(key), str)), None
+                (sample for key in keys if isinstance(sample := keyed.find_unlike(key), str)), None
             )
     finally:
         torch.set_num_threads(threads)
@@ -191,10 +191,13 @@ def explain_difference(
                 "train"
             ].keyed.must_repeat = False  # a sample that differs is what is looked for
     # A sparse trace shows only that it is one of several steps
-    first = max((known for known in lines if known < step), default=0) + 1
-    one, two = _nearest(folder, first, there), None if here is None else copy_to_cpu(state_of(here))
+    first = max((x for x in lines if x < step), default=0) + 1
+    state, other_state = (
+        _nearest(folder, first, there),
+        None if here is None else copy_to_cpu(state_of(here)),
+    )
     for at in range(first, step + 1):
-        seen, line, before = replay_and_inspect(there, one, at)
+        values, line, before = replay_and_inspect(there, state, at)
         recorded = lines.get(at) or (
             {"loss": logged[at, "train/loss"].hex()} if (at, "train/loss") in logged else {}
         )
@@ -202,17 +205,17 @@ def explain_difference(
             head,
             recorded,
             line,
-            stages=[one for one in trace.STAGES if one in recorded and one in line],
+            stages=[state for state in trace.STAGES if state in recorded and state in line],
         ) or ("", "")
         agrees = not stage
         if not agrees:
             again, _ = inspect_step(there, before)
-            if found := first_difference(seen, again):
+            if difference := first_difference(values, again):
                 message = (
                     f"this is not deterministic here: step {at}, taken twice from the same "
-                    f"state, differs first in {_describe(found)}"
+                    f"state, differs first in {_describe(difference)}"
                 )
-                value = found[0] or found[1]
+                value = difference[0] or difference[1]
                 sample = unlike_sample(there, at) if value and value.kind == "batch" else None
                 return [
                     message,
@@ -222,47 +225,49 @@ def explain_difference(
                         else []
                     ),
                 ], value
-        if here is not None and two is not None:
-            other, _, _ = replay_and_inspect(here, two, at)
-            found = first_difference(seen, other)
-            if found:
-                message = f"examined closely, step {at} differs first in {_describe(found)}"
+        if here is not None and other_state is not None:
+            other, _, _ = replay_and_inspect(here, other_state, at)
+            difference = first_difference(values, other)
+            if difference:
+                message = f"examined closely, step {at} differs first in {_describe(difference)}"
                 matches = "matches the record: the overrides cause the difference"
                 differs = "does not match the record either: the overrides are not the only cause"
                 return [
                     message,
                     f"trained without the overrides, step {at} {matches if agrees else differs}",
-                ], found[0] or found[1]
-            two = copy_to_cpu(state_of(here))
+                ], difference[0] or difference[1]
+            other_state = copy_to_cpu(state_of(here))
         if not agrees:
             return list(
                 _compare_with_record(there, range(first, at + 1), stage, same_code=same_code)
             ), None
-        one = copy_to_cpu(state_of(there))
+        state = copy_to_cpu(state_of(there))
     return [f"examined closely, step {step} shows no difference: it did not occur again"], None
 
 
 def _nearest(folder: RunFolder, step: int, run: Run) -> Mapping[str, Any]:
     """The state of the last readable checkpoint before a step, or that of a new run."""
-    for kept in reversed(checkpoint.list_checkpoints(folder.checkpoints)):
-        if 0 < kept.step < step:
+    for saved in reversed(checkpoint.list_checkpoints(folder.checkpoints)):
+        if 0 < saved.step < step:
             try:
-                return checkpoint.load(kept.path)
+                return checkpoint.load(saved.path)
             except CheckpointError:
                 continue
     return copy_to_cpu(state_of(run))
 
 
-def _describe(found: tuple[ComputedValue | None, ComputedValue | None]) -> str:
-    one, two = found
-    if one and two and (one.kind, one.name) == (two.kind, two.name):
-        return str(one) + (f": {one.value} there, {two.value} here" if one.kind == "option" else "")
+def _describe(difference: tuple[ComputedValue | None, ComputedValue | None]) -> str:
+    one, other = difference
+    if one and other and (one.kind, one.name) == (other.kind, other.name):
+        return str(one) + (
+            f": {one.value} there, {other.value} here" if one.kind == "option" else ""
+        )
     what = (
         "what the model has"
-        if any(value and value.kind == "before" for value in found)
+        if any(value and value.kind == "before" for value in difference)
         else "the order of computation"
     )
-    return f"{what}: there {one or 'nothing more'} comes next, here {two or 'nothing more'}"
+    return f"{what}: there {one or 'nothing more'} comes next, here {other or 'nothing more'}"
 
 
 def _compare_with_record(
@@ -271,13 +276,13 @@ def _compare_with_record(
     """What is known if the last of some steps, of which the others are not traced, differs from the
     record in this stage.
     """
-    others = (
+    other_names = (
         "another machine, other data, other code, other initial weights, or a process in which "
         "a set had another order"
     )
     yield (
         f"step {steps[-1]} gives the same bits each time here, but not the recorded ones: "
-        f"those come from {others}"
+        f"those come from {other_names}"
     )
     if same_code and (stage == "batch" or len(steps) > 1):
         samples, most = (
@@ -298,9 +303,9 @@ def _compare_with_record(
 
 @contextmanager
 def _hooks(
-    run: Run, seen: list[ComputedValue], note: Callable[[str, str, Any], None]
+    run: Run, values: list[ComputedValue], note: Callable[[str, str, Any], None]
 ) -> Generator[None]:
-    with ExitStack() as held:
+    with ExitStack() as stack:
         # The modules of a compiled model are not called: hooks would be compiled into different
         # code
         whole = run.config.compile.mode != "off"
@@ -308,15 +313,15 @@ def _hooks(
             if isinstance(module, torch.jit.ScriptModule):  # does not support hooks
                 continue
             called = f"{name or 'model'} ({type(module).__name__})"
-            held.callback(
+            stack.callback(
                 module.register_forward_pre_hook(
                     partial(_reaches, note, called), with_kwargs=True
                 ).remove
             )
-            held.callback(module.register_forward_hook(partial(_gives, note, name, called)).remove)
+            stack.callback(module.register_forward_hook(partial(_gives, note, name, called)).remove)
         for name, parameter in run.model.named_parameters():
             if parameter.requires_grad and parameter.is_leaf:
-                held.callback(
+                stack.callback(
                     parameter.register_post_accumulate_grad_hook(
                         partial(_gathers, note, name)
                     ).remove
@@ -324,12 +329,12 @@ def _hooks(
         names = {id(parameter): name for name, parameter in run.model.named_parameters()}
         for phase in run.phases:
             called = f" in phase '{phase.spec.name}'" if len(run.phases) > 1 else ""
-            held.callback(
+            stack.callback(
                 phase.optimizer.register_step_pre_hook(
-                    partial(_before_update, phase, names, called, seen, note)
+                    partial(_before_update, phase, names, called, values, note)
                 ).remove
             )
-            held.callback(
+            stack.callback(
                 phase.optimizer.register_step_post_hook(
                     partial(_after_update, phase, names, note)
                 ).remove
@@ -338,14 +343,14 @@ def _hooks(
 
 
 def _reaches(
-    note: Callable[..., None], called: str, module: nn.Module, given: Any, named: Any
+    note: Callable[..., None], called: str, module: nn.Module, inputs: Any, options: Any
 ) -> None:
-    for tensor in tensors_in((given, named)):
+    for tensor in tensors_in((inputs, options)):
         note("reaches", called, tensor)
 
 
 def _gives(
-    note: Callable[..., None], name: str, called: str, module: nn.Module, given: Any, output: Any
+    note: Callable[..., None], name: str, called: str, module: nn.Module, inputs: Any, output: Any
 ) -> None:
     for tensor in tensors_in(output):
         note("activation", called, tensor)
@@ -359,16 +364,16 @@ def _gathers(note: Callable[..., None], name: str, parameter: Tensor) -> None:
 
 def _parameters(phase: TrainingPhase, names: Mapping[int, str]) -> Iterator[tuple[str, Tensor]]:
     for group in phase.optimizer.param_groups:
-        yield from ((names.get(id(one), "?"), one) for one in group["params"])
+        yield from ((names.get(id(parameter), "?"), parameter) for parameter in group["params"])
 
 
 def _before_update(
     phase: TrainingPhase,
     names: Mapping[int, str],
     called: str,
-    seen: list[ComputedValue],
+    values: list[ComputedValue],
     note: Callable[..., None],
-    *given: Any,
+    *inputs: Any,
 ) -> None:
     for name, parameter in _parameters(phase, names):
         note("averaged", name, parameter.grad)
@@ -381,7 +386,7 @@ def _before_update(
                 and option not in ("params", "param_names")
                 and not option.startswith("initial_")
             ):
-                seen.append(
+                values.append(
                     ComputedValue(
                         "option",
                         option + (f" of group {number}" if number else "") + called,
@@ -392,7 +397,7 @@ def _before_update(
 
 
 def _after_update(
-    phase: TrainingPhase, names: Mapping[int, str], note: Callable[..., None], *given: Any
+    phase: TrainingPhase, names: Mapping[int, str], note: Callable[..., None], *inputs: Any
 ) -> None:
     for name, parameter in _parameters(phase, names):
         note("weights", name, parameter)

@@ -39,18 +39,18 @@ _COMPARED = {
 def compare(first: RunFolder, second: RunFolder) -> Differences:
     """Compare two runs by their records; nothing is trained."""
     folders = first, second
-    (head, one), (other, two) = (trace_reader.read_trace_of(folder) for folder in folders)
-    both = sorted(one.keys() & two.keys())
+    (head, trace), (other, other_trace) = (trace_reader.read_trace_of(folder) for folder in folders)
+    both = sorted(trace.keys() & other_trace.keys())
     tensors = [only_in(head, other), only_in(other, head)] if both else [[], []]
     stages = comparable_stages(head, other)
     if any(tensors) and (
         set(head["weights"]).isdisjoint(other["weights"])
-        or not all("layers" in line for lines in (one, two) for line in lines.values())
+        or not all("layers" in line for lines in (trace, other_trace) for line in lines.values())
     ):
         stages = tuple(stage for stage in stages if stage not in ("gradients", "weights"))
     config = differences(*(identity(saved.config_in(folder.config).whole) for folder in folders))
     divergence = trace_divergence(
-        folders, (head, other), (one, two), stages, [path for path, _, _ in config]
+        folders, (head, other), (trace, other_trace), stages, [path for path, _, _ in config]
     )
     logged = {
         name: values
@@ -117,7 +117,7 @@ def compare(first: RunFolder, second: RunFolder) -> Differences:
         else None,
         missing=[
             f"{folder.path}: {message}"
-            for folder, lines in zip(folders, (one, two), strict=True)
+            for folder, lines in zip(folders, (trace, other_trace), strict=True)
             if (message := trace_reader.missing_start(lines))
         ],
         altered=altered,
@@ -150,13 +150,13 @@ def _logged_apart(first: RunFolder, second: RunFolder) -> dict[str, tuple[int, f
     """The metrics that two runs logged with different values, by name: the first step at which they
     did, and the values.
     """
-    one, two = (logged_values(folder.metrics) for folder in (first, second))
-    found = dict[str, tuple[int, float, float]]()
-    for step, name in sorted(one.keys() & two.keys()):
+    values, others = (logged_values(folder.metrics) for folder in (first, second))
+    differing = dict[str, tuple[int, float, float]]()
+    for step, name in sorted(values.keys() & others.keys()):
         # NaN equals NaN
-        if repr(one[step, name]) != repr(two[step, name]):
-            found.setdefault(name, (step, one[step, name], two[step, name]))
-    return found
+        if repr(values[step, name]) != repr(others[step, name]):
+            differing.setdefault(name, (step, values[step, name], others[step, name]))
+    return differing
 
 
 def _last_evaluation(
@@ -205,26 +205,26 @@ def _describe_traces(found: Differences) -> list[str]:
 def _common_steps(found: Differences) -> list[str]:
     """Describe what the traces' common steps show, in lines."""
     parts, lines = found.parts, list[str]()
-    compared, left = (
+    compared, missing = (
         [message for stage, message in _COMPARED.items() if (stage in found.compared) is there]
         for there in (True, False)
     )
-    one, two = found.digests
+    digest, other_digest = found.digests
     if message := describe_tensors(found.tensors, ("in the first run", "in the second run")):
-        lines.append(message + ("" if left else "; those of the same name are compared"))
-    if left:
+        lines.append(message + ("" if missing else "; those of the same name are compared"))
+    if missing:
         reason = (
-            f"digests by {one} and by {two} cannot be compared"
-            if one != two
+            f"digests by {digest} and by {other_digest} cannot be compared"
+            if digest != other_digest
             else "the traces do not have digests of the same names"
         )
         lines.append(
-            f"{reason}, so nothing is known about {_listed(left)}; only "
+            f"{reason}, so nothing is known about {_listed(missing)}; only "
             f"{_listed(compared)} are compared"
         )
     if parts is None:
         what, but = (
-            _listed(compared) if left else "bits",
+            _listed(compared) if missing else "bits",
             "" if found.same_metrics else ", but metrics differ",
         )
         lines.append(f"the same {what} in all {found.steps} common steps{but}")
@@ -237,8 +237,8 @@ def _of_shards(head: Mapping[str, Any]) -> str:
     return f" of {head['shards']} shards" if "shards" in head else ""
 
 
-def _listed(words: Sequence[str]) -> str:
-    return f"{', '.join(words[:-1])} and {words[-1]}"
+def _listed(items: Sequence[str]) -> str:
+    return f"{', '.join(items[:-1])} and {items[-1]}"
 
 
 def trace_divergence(
@@ -248,34 +248,47 @@ def trace_divergence(
     stages: Sequence[str],
     settings: Sequence[str],
 ) -> Divergence | None:
-    """Where two runs' traces first differ, given their heads and lines, the stages to compare and
-    the settings that differ.
+    """Find the first difference of two runs' traces.
+
+    Args:
+        folders: The two runs' folders.
+        heads: The heads of their traces.
+        traces: The lines of their traces, by step.
+        stages: The stages to compare.
+        settings: The settings that differ, which may explain a difference.
     """
-    (head, other), (one, two) = heads, traces
+    (head, other), (trace, other_trace) = heads, traces
     if start := other_start(head, other):
         return start
-    both = sorted(one.keys() & two.keys())
+    both = sorted(trace.keys() & other_trace.keys())
     journals = [logged_values(folder.metrics) for folder in folders]
     several = any(
         len((read_json(folder.environment, shapes.ENVIRONMENT) or {}).get("optimizers", ())) > 1
         for folder in folders
     )
     for step in both:
-        lines = one[step], two[step]
-        if not (found := first_divergence(head, *lines, other=other, stages=stages)):
+        lines = trace[step], other_trace[step]
+        if not (difference := first_divergence(head, *lines, other=other, stages=stages)):
             continue
         logged = _of_step(journals, step)
         since = unknown_since(step, both)
-        known = same_start(head, other, step) or (
+        is_compared = same_start(head, other, step) or (
             step > both[0]
             and since == step
             and "weights" in stages
             and head["weights"] == other["weights"]
         )
         stage, layer, reason = explain(
-            found, heads, lines, settings, logged=logged, several=several, known=known
+            difference,
+            heads,
+            lines,
+            settings,
+            logged=logged,
+            several=several,
+            is_compared=is_compared,
         )
-        if stage in ("loss", "gradients") and not known:  # what the step began with
+        # A step begins with weights, of which the trace has a digest only after a traced step
+        if stage in ("loss", "gradients") and not is_compared:
             reason += "; or the weights before that step differ" + (
                 ", which a trace does not record" if step == both[0] else ""
             )
@@ -286,12 +299,12 @@ def trace_divergence(
 def _of_step(
     journals: Sequence[Mapping[tuple[int, str], float]], step: int
 ) -> dict[str, tuple[float, float]]:
-    """What two runs both logged of a step's losses and gradient norms, by name and in order."""
+    """Return the losses and gradient norms that both runs logged of a step, by name."""
     first, second = journals
     names = [
         name
-        for at, name in first
-        if at == step
+        for logged_step, name in first
+        if logged_step == step
         and name.startswith("train/")
         and not name.startswith("train/lr")
         and (step, name) in second

@@ -124,16 +124,16 @@ def _compare(
         ),
     ]
     changed = changed_code(folder)
-    said = [
+    lines = [
         *(f"{folder.path}: {fault}" for fault in altered),
         *map(str, divergences),
         *unknown(request, record, comparison, altered),
         *changed,
     ]
-    verdict = Verification(folder.path, altered=altered, said=said)
+    verdict = Verification(folder.path, altered=altered, said=lines)
     if foreign and not request.anyway:
         reason = record_comparison.describe_foreign(foreign, again, record.settings)
-        said += [f"not comparable: {reason}", "add `--anyway` to compare them nevertheless"]
+        lines += [f"not comparable: {reason}", "add `--anyway` to compare them nevertheless"]
         return replace(verdict, comparable=False)
     # An altered environment does not show what to expect
     if record.environment and (changed or not altered):
@@ -145,12 +145,12 @@ def _compare(
             flush=True,
         )
     audited = _repeat(request, record, again, comparison, divergences, verdict)
-    first, apart = None, _first_apart(divergences)
-    if apart and apart.stage != "initial" and not request.coarse:
+    first, differing = None, _first_apart(divergences)
+    if differing and differing.stage != "initial" and not request.coarse:
         same_code = not changed and not any(fault.startswith("config.yaml") for fault in altered)
-        first, sentences = _inspect_step(record, *parts, apart.step, same_code=same_code)
-        said += sentences
-    said += [
+        first, sentences = _inspect_step(record, *parts, differing.step, same_code=same_code)
+        lines += sentences
+    lines += [
         f"the config differs: {path}: {shown(there)} there, {shown(here)} here"
         for path, there, here in record.unlike
     ]
@@ -179,8 +179,8 @@ def _repeat(
     Returns:
         What was audited.
     """
-    folder, said, audited = record.folder, verdict.said, None
-    assert isinstance(said, list)
+    folder, lines, audited = record.folder, verdict.said, None
+    assert isinstance(lines, list)
     again.callbacks.pop("throughput", None)
     # So that everything the run logged can be compared
     again.recorder.log_every_steps = 1
@@ -189,7 +189,7 @@ def _repeat(
     comparison.doubted = {fault.step for fault in divergences if fault.stage == "checkpoint"}
     left_out = record_comparison.left_out_on_resuming(folder.metrics)
     if request.audit is None:
-        said += train_again(again, comparison, folder, request.steps, divergences, left_out)
+        lines += train_again(again, comparison, folder, request.steps, divergences, left_out)
         divergences.sort(key=lambda divergence: divergence.step)
     else:
         audited = audit(
@@ -197,18 +197,18 @@ def _repeat(
             comparison,
             folder,
             divergences,
-            said,
+            lines,
             count=request.audit,
             seed=request.audit_seed,
         )
     for fault in divergences[:]:
         if fault.stage == "checkpoint" and fault.step in comparison.repeated:
-            said[said.index(str(fault))] = (
+            lines[lines.index(str(fault))] = (
                 f"step {fault.step}: {fault.reason}, and are those of a second training: a "
                 "callback changes them after the step"
             )
             divergences.remove(fault)
-    said += [
+    lines += [
         f"cannot be verified: {name}, which training again does not log, nor did the "
         "run once it had been resumed"
         for name in sorted(
@@ -229,14 +229,14 @@ def _inspect_step(
 ) -> tuple[dict[str, str] | None, list[str]]:
     """Find the first value in which a step differs, and the reason in words."""
     with (
-        tempfile.TemporaryDirectory(prefix="samewise-verify-") as one,
+        tempfile.TemporaryDirectory(prefix="samewise-verify-") as folder,
         tempfile.TemporaryDirectory(prefix="samewise-verify-") as two,
     ):
         changed = bool(record.unlike)
         as_it_was = composed if not changed else saved.config_in(record.folder.config, QUIET)
         runs = [
             build(config, project, RunFolder(Path(place)))
-            for config, place in ((as_it_was, one), *(((composed, two),) if changed else ()))
+            for config, place in ((as_it_was, folder), *(((composed, two),) if changed else ()))
         ]
         for run in runs:
             run.callbacks.pop("throughput", None)

@@ -24,7 +24,7 @@ VALUES = np.random.default_rng(0).random((100, 160)) * 1000
 @pytest.fixture(autouse=True)
 def left_as_it_was() -> Iterator[None]:
     yield
-    use_portable_operators(wanted=False)
+    use_portable_operators(enabled=False)
 
 
 def nearest(values: Tensor) -> Tensor:
@@ -48,7 +48,7 @@ def test_images_are_sampled_by_the_scalar_kernel() -> None:
     drawn = torch.Generator().manual_seed(0)
     images, grid = torch.randn(2, 3, 8, 8, generator=drawn, requires_grad=True), torch.rand(2, 9, 9, 2, generator=drawn) * 2.2 - 1.1
     before = torch.nn.functional.grid_sample(images, grid, align_corners=False)
-    use_portable_operators(wanted=True)
+    use_portable_operators(enabled=True)
     found = torch.nn.functional.grid_sample(images, grid, align_corners=False)
     assert torch.equal(found, torch.ops.aten._grid_sampler_2d_cpu_fallback(images, grid, 0, 0, False))
     assert torch.allclose(found, before, atol=1e-5)
@@ -84,7 +84,7 @@ def test_large_products_are_accurate_and_repeat(name: str, monkeypatch: pytest.M
     calls = list[int]()
     product = portable_operators._product
     monkeypatch.setattr(portable_operators, "_product", lambda *given: (calls.append(1), product(*given))[1])
-    use_portable_operators(wanted=True)
+    use_portable_operators(enabled=True)
     found = gradients(function, *given)
     assert calls
     for one, true, torch_s in zip(found, exact, plain, strict=True):
@@ -107,7 +107,7 @@ def test_a_gru_agrees_with_torchs_up_to_rounding(settings: dict[str, Any]) -> No
         return torch.cat([found.flatten(), last.flatten()])
 
     before = gradients(whole, values, first, *model.parameters())
-    use_portable_operators(wanted=True)
+    use_portable_operators(enabled=True)
     after = gradients(whole, values, first, *model.parameters())
     for one, other in zip(after, before, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)

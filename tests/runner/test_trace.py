@@ -127,7 +127,7 @@ def test_a_later_phase_of_a_step_is_not_blamed_for_what_an_earlier_one_did():
 
     def explained(two, logged, *, several=True, known=False):
         stage, layer = first_divergence(head, one, two) or ("", "")
-        return explain((stage, layer), [head, head], (one, two), logged=logged, several=several, known=known)
+        return explain((stage, layer), [head, head], (one, two), logged=logged, several=several, is_compared=known)
 
     same, other = (0.5, 0.5), (0.5, 0.25)
     logged = {"d/loss": same, "g/loss": other, "d/gradient_norm": same, "g/gradient_norm": other}

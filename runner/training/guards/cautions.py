@@ -67,14 +67,12 @@ def settings_cautions(
 
 
 def _order_cautions(composed: Composed) -> list[Problem]:
-    """A warning if a set in the user's code may have another order in another process: in a script
-    or notebook, or under a debugger.
-    """
+    """Warn if sets in the user's code may have another order in another process."""
     if this_process.has_fixed_hash_seed() or not composed.code.files:
         return []
     message = (
-        "is not fixed, so a set of strings in your code has another order in each process, and "
-        "perhaps other results"
+        "is not fixed, so a set of strings in your code has another order in each process, which "
+        "may change results"
     )
     return [
         Problem(
@@ -87,12 +85,12 @@ def _order_cautions(composed: Composed) -> list[Problem]:
 
 
 def _max_steps_cautions(composed: Composed, plan: Plan) -> list[Problem]:
-    """A warning if training ends before the given `max_steps`."""
+    """Warn if training ends before the `max_steps` of an override."""
     cfg, steps = composed.cfg, composed.cfg.max_epochs * plan.steps_per_epoch
     if (
         cfg.max_steps is None
         or cfg.max_steps <= steps
-        or not any(one.lstrip("+").startswith("max_steps=") for one in composed.overrides)
+        or not any(x.lstrip("+").startswith("max_steps=") for x in composed.overrides)
     ):
         return []
     message = f"is not reached: max_epochs={cfg.max_epochs} ends training after {steps} steps"
@@ -107,10 +105,10 @@ def _max_steps_cautions(composed: Composed, plan: Plan) -> list[Problem]:
 
 
 def _every_epochs_cautions(composed: Composed) -> list[Problem]:
-    """A warning if a given `evaluate.every_epochs` decides nothing."""
+    """Warn if an override of `evaluate.every_epochs` has no effect."""
     evaluate = composed.cfg.evaluate
     if not evaluate.every_steps or not any(
-        one.lstrip("+").startswith("evaluate.every_epochs=") for one in composed.overrides
+        x.lstrip("+").startswith("evaluate.every_epochs=") for x in composed.overrides
     ):
         return []
     message, hint = (
@@ -136,66 +134,62 @@ def idle_cautions(run: Run) -> list[Problem]:
 
 
 def data_cautions(train: Split) -> list[Problem]:
-    """Warnings if the training split of a samewise data set has no sample of some classes or leaves
-    files out, and if a user's expects to be told the epoch.
-    """
-    found, unused = list[Problem](), getattr(train.dataset, "unused_classes", None)
+    """Warn of classes without samples, of files left out, and of a method `set_epoch`."""
+    problems, unused = list[Problem](), getattr(train.dataset, "unused_classes", None)
     if left_out := getattr(train.dataset, "left_out", ""):
         message, hint = (
             f"leaves out files in the folders of classes: {left_out}",
-            "rename or convert those that are wanted, and move the others elsewhere",
+            "rename or convert those that you need, and move the others elsewhere",
         )
-        found.append(Problem("dataset.train", message, hint=hint))
+        problems.append(Problem("dataset.train", message, hint=hint))
     if isinstance(unused, list) and unused:
         message, hint = (
             f"has no images of {first_few(unused, 5)}",
-            "add images, or remove the folders of classes that are not wanted",
+            "add images, or remove the folders of classes that you do not need",
         )
-        found.append(Problem("dataset.train", message, hint=hint))
+        problems.append(Problem("dataset.train", message, hint=hint))
     if callable(getattr(train.dataset, "set_epoch", None)):
         hint = (
             "draw in __getitem__ from random, numpy.random or torch, which are seeded for each "
             "epoch and sample; loader.order chooses an epoch's samples"
         )
-        found.append(
+        problems.append(
             Problem(
                 "dataset.train",
                 f"{type(train.dataset).__name__}.set_epoch is never called",
                 hint=hint,
             )
         )
-    return found
+    return problems
 
 
 def _decoding_cautions(
     cfg: DictConfig, train: Split, transforms: Mapping[str, Callable[[Batch], Batch]]
 ) -> list[Problem]:
-    """A warning if the first batch transform of the training would decode images that the data set
-    has decoded already.
-    """
+    """Warn if the first batch transform decodes images that the data set has decoded already."""
     if getattr(train.dataset, "encoded", False) or not getattr(
         transforms["train"], "decodes", False
     ):
         return []
-    given = cfg.dataset.get("decode", ...)
+    setting = cfg.dataset.get("decode", ...)
     instead = "transforms=imagenet or imagenet_v2, which crop in the loader's workers"
-    hint = instead if given is ... else f"dataset.decode=device; or {instead}"
+    hint = instead if setting is ... else f"dataset.decode=device; or {instead}"
     message = (
         "the data set decodes the images itself, so Decode in transforms.train.batch does "
         "nothing, and whole images are sent to the device"
     )
-    return [Problem("dataset.decode", message, given, hint=hint)]
+    return [Problem("dataset.decode", message, setting, hint=hint)]
 
 
 _FEW = 0.1
-"""The share of images with their own copy before them from which there is a warning: an order that
-draws with replacement has some by chance."""
+"""The share of images mixed with their own copy above which samewise warns: an order that draws
+with replacement has some by chance."""
 
 
 def mixing_cautions(
     transforms: Mapping[str, Callable[[Batch], Batch]], order: Order, plan: Plan
 ) -> list[Problem]:
-    """A warning if a transform that mixes images, as MixUp does, would mix them with themselves."""
+    """Warn if a transform that mixes images, such as MixUp, would mix them with themselves."""
     names, micro_batches = (
         " and ".join(getattr(transforms["train"], "mixing", ())),
         plan.micro_batches,
@@ -226,7 +220,7 @@ def mixing_cautions(
         f"puts copies of an image into one micro-batch: {names} in transforms.train.batch "
         f"mixes {share:.0%} of the images with another copy of themselves"
     )
-    # Of an order of the user's it is unknown
+    # A user's own order does not say how often it repeats a sample
     fewest = max(micro_batches, getattr(order, "repeats", plan.batch_size))
     number = next(
         (number for number in range(fewest, plan.batch_size) if plan.batch_size % number == 0), None

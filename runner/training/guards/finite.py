@@ -1,4 +1,4 @@
-"""Stops a run at a non-finite number, before it gets into the weights or a checkpoint."""
+"""Stops a run at a number that is not finite, before it gets into weights or a checkpoint."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from samewise.runner.training.run import Run
 
 
 def nonfinite_names(tensors: Iterable[tuple[str, Any]]) -> list[str]:
-    """The names of the tensors that contain NaN or infinity, in order.
+    """Return the names of the tensors that contain NaN or infinity, in order.
 
-    Each process checks its own shard of a sharded one.
+    Each process checks its own shard of a sharded tensor.
     """
-    known = [
-        (name, _local_values(one))
-        for name, one in tensors
-        if isinstance(one, Tensor) and (one.is_floating_point() or one.is_complex())
+    values = [
+        (name, _local_values(x))
+        for name, x in tensors
+        if isinstance(x, Tensor) and (x.is_floating_point() or x.is_complex())
     ]
-    if math.isfinite(
-        total_norm([one for _, one in known]).item()
-    ):  # one pass over all tensors; the rest runs only if this is not finite
+    # One pass over all tensors, which is enough for a sound run
+    if math.isfinite(total_norm([x for _, x in values]).item()):
         return []
-    return [name for name, one in known if not one.isfinite().all()]
+    return [name for name, x in values if not x.isfinite().all()]
 
 
 def largest(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """The largest magnitude of each gradient, float[], non-finite if the gradient is: kept when the
-    gradient's memory is reused.
+    """Return the largest magnitude of each gradient, float[], not finite if the gradient is not.
+
+    It tells where a gradient is not finite after the gradient's memory was reused.
     """
-    held = [one for one in gradients if one is not None]
-    norms = iter(foreach_norm(held, float("inf")) if held else ())
-    return [None if one is None else next(norms) for one in gradients]
+    present = [x for x in gradients if x is not None]
+    norms = iter(foreach_norm(present, float("inf")) if present else ())
+    return [None if x is None else next(norms) for x in gradients]
 
 
 def require_finite_step(
@@ -49,41 +49,42 @@ def require_finite_step(
     gradients: Sequence[Tensor | None] | None = None,
     explain: Sequence[Callable[[], None]] = (),
 ) -> None:
-    """Raise an error before the step's last optimizer steps if a loss is not finite, or a gradient
-    for another reason than float16's loss scale.
+    """Raise an error if a phase's loss or gradient is not finite.
 
-    TrainingError with the name of the first that is not finite, and samples if the data are not;
-    SamewiseError if the recipe knows why a loss is not finite.
+    A gradient that overflowed because of float16's loss scale is no error.
 
     Args:
-        run: It is at the step.
-        losses: Of a phase, by name.
-        norm: Its gradients' 2-norm.
-        gradients: What `largest` made of those of all of the model's parameters, in order; None:
-            those that are there.
-        explain: Each raises what a recipe knows of a loss that is not finite.
+        run: The run, before the end of the step.
+        losses: The phase's losses, by name.
+        norm: The 2-norm of its gradients.
+        gradients: The `largest` magnitude of each parameter's gradient, in the model's order;
+            None: the gradients still exist.
+        explain: Functions that raise the recipe's own explanation of a loss that is not finite.
+
+    Raises:
+        TrainingError: A number is not finite; with its name, and samples that are not finite.
+        SamewiseError: The recipe can explain the loss.
     """
     wrong = next(
         (f"the {name} is" for name, value in losses.items() if not math.isfinite(value)), ""
     )
     if wrong:
-        for one in explain:
-            one()
+        for raise_reason in explain:
+            raise_reason()
     if not wrong and not math.isfinite(norm) and not run.precision.may_overflow():
-        held = [one.grad for one in run.parameters] if gradients is None else gradients
+        gradient_values = [one.grad for one in run.parameters] if gradients is None else gradients
         names = nonfinite_names(
             (name, gradient)
-            for (name, _), gradient in zip(run.model.named_parameters(), held, strict=True)
+            for (name, _), gradient in zip(
+                run.model.named_parameters(), gradient_values, strict=True
+            )
         )
         if names:
             wrong = f"the gradient of {names[0]} is"
         elif run.clip_norm is not None:
             wrong = "the gradient is too large to be clipped: the square of its norm is"
     if wrong and (data := nonfinite_data(run)):
-        hint = (
-            "check the data there: unless the recipe leaves such numbers out, no other setting "
-            "helps"
-        )
+        hint = "check these data: unless the recipe leaves out such numbers, no setting helps"
         raise TrainingError(
             Problem(
                 f"step {run.step + 1}",
@@ -105,17 +106,14 @@ def require_finite_step(
 
 
 def require_finite_model(run: Run) -> None:
-    """Raise a TrainingError before a checkpoint if weights or buffers are no longer finite.
-
-    Initial infinities (a mask) may stay.
-    """
+    """Raise a TrainingError if weights or buffers are not finite that were so initially."""
     wrong = [
         name for name in nonfinite_names(run.model.state_dict().items()) if name not in run.infinite
     ]
     if wrong:
-        others = f", nor are {len(wrong) - 1} others" if len(wrong) > 1 else ""
+        count = f", nor are {len(wrong) - 1} others" if len(wrong) > 1 else ""
         hint = "lower optimizer.lr, warm up, or set clip_norm; any earlier checkpoint is kept"
-        message = f"{wrong[0]} is not finite{others}: no checkpoint is written"
+        message = f"{wrong[0]} is not finite{count}: no checkpoint is written"
         raise TrainingError(
             Problem(f"step {run.step}", message, expected="finite weights and buffers", hint=hint)
         )

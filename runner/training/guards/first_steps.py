@@ -1,5 +1,6 @@
-"""What is looked at in the first steps of a training, in code of the user's: warnings, and a lower
-level where a promise cannot be kept.
+"""Checks the user's code in the first steps of a training.
+
+Findings are warnings, and lower the level where the run cannot keep its promise.
 """
 
 from __future__ import annotations
@@ -37,26 +38,24 @@ from samewise.runner.training.run import Run
 def warn_of_hidden_state(
     run: Run, batches: Iterator[list[MicroBatch]]
 ) -> Iterator[list[MicroBatch]]:
-    """The batches.
+    """Yield the batches, and check model, recipe, schedule and optimizers with the first three.
 
-    With the first three, a warning if something is found, and a lower level for the run: it cannot
-    be resumed to the same bits.
+    A finding is printed, and lowers the run's level, since it cannot be resumed to the same bits.
     """
-    told = False
+    warned = False
     for first in islice(batches, 1):
         _warn(run, [*find(run, first), *find_in_schedule(run)])
-        told = _warn_of_changed_parameters(run, first)
+        warned = _warn_of_changed_parameters(run, first)
         own = run.strategy.compiles and (is_own(run.recipe) or is_own(run.model))
         with untrained(run) if own else nullcontext(list[Problem]()) as idle:
             yield first  # the step
         for problem in idle:
             tell(run, problem)
-    # After a step, in which an optimizer may have created what it needs
+    # After the first step, since many optimizers create their state in it
     before = state_of_optimizers(run)
     for second in islice(batches, 1):
-        if (
-            not told
-        ):  # a copy of weights was equal to them until then, so an average of both changed nothing
+        # Again: before the first step, averaging weights with their initial copy changed nothing
+        if not warned:
             _warn_of_changed_parameters(run, second)
         yield second
     _warn(run, changed_in_optimizers(run, before))
@@ -65,32 +64,28 @@ def warn_of_hidden_state(
 
 @contextmanager
 def untrained(run: Run) -> Generator[list[Problem]]:
-    """Watch a step.
-
-    Afterwards the list has a caution if parameters that are trained from the beginning got no
-    gradient in any phase.
-    """
-    found, reached = list[Problem](), set[nn.Parameter]()
+    """Watch a step; afterwards the list has a warning if parameters got no gradient in it."""
+    problems, reached = list[Problem](), set[nn.Parameter]()
     waiting = {
-        id(one) for phase in run.phases for later in phase.waiting[:1] for one in later.parameters
+        id(x) for phase in run.phases for later in phase.waiting[:1] for x in later.parameters
     }
     trained = {
-        name: one
-        for name, one in run.model.named_parameters()
-        if one.requires_grad and id(one) not in waiting
+        name: x
+        for name, x in run.model.named_parameters()
+        if x.requires_grad and id(x) not in waiting
     }
-    hooks = [one.register_post_accumulate_grad_hook(reached.add) for one in trained.values()]
+    hooks = [x.register_post_accumulate_grad_hook(reached.add) for x in trained.values()]
     try:
-        yield found
+        yield problems
     finally:
         for hook in hooks:
             hook.remove()
-    if idle := [name for name, one in trained.items() if one not in reached]:
+    if idle := [name for name, x in trained.items() if x not in reached]:
         message = (
             f"nothing trains {first_few(idle, 3)}: no phase's loss gave a gradient in the "
             "first step"
         )
-        found.append(
+        problems.append(
             Problem(
                 "model",
                 message,
@@ -100,10 +95,10 @@ def untrained(run: Run) -> Generator[list[Problem]]:
 
 
 def _warn_of_changed_parameters(run: Run, micro_batches: Sequence[MicroBatch]) -> bool:
-    """Whether something was found, in any process."""
-    for problem, level in (found := find_changed_parameters(run, micro_batches)):
+    """Warn of changed parameters; return whether any process found some."""
+    for problem, level in (problems := find_changed_parameters(run, micro_batches)):
         _warn(run, [problem], level)
-    return bool(found)
+    return bool(problems)
 
 
 def _warn(run: Run, problems: Sequence[Problem], level: str = "none") -> None:
@@ -118,64 +113,67 @@ def _warn(run: Run, problems: Sequence[Problem], level: str = "none") -> None:
 
 
 _FACTOR = 1000
-"""By how much parameters are multiplied, each by another factor: so far that limits on them are
-exceeded, and copies are no longer equal."""
+"""The factor on parameters, a little larger for each: it exceeds limits, and separates copies."""
 
 
 def find_changed_parameters(
     run: Run, micro_batches: Sequence[MicroBatch]
 ) -> list[tuple[Problem, str]]:
-    """A caution, and the level of reproducibility that is left, if a forward pass in training
-    changes parameters and there are several replicas.
+    """Find out whether a forward pass changes parameters, if there are several replicas.
+
+    Returns:
+        A warning, and the level that the run can still promise; or nothing.
     """
     if run.config.replicas == 1 or not may_look(run):
         return []
     changed = (try_out(run, micro_batches[0], _changed_parameters) or {}) if micro_batches else {}
-    everyone = [one for one in run.strategy.peers.gather(changed) if one]
+    everyone = [x for x in run.strategy.peers.gather(changed) if x]
     if not everyone:
         return []
-    apart = any(one != everyone[0] for one in everyone)
+    differ = any(x != everyone[0] for x in everyone)
     message = (
         f"a forward pass changes parameters ({first_few([*everyone[0]], 3)}), once for each "
         "replica that a process has"
     )
     message += (
-        "; here each process would change them otherwise, so that they differ"
-        if apart
-        else ": with another number of processes, they become others"
+        "; here each process changes them in another way, so they differ between processes"
+        if differ
+        else ": with another number of processes, they get other values"
     )
     hint = (
         "replicas=1; or keep what no optimizer trains in buffers: all replicas of a step begin "
         "with the same ones, and replica 0's are kept"
     )
-    return [(Problem("model", message, hint=hint), "none" if apart else "R1")]
+    return [(Problem("model", message, hint=hint), "none" if differ else "R1")]
 
 
 def _changed_parameters(run: Run, micro: MicroBatch) -> dict[str, int]:
-    """The parameters that computing a micro-batch's losses in training changes, by name, each with
-    a digest of what it becomes from other weights.
+    """Return the parameters that computing a micro-batch's losses changes.
 
-    torch counts changes in place, even those that change no value yet; a change of `parameter.data`
-    shows in its address or its values.
+    Each has a digest of the value that it gets from other weights.
     """
-    held = copy_of_state(run)
-    parameters = {name: one for name, one in run.model.named_parameters() if name in held}
+    saved = copy_of_state(run)
+    parameters = {
+        name: parameter for name, parameter in run.model.named_parameters() if name in saved
+    }
 
+    # Torch counts changes in place, even those that change no value yet. A change of
+    # `parameter.data` shows in its address or its values.
     try:
-        before = {name: mark(one) for name, one in parameters.items()}
+        before = {name: mark(parameter) for name, parameter in parameters.items()}
         _ = [*losses_of(run, micro)]
         changed = [
             name
-            for name, one in parameters.items()
-            if before[name] != mark(one) or not same_values(one.detach(), held[name])
+            for name, parameter in parameters.items()
+            if before[name] != mark(parameter) or not same_values(parameter.detach(), saved[name])
         ]
         if changed:
-            run.model.load_state_dict(held)
+            run.model.load_state_dict(saved)
             with torch.no_grad():
-                for number, one in enumerate(parameters.values()):
-                    one.mul_(_FACTOR + number)
-            with suppress(Exception):  # not every model computes with any weights
+                for number, parameter in enumerate(parameters.values()):
+                    parameter.mul_(_FACTOR + number)
+            with suppress(Exception):  # some models do not compute with such weights
                 _ = [*losses_of(run, micro)]
         return {name: value_digest(parameters[name].detach()) for name in changed}
     finally:
-        run.model.load_state_dict(held)
+        run.model.load_state_dict(saved)

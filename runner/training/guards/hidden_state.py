@@ -1,5 +1,6 @@
-"""Finds what decides losses but is in no checkpoint, such as a running mean in a plain attribute of
-a model: a resumed run would go on with another value.
+"""Finds state that decides losses but is in no checkpoint.
+
+An example is a running mean in a plain attribute of a model: a resumed run would start it again.
 """
 
 from __future__ import annotations
@@ -28,30 +29,27 @@ from samewise.runner.training.evaluation import evaluating
 from samewise.runner.training.losses import losses_of
 from samewise.runner.training.run import Run
 
-_WORDS = "and no checkpoint holds it: a resumed run would go on with other values"
+_NOT_SAVED = "and no checkpoint holds it: a resumed run would continue with other values"
 _HINT = "keep it in a persistent buffer of the model"
 
 
 def find(run: Run, micro_batches: Sequence[MicroBatch]) -> list[Problem]:
-    """Compute the losses of a micro-batch twice from the same state, in training and then in
-    evaluation mode; they must be the same bits.
+    """Warn if a micro-batch's losses, computed twice from the same state, are not the same bits.
 
-    Only for code of the user's, and where the whole model is in this process. The model is left as
-    it was. None too if it fails: the step itself will.
+    The losses are computed in training and in evaluation mode. The model stays as it is. Without
+    code of the user's, or without the whole model in this process, nothing is computed.
     """
     return try_out(run, micro_batches[0], _find) or [] if micro_batches and may_look(run) else []
 
 
 def may_look(run: Run) -> bool:
-    """Whether there is code of the user's, with a promise to check, and the whole model is in this
-    process.
-    """
+    """Whether there is code of the user's to check, and the whole model is in this process."""
     own = [name for name in targets(run.composed.whole) if name.partition(".")[0] not in LIBRARIES]
     return bool(own) and run.strategy.compiles and run.config.reproducibility.level != "fast"
 
 
 def try_out(run: Run, micro: MicroBatch, look: Callable[[Run, MicroBatch], Any]) -> Any:
-    """What `look` finds; None if it fails. The model is left as it was."""
+    """Return what `look` finds, None if it fails, and leave the model as it is."""
     modes = [(module, module.training) for module in run.model.modules()]
     try:
         with (
@@ -67,7 +65,7 @@ def try_out(run: Run, micro: MicroBatch, look: Callable[[Run, MicroBatch], Any])
 
 
 def copy_of_state(run: Run) -> dict[str, Any]:
-    """The model's `state_dict`, copied."""
+    """Return a copy of the model's `state_dict`."""
     return {
         name: value.clone() if isinstance(value, Tensor) else deepcopy(value)
         for name, value in run.model.state_dict().items()
@@ -75,8 +73,8 @@ def copy_of_state(run: Run) -> dict[str, Any]:
 
 
 def _find(run: Run, micro: MicroBatch) -> list[Problem]:
-    held = copy_of_state(run)
-    mode, first = run.model.training, _losses(run, micro, held)
+    state = copy_of_state(run)
+    mode, first = run.model.training, _losses(run, micro, state)
     if run.model.training is not mode:
         message = (
             "leaves the model in evaluation mode: dropout and batch norm do nothing in what "
@@ -89,26 +87,25 @@ def _find(run: Run, micro: MicroBatch) -> list[Problem]:
                 hint="call model.train() again, or switch only a part of the model",
             )
         ]
-    second = _losses(run, micro, held)
+    second = _losses(run, micro, state)
     if all(map(same_values, first, second)):
         return []
     changed = list[str]()
-    if (
-        run.strategy.peers.size == 1
-    ):  # with several, a loss may exchange something, for which all must compute it
+    # With several processes a loss may exchange values, for which all would have to compute it
+    if run.strategy.peers.size == 1:
         before = _attributes(run)
-        _losses(run, micro, held)
+        _losses(run, micro, state)
         changed = [
             name for name, value in _attributes(run).items() if before.get(name, value) != value
         ]
-    one, other = next(
-        (float(one), float(other))
-        for one, other in zip(first, second, strict=False)
-        if not same_values(one, other)
+    loss, other_loss = next(
+        (float(loss), float(other_loss))
+        for loss, other_loss in zip(first, second, strict=False)
+        if not same_values(loss, other_loss)
     )
     message = (
-        f"the same batch, from the same state, gives a loss of {one:.6g} and then of "
-        f"{other:.6g}: something changes as the model is used, {_WORDS}"
+        f"the same batch, from the same state, gives a loss of {loss:.6g} and then of "
+        f"{other_loss:.6g}: something changes as the model is used, {_NOT_SAVED}"
     )
     return [
         Problem(
@@ -122,33 +119,30 @@ def _find(run: Run, micro: MicroBatch) -> list[Problem]:
 
 
 def _losses(run: Run, micro: MicroBatch, state: Mapping[str, Any]) -> list[Tensor]:
-    """Of each phase, in training mode and then in evaluation mode, in which some models compute no
-    loss. The model's own state is restored.
-    """
+    """Return each phase's losses, in training and in evaluation mode, and restore the state."""
     try:
-        found = [*losses_of(run, micro)]
+        losses = [*losses_of(run, micro)]
         run.model.load_state_dict(state)
+        # Some models compute no loss in evaluation mode
         with evaluating(run.model), suppress(Exception):
-            found += losses_of(run, micro)
+            losses += losses_of(run, micro)
     finally:
         run.model.load_state_dict(state)
-    return found
+    return losses
 
 
-def same_values(one: Tensor, other: Tensor) -> bool:
+def same_values(tensor: Tensor, other: Tensor) -> bool:
     """Whether two tensors are equal, NaN being equal to itself."""
-    return bool(((one == other) | (one.isnan() & other.isnan())).all())
+    return bool(((tensor == other) | (tensor.isnan() & other.isnan())).all())
 
 
 def is_own(part: object) -> bool:
-    """Whether a part's class is not one of samewise's or of the other `LIBRARIES`."""
+    """Whether a part's class is the user's, and not of one of the `LIBRARIES`."""
     return type(part).__module__.partition(".")[0] not in LIBRARIES
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles tensors as digests, since their pickles contain addresses, and leaves out some
-    objects.
-    """
+    """Pickles tensors as digests, since their pickles contain addresses; omits some objects."""
 
     def __init__(self, file: io.BytesIO, without: Collection[int]) -> None:
         super().__init__(file)
@@ -161,51 +155,52 @@ class _Pickler(pickle.Pickler):
 
 
 def attributes_of(part: object, without: Collection[int] = ()) -> dict[str, bytes]:
-    """What a part of the user's keeps in its attributes, by `Class.name`, as far as it can be
-    written down; without the objects of these ids.
+    """Pickle the attributes of a part of the user's, by `Class.name`, as far as possible.
+
+    Args:
+        part: The part; others give nothing.
+        without: The ids of objects to omit.
     """
-    found, prefix = dict[str, bytes](), type(part).__name__
+    attributes, prefix = dict[str, bytes](), type(part).__name__
     for name, value in vars(part).items() if is_own(part) else ():
         with suppress(Exception):
             file = io.BytesIO()
             _Pickler(file, without).dump(value)
-            found[f"{prefix}.{name}"] = file.getvalue()
-    return found
+            attributes[f"{prefix}.{name}"] = file.getvalue()
+    return attributes
 
 
 def _attributes(run: Run) -> dict[str, bytes]:
-    """Those of the recipe and of the model's modules, and buffers that are not persistent."""
-    found = attributes_of(run.recipe)
+    """Return the attributes of recipe and modules, and buffers that are not persistent."""
+    attributes = attributes_of(run.recipe)
     for module in run.model.modules():
-        kept = attributes_of(module)
+        of_module = attributes_of(module)
         own = {f"{type(module).__name__}.{name}" for name in vars(nn.Module())}
         loose = {name: module._buffers[name] for name in module._non_persistent_buffers_set}  # pyright: ignore[reportPrivateUsage]
-        found |= {name: value for name, value in kept.items() if name not in own}
-        found |= {
+        attributes |= {name: value for name, value in of_module.items() if name not in own}
+        attributes |= {
             f"{type(module).__name__}.{name}": pickle.dumps(value) for name, value in loose.items()
         }
-    return found
+    return attributes
 
 
 def lost_attributes(part: object, before: Mapping[str, bytes]) -> list[Problem]:
-    """A caution for each attribute of a recipe that losses and measurements have changed: it is in
-    no checkpoint.
-    """
+    """Warn of each attribute of a recipe that losses and measurements have changed."""
     changed = [
         name for name, value in attributes_of(part).items() if before.get(name, value) != value
     ]
     return [
-        Problem(f"recipe ({name})", f"changes as the recipe is used, {_WORDS}", hint=_HINT)
+        Problem(f"recipe ({name})", f"changes as the recipe is used, {_NOT_SAVED}", hint=_HINT)
         for name in changed
     ]
 
 
 def state_of_optimizers(run: Run) -> dict[str, bytes]:
-    """The attributes of the user's optimizers that are not in their `state_dict`.
+    """Return the attributes of the user's optimizers that are not in their `state_dict`.
 
-    None of those of an optimizer with a `state_dict` of its own.
+    Optimizers with a `state_dict` of their own are left out.
     """
-    found, known = (
+    attributes, torch_names = (
         dict[str, bytes](),
         {
             *vars(Optimizer([torch.zeros(())], {})),
@@ -217,39 +212,39 @@ def state_of_optimizers(run: Run) -> dict[str, bytes]:
         },
     )
     for phase in run.phases:
-        # Within ZeroRedundancyOptimizer
-        one: Any = (
+        # ZeroRedundancyOptimizer has the user's optimizer inside
+        optimizer: Any = (
             getattr(phase.optimizer, "optim", phase.optimizer)
             if not is_own(phase.optimizer)
             else phase.optimizer
         )
         if (
-            not is_own(one)
-            or type(one).state_dict is not Optimizer.state_dict
+            not is_own(optimizer)
+            or type(optimizer).state_dict is not Optimizer.state_dict
             or run.config.reproducibility.level == "fast"
         ):
             continue
-        groups = [[group, group["params"]] for group in one.param_groups]
-        states = [[state, *state.values()] for state in one.state.values()]
-        held = [
+        groups = [[group, group["params"]] for group in optimizer.param_groups]
+        states = [[state, *state.values()] for state in optimizer.state.values()]
+        saved = [
             *run.model.parameters(),
             *run.model.buffers(),
-            one,
-            one.state,
-            one.param_groups,
+            optimizer,
+            optimizer.state,
+            optimizer.param_groups,
             *itertools.chain(*groups, *states),
         ]
-        own = {f"{type(one).__name__}.{name}" for name in known}
-        found |= {
+        own = {f"{type(optimizer).__name__}.{name}" for name in torch_names}
+        attributes |= {
             name: value
-            for name, value in attributes_of(one, {id(part) for part in held}).items()
+            for name, value in attributes_of(optimizer, {id(part) for part in saved}).items()
             if name not in own
         }
-    return found
+    return attributes
 
 
 def changed_in_optimizers(run: Run, before: Mapping[str, bytes]) -> list[Problem]:
-    """A caution if what `state_of_optimizers` gave before is not the same now."""
+    """Warn if `state_of_optimizers` has changed."""
     changed = [
         name
         for name, value in (state_of_optimizers(run) if before else {}).items()
@@ -260,16 +255,20 @@ def changed_in_optimizers(run: Run, before: Mapping[str, bytes]) -> list[Problem
         "a local variable, if the next step does not need it"
     )
     return (
-        [Problem(f"optimizer ({first_few(changed, 3)})", f"changes in a step, {_WORDS}", hint=hint)]
+        [
+            Problem(
+                f"optimizer ({first_few(changed, 3)})",
+                f"changes in a step, {_NOT_SAVED}",
+                hint=hint,
+            )
+        ]
         if changed
         else []
     )
 
 
 def lost_by_optimizers(run: Run) -> list[Problem]:
-    """A caution if another step with the same gradients changes attributes of an optimizer that are
-    in no checkpoint.
-    """
+    """Warn if another step with the same gradients changes unsaved attributes of an optimizer."""
     if before := state_of_optimizers(run):
         with suppress(Exception):
             for phase in run.phases:
@@ -278,12 +277,10 @@ def lost_by_optimizers(run: Run) -> list[Problem]:
 
 
 def find_in_schedule(run: Run) -> list[Problem]:
-    """A caution for each schedule of the user's that is not a function of the step, or that hears
-    of evaluations, if it saves no state.
-    """
-    found, parts = list[Problem](), [run.schedule]
+    """Warn of the user's schedules that keep state, or get metrics, without saving them."""
+    problems, parts = list[Problem](), [run.schedule]
     groups = run.schedule._groups  # pyright: ignore[reportPrivateUsage] (a schedule of the user's may have a `groups` of its own)
-    for schedule in parts:  # which grows
+    for schedule in parts:  # the list grows by the parts of parts
         parts += [part for part, _ in schedule.parts().values()]
         if (
             is_own(schedule)
@@ -291,7 +288,7 @@ def find_in_schedule(run: Run) -> list[Problem]:
             and run.config.reproducibility.level != "fast"
         ):
             message = (
-                "keeps what evaluations gave"
+                "gets the metrics of evaluations"
                 if type(schedule).after_evaluation is not Schedule.after_evaluation
                 else ""
             )
@@ -308,7 +305,7 @@ def find_in_schedule(run: Run) -> list[Problem]:
                     for _ in range(2)
                 )
                 message = message or (
-                    "sets other options when it is asked again for the same step: "
+                    "returns other options when called again for the same step: "
                     "something changes as it is used"
                     if first != second
                     else ""
@@ -318,9 +315,11 @@ def find_in_schedule(run: Run) -> list[Problem]:
                     "compute the options from `step` alone, or save the state in `state_dict`, "
                     "and restore it in `load_state_dict`"
                 )
-                found.append(
+                problems.append(
                     Problem(
-                        f"scheduler ({type(schedule).__name__})", f"{message}, {_WORDS}", hint=hint
+                        f"scheduler ({type(schedule).__name__})",
+                        f"{message}, {_NOT_SAVED}",
+                        hint=hint,
                     )
                 )
-    return found
+    return problems

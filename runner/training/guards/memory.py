@@ -1,4 +1,4 @@
-"""The memory that each part of a step takes, and what to do if there is not enough."""
+"""Measures the memory of each part of a step, and advises where there is not enough."""
 
 from __future__ import annotations
 
@@ -25,65 +25,66 @@ from samewise.runner.training.losses import loss_of
 from samewise.runner.training.run import Run
 
 PARTS = ("weights", "gradients", "optimizer state", "averages", "activations", "batch")
-"""What a process holds during a step: averages are kept by callbacks, activations by the forward
-pass for the backward pass."""
+"""The parts of a process's memory in a step: callbacks keep averages; the forward pass keeps
+activations for the backward pass."""
 _FEW = 2
-"""The number of samples from which activations are estimated after memory has run out."""
+"""The number of samples for an estimate of activations after memory has run out."""
 
 
 def parts_of(run: Run, *, samples: int | None = None) -> dict[str, int]:
-    """Bytes by part of `PARTS` in this process, between steps or after a failed one, without parts
-    that are unknown.
+    """Measure the bytes of each of `PARTS` in this process, without those that are unknown.
 
-    Activations and batch are measured of so many samples, the rest in proportion; None: of a
-    micro-batch; 0: of none, so they stay unknown.
+    Args:
+        run: The run, between steps or after a failed one.
+        samples: The number of samples by which to measure activations and batch, scaled to a
+            micro-batch; None: a micro-batch; 0: do not measure them.
     """
-    trained = [one for one in run.parameters if one.requires_grad]
-    buffers = run.strategy.buffer_bytes()  # of which, after a step, gradients are views
-    found = {
+    trained = [x for x in run.parameters if x.requires_grad]
+    # After a step, gradients are views of the strategy's buffers
+    buffers = run.strategy.buffer_bytes()
+    sizes = {
         "weights": size_of(run.model.state_dict(keep_vars=True).values()),
-        "gradients": buffers
-        + size_of(one if buffers or one.grad is None else one.grad for one in trained),
+        "gradients": buffers + size_of(x if buffers or x.grad is None else x.grad for x in trained),
         "optimizer state": sum(_state_of(phase.optimizer) for phase in run.phases),
         "averages": size_of(
-            one
+            x
             for callback in run.callbacks.values()
             for model in callback.models().values()
-            for one in model.state_dict().values()
+            for x in model.state_dict().values()
         ),
     }
     whole = micro_batch_size(run)
     some = whole if samples is None else min(samples, whole)
-    with contextlib.suppress(
-        Exception
-    ):  # a model may refuse so few samples, or even they may need too much memory
-        kept, batch = _forward(run, some) if some else (0, 0)
-        found |= {"activations": kept * whole // some, "batch": batch * whole // some}
-    return found
+    # A model may refuse so few samples, and even they may need too much memory
+    with contextlib.suppress(Exception):
+        activations, batch = _forward(run, some) if some else (0, 0)
+        sizes |= {"activations": activations * whole // some, "batch": batch * whole // some}
+    return sizes
 
 
 def micro_batch_size(run: Run) -> int:
-    """The largest number of samples in a forward pass of training."""
+    """Return the largest number of samples in a forward pass of training."""
     return ceil(run.batch_size / run.micro_batches)
 
 
 def size_of(values: Iterable[Any]) -> int:
-    """The bytes of tensors, counting each storage once; of a sharded one this process's shard."""
+    """Return the bytes of tensors, each storage once; of a sharded tensor, of this shard."""
     storages = dict[int, int]()
     for value in values:
         for tensor in tensors_in(value):
-            mine: Any = tensor.to_local() if hasattr(tensor, "to_local") else tensor  # pyright: ignore[reportAttributeAccessIssue, reportUnknownVariableType, reportUnknownMemberType]
-            storage = mine.untyped_storage()
+            local: Any = tensor.to_local() if hasattr(tensor, "to_local") else tensor  # pyright: ignore[reportAttributeAccessIssue, reportUnknownVariableType, reportUnknownMemberType]
+            storage = local.untyped_storage()
             storages[storage.data_ptr() or id(storage)] = storage.nbytes()
     return sum(storages.values())
 
 
 def out_of_memory(run: Run, error: BaseException) -> Problem | None:
-    """The problem for an allocator's error: how much each part of a step takes, and which setting
-    takes less. None for other errors.
+    """Explain an allocator's error: each part's bytes, and settings that need less.
+
+    None for other errors.
     """
-    asked = requested_memory(error)
-    if not asked:
+    requested = requested_memory(error)
+    if not requested:
         return None
     where = f"step {run.step + 1}" if run.step else "batch_size, model"
     if not any(
@@ -91,24 +92,27 @@ def out_of_memory(run: Run, error: BaseException) -> Problem | None:
     ):
         return Problem(
             where if run.step else "evaluate.batch_size, model",
-            f"an evaluation {asked}",
+            f"an evaluation {requested}",
             hint="a smaller evaluate.batch_size, or a smaller model",
         )
-    asked = asked if run.step else f"the first step {asked}"
-    traceback.clear_frames(error.__traceback__)  # free what the failed step holds
-    # A forward pass on one rank would wait for the others
-    found = parts_of(run, samples=_FEW if run.strategy.peers.size == 1 else 0)
-    takes = ", ".join(f"{name} {format_bytes(found[name])}" for name in PARTS if found.get(name))
+    requested = requested if run.step else f"the first step {requested}"
+    # Free the tensors of the failed step
+    traceback.clear_frames(error.__traceback__)
+    # On one of several ranks, a forward pass would wait for the others
+    sizes = parts_of(run, samples=_FEW if run.strategy.peers.size == 1 else 0)
+    takes = ", ".join(f"{name} {format_bytes(sizes[name])}" for name in PARTS if sizes.get(name))
     estimated = (
         f"estimated from {_FEW} samples for {micro_batch_size(run)}"
-        if "activations" in found
+        if "activations" in sizes
         else "activations could not be estimated"
     )
-    return Problem(where, f"{asked}. A step takes: {takes} ({estimated})", hint=_hint(run, found))
+    return Problem(
+        where, f"{requested}. A step takes: {takes} ({estimated})", hint=_hint(run, sizes)
+    )
 
 
 def format_bytes(size: float) -> str:
-    """Bytes in a suitable unit: `1.5 GB`, by powers of ten."""
+    """Format bytes in a suitable unit, by powers of ten: `1.5 GB`."""
     for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if size >= factor:
             return f"{size / factor:.3g} {unit}"
@@ -116,61 +120,62 @@ def format_bytes(size: float) -> str:
 
 
 def _state_of(optimizer: Optimizer) -> int:
-    """The bytes of an optimizer's state.
-
-    Before its first step an estimate from a small parameter.
-    """
-    held = size_of(value for state in optimizer.state.values() for value in state.values())
+    """Return the bytes of an optimizer's state; before its first step, an estimate."""
+    size = size_of(value for state in optimizer.state.values() for value in state.values())
     parameters = [
-        one for group in optimizer.param_groups for one in group["params"] if one.requires_grad
+        trial
+        for group in optimizer.param_groups
+        for trial in group["params"]
+        if trial.requires_grad
     ]
-    if held or not parameters:
-        return held
+    if size or not parameters:
+        return size
     try:
         small = torch.zeros(64, 64, device=parameters[0].device, requires_grad=True)
         small.grad = torch.zeros_like(small)
         like: Any = type(optimizer)
-        one = like([small], **optimizer.defaults)
-        one.step()
+        trial = like([small], **optimizer.defaults)
+        trial.step()
     except Exception:  # a user's class may need other arguments
         return 0
-    # Without the number of steps
-    share = round(size_of(one.state[small].values()) / small.nbytes, 2)
+    # Rounded, to leave out the number of steps, which does not grow with the parameter
+    share = round(size_of(trial.state[small].values()) / small.nbytes, 2)
     return round(share * size_of(parameters))
 
 
 def _forward(run: Run, samples: int) -> tuple[int, int]:
-    """The bytes that a forward pass of the first samples keeps for its backward pass, and those of
-    its batch. The run is not changed.
-    """
+    """Return the bytes that a forward pass keeps for its backward pass, and those of its batch."""
     epoch, start, _ = run.plan.bounds(0, run.strategy.micro_batches[0])
     loaded: Any = run.splits["train"].keyed[
         Key(epoch, start, tuple(run.order.indices(epoch)[start : start + samples].tolist()))
     ]
-    most, held = 0, 0
+    most, batch_bytes = 0, 0
     with streams.preserve_generators(), unchanged_buffers(run.model):
         for phase in run.phases:
-            kept = dict[int, int]()
+            storages = dict[int, int]()
 
-            def keep(tensor: Tensor, kept: dict[int, int] = kept) -> Tensor:
+            def keep(tensor: Tensor, storages: dict[int, int] = storages) -> Tensor:
                 storage = tensor.untyped_storage()
-                kept[storage.data_ptr()] = storage.nbytes()
+                storages[storage.data_ptr()] = storage.nbytes()
                 return tensor
 
             with phase.training(run.step), saved_tensors_hooks(keep, lambda tensor: tensor):
                 batch, loss = loss_of(run, phase, MicroBatch(0, copied(loaded)), model=run.model)
             for tensor in tensors_in([batch, *run.model.state_dict(keep_vars=True).values()]):
-                kept.pop(tensor.untyped_storage().data_ptr(), None)
-            most, held = max(most, sum(kept.values())), max(held, size_of([batch]))
-            # Until here the graph has held the saved tensors, so that no address was reused
+                storages.pop(tensor.untyped_storage().data_ptr(), None)
+            most, batch_bytes = (
+                max(most, sum(storages.values())),
+                max(batch_bytes, size_of([batch])),
+            )
+            # Only now: while the graph holds the saved tensors, no address is reused
             del loss
-    return most, held
+    return most, batch_bytes
 
 
-def _hint(run: Run, found: Mapping[str, int]) -> str:
-    """What takes less memory, for the largest part first."""
-    held = sum(
-        found.get(name, 0) for name in ("weights", "gradients", "optimizer state", "averages")
+def _hint(run: Run, sizes: Mapping[str, int]) -> str:
+    """Name settings that need less memory, those for the largest part first."""
+    of_model_bytes = sum(
+        sizes.get(name, 0) for name in ("weights", "gradients", "optimizer state", "averages")
     )
     ways, micro = list[str](), micro_batch_size(run)
     if micro > 1:
@@ -182,9 +187,9 @@ def _hint(run: Run, found: Mapping[str, int]) -> str:
         ways.append("precision=bf16: activations of half the size")
     if not run.config.activation_checkpointing:
         blocks = Counter(
-            type(one).__name__
-            for one in run.model.modules()
-            if any(one.children()) and not isinstance(one, nn.Sequential | nn.ModuleList)
+            type(module).__name__
+            for module in run.model.modules()
+            if any(module.children()) and not isinstance(module, nn.Sequential | nn.ModuleList)
         )
         often = [name for name, count in blocks.most_common(1) if count > 1]
         ways.append(
@@ -195,5 +200,7 @@ def _hint(run: Run, found: Mapping[str, int]) -> str:
         "strategy=fsdp: weights, gradients and optimizer state in shards over several devices"
     )
     return "; ".join(
-        [of_model, *ways] if held > found.get("activations", held) else [*ways, of_model]
+        [of_model, *ways]
+        if of_model_bytes > sizes.get("activations", of_model_bytes)
+        else [*ways, of_model]
     )

@@ -1,4 +1,4 @@
-"""Checks that a model of the user's holds all that is learned, and is made alike each time."""
+"""Checks that the user's model holds everything learned, and is the same each time it is made."""
 
 from __future__ import annotations
 
@@ -18,13 +18,12 @@ from samewise.runner.training.run import Run
 
 
 def require_none_learned(run: Run) -> None:
-    """Raise a ConfigError if the recipe or the model has tensors that require gradients and are not
-    the model's parameters.
+    """Raise a ConfigError if tensors require gradients that are not the model's parameters.
 
-    No optimizer trains them, no checkpoint holds them.
+    No optimizer trains such tensors, and no checkpoint holds them.
     """
     trained, packages = (
-        {id(one) for one in (*run.parameters, *run.model.parameters())},
+        {id(x) for x in (*run.parameters, *run.model.parameters())},
         {name.partition(".")[0] for name in run.composed.project.packages},
     )
     problems = list[Problem]()
@@ -32,14 +31,12 @@ def require_none_learned(run: Run) -> None:
         "recipe": "move it into the model, whose forward then computes with it",
         "model": "make it an nn.Parameter, or keep modules in an nn.ModuleList or nn.ModuleDict",
     }
-    # Not where layers hold pieces of their weights
+    # Without the model where a strategy gives its layers pieces of their weights
     parts = {"recipe": run.recipe} | ({"model": run.model} if run.strategy.compiles else {})
     for path, part in parts.items():
-        if found := [
-            name for name, one in _learned(part, packages, set()) if id(one) not in trained
-        ]:
+        if names := [name for name, x in _learned(part, packages, set()) if id(x) not in trained]:
             message = (
-                f"{first_few([f'{type(part).__name__}{name}' for name in found], 3)}: requires "
+                f"{first_few([f'{type(part).__name__}{name}' for name in names], 3)}: requires "
                 "a gradient, but is not part of the model"
             )
             hint = f"{hints[path]}; or freeze it, if it is constant: requires_grad_(False)"
@@ -47,7 +44,7 @@ def require_none_learned(run: Run) -> None:
                 Problem(
                     path,
                     f"{message}: no optimizer trains it, and no checkpoint holds it",
-                    expected="what is learned in the model",
+                    expected="everything learned in the model",
                     hint=hint,
                 )
             )
@@ -56,10 +53,9 @@ def require_none_learned(run: Run) -> None:
 
 
 def require_same_model(run: Run) -> None:
-    """Raise a ConfigError if a model of the user's, before training, has other weights than when it
-    is made again from the same seed.
+    """Raise a ConfigError if the user's model has other weights when it is made again.
 
-    Not for a training itself: the user's code may hold on to the model that was made last.
+    Only `check` calls it: in a training, the user's code may keep the model that was made last.
     """
     cfg, limit = run.config, 50_000_000
     as_made = not any(
@@ -70,17 +66,18 @@ def require_same_model(run: Run) -> None:
         or not as_made
         or cfg.reproducibility.level == "fast"
         or not is_own(run.model)
-        or sum(one.numel() for one in run.parameters) > limit
+        or sum(tensor.numel() for tensor in run.parameters) > limit
     ):
         return
-    allowed = [name.partition(".")[0] for name in targets(cfg.model)]  # it was made before
+    # The config's own check has passed, since the model was made from it before
+    allowed = [name.partition(".")[0] for name in targets(cfg.model)]
     with streams.scope(run.seed, "init"):
         again = instantiate(cfg.model, "model", allowed=allowed).state_dict()
-    here = {name: one.cpu() for name, one in run.model.state_dict().items() if name in again}
+    here = {name: tensor.cpu() for name, tensor in run.model.state_dict().items() if name in again}
     if different := [
         name
-        for name, one in here.items()
-        if not torch.equal(one.nan_to_num(), again[name].nan_to_num())
+        for name, tensor in here.items()
+        if not torch.equal(tensor.nan_to_num(), again[name].nan_to_num())
     ]:
         message = f"has other initial weights each time it is made ({first_few(different, 3)})"
         expected = (
@@ -90,13 +87,16 @@ def require_same_model(run: Run) -> None:
         raise ConfigError(Problem("model", message, type(run.model).__name__, expected))
 
 
-def _learned(value: Any, packages: Collection[str], seen: set[int]) -> Iterator[tuple[str, Tensor]]:
-    """The tensors that require gradients in an object of the user's, in modules, and in what
-    contains them, by name: `.loss.centres`.
+def _learned(
+    value: Any, packages: Collection[str], visited: set[int]
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors that require gradients in an object, with their path: `.loss.centres`.
+
+    It enters containers, modules, recipes and objects of the user's classes.
     """
-    if id(value) in seen:
+    if id(value) in visited:
         return
-    seen.add(id(value))
+    visited.add(id(value))
     inside: Iterable[tuple[Any, Any]] = ()
     if isinstance(value, Tensor):
         if value.requires_grad and value.is_leaf:
@@ -106,13 +106,15 @@ def _learned(value: Any, packages: Collection[str], seen: set[int]) -> Iterator[
     elif isinstance(value, list | tuple | set):
         inside = enumerate(value)
     elif isinstance(value, nn.Module):
-        others = [(name, one) for name, one in vars(value).items() if name not in vars(nn.Module())]
-        inside = [*value.named_parameters(recurse=False), *value.named_children(), *others]
+        attributes = [
+            (name, item) for name, item in vars(value).items() if name not in vars(nn.Module())
+        ]
+        inside = [*value.named_parameters(recurse=False), *value.named_children(), *attributes]
     elif isinstance(value, Recipe) or (
         type(value).__module__.partition(".")[0] in packages and hasattr(value, "__dict__")
     ):
         inside = vars(value).items()
-    for name, one in inside:
+    for name, item in inside:
         yield from (
-            (f".{name}{further}", found) for further, found in _learned(one, packages, seen)
+            (f".{name}{further}", tensor) for further, tensor in _learned(item, packages, visited)
         )

@@ -1,4 +1,4 @@
-"""A rehearsal of the evaluation, before the first step."""
+"""Rehearses the evaluation, before the first step."""
 
 from __future__ import annotations
 
@@ -34,12 +34,13 @@ from samewise.runner.training.run import Run
 
 
 def rehearse(run: Run) -> None:
-    """Evaluate a batch (two, if they are of one sample) before the first step, so that errors in
-    the evaluation show now and not an epoch later.
+    """Evaluate one batch before the first step, to find errors now and not an epoch later.
 
-    ConfigError if `evaluate.monitor`, one of `evaluate.also`, or a metric that a callback or the
-    schedule decides by is not among the metrics; or if what the recipe measures with is not what it
-    should be.
+    Batches of a single sample are two.
+
+    Raises:
+        ConfigError: A metric is not computed by which the run, a callback or the schedule decides;
+            or the recipe's `measure` or `scores` does not keep to its interface.
     """
     part = run.splits["valid"]
     own = not type(run.recipe).__module__.startswith("samewise.")
@@ -52,7 +53,7 @@ def rehearse(run: Run) -> None:
         ):
             sent = run.to_device(batch)
             if number == 0:
-                # Some transforms write into a batch
+                # A copy, since some transforms write into a batch
                 _tell_of_randomness(run, part.keyed.dataset, deep_copy(sent))
             scores.add(measure_batch(run, run.model, number, sent))
             if run.model.training:
@@ -111,25 +112,26 @@ def rehearse(run: Run) -> None:
         raise unfit(
             run.recipe,
             f"scores returns {message}",
-            "a new one for each evaluation, which otherwise adds up all of them",
+            "a new one for each evaluation; otherwise they add up",
         )
     metrics = {*metrics_of(scores), *(f"valid/{name}" for name in scores.sometimes)}
-    wanted = monitored(run)
-    others = [
+    required = monitored(run)
+    deciding = [
         (path, metric)
         for path, metric in watched(run).items()
-        if metric not in {name for _, name in wanted}
+        if metric not in {name for _, name in required}
     ]
     require_computed(
         run,
-        [*wanted, *others],
+        [*required, *deciding],
         [f"{prefix}{name}" for prefix in models_to_evaluate(run) for name in metrics],
     )
 
 
 def _single_samples(run: Run) -> tuple[int, int]:
-    """The first step in which a micro-batch has a single sample, as in an epoch's last batch, and
-    the size of its batch; (0, 0) if none has.
+    """Return the first step with a micro-batch of one sample, and its batch's size; or (0, 0).
+
+    It is that of an epoch's last batch.
     """
     plan, last = run.plan, run.plan.steps_per_epoch - 1
     bounds = [plan.bounds(last, number) for number in range(run.micro_batches)]
@@ -139,8 +141,9 @@ def _single_samples(run: Run) -> tuple[int, int]:
 
 @contextmanager
 def _noting_vectors(run: Run, single: tuple[int, int]) -> Generator[list[str]]:
-    """Note the batch norms to be trained that get one value of each channel for a sample: a batch
-    of a single one would have no variance.
+    """Note the batch norms that get one value of each channel for a sample.
+
+    In training they cannot normalise a single sample, which has no variance.
     """
     names, hooks = list[str](), list[RemovableHandle]()
     size = min(run.evaluate.batch_size, len(run.splits["valid"].dataset))
@@ -168,19 +171,16 @@ def _noting_vectors(run: Run, single: tuple[int, int]) -> Generator[list[str]]:
 
 
 def _tell_of_randomness(run: Run, dataset: Any, batch: Batch) -> None:
-    """Warn of transforms that alter what is evaluated at random, as one for training does: they
-    draw from a generator.
-    """
+    """Warn of evaluation transforms that draw random numbers."""
     stages: dict[str, Callable[[], Any]] = {"batch": lambda: run.transforms["eval"](batch)}
-    if isinstance(dataset, WithTransform) and not draws(
-        lambda: dataset.inner[0]
-    ):  # otherwise a data set of the user's own means it
+    # A data set that draws itself does so on purpose
+    if isinstance(dataset, WithTransform) and not draws(lambda: dataset.inner[0]):
         stages["sample"] = lambda: dataset[0]
     for stage, transform in stages.items():
         if draws(transform):
             message = (
-                "draw random numbers: metrics are of samples that were altered at random, in "
-                "each evaluation alike"
+                "draw random numbers: metrics are measured on samples altered at random, in the "
+                "same way in each evaluation"
             )
             tell(
                 run,
@@ -193,38 +193,35 @@ def _tell_of_randomness(run: Run, dataset: Any, batch: Batch) -> None:
 
 
 def _versions(model: nn.Module) -> dict[tuple[str, int], tuple[int, int]]:
-    """What tells whether a tensor of the model's state was changed in place, which torch counts, or
-    a buffer was replaced.
-
-    Not by state_dict, in which FSDP's layers give up what they have gathered; a parameter that such
-    a layer replaces is another key.
-    """
-    found = {(name, id(one)): (0, one._version) for name, one in model.named_parameters()}
+    """Return torch's counts of changes in place for the model's state, and the ids of buffers."""
+    # Not of state_dict: making it lets FSDP's layers free the weights that they have gathered. A
+    # parameter that such a layer replaces gets another key.
+    versions = {(name, id(x)): (0, x._version) for name, x in model.named_parameters()}
     for path, module in model.named_modules():
         loose = module._non_persistent_buffers_set  # pyright: ignore[reportPrivateUsage]
-        held = [
-            (name, one) for name, one in module.named_buffers(recurse=False) if name not in loose
+        buffers = [
+            (name, x) for name, x in module.named_buffers(recurse=False) if name not in loose
         ]
-        found |= {(f"{path}.{name}".lstrip("."), 0): (id(one), one._version) for name, one in held}
-    return found
+        versions |= {(f"{path}.{name}".lstrip("."), 0): (id(x), x._version) for name, x in buffers}
+    return versions
 
 
-def _shared(one: Scores, other: Scores | None) -> dict[str, str]:
-    """What two accumulators have in common that could collect measurements, such as a list of their
-    class: its contents, by name.
-    """
+def _shared(scores: Scores, other: Scores | None) -> dict[str, str]:
+    """Return the collections that two accumulators share, such as a list of their class."""
     if other is None:
         return {}
     names = {
-        *vars(one),
+        *vars(scores),
         *(
             name
-            for kind in type(one).__mro__[:-1]
+            for kind in type(scores).__mro__[:-1]
             for name in vars(kind)
             if not name.startswith("__")
         ),
     }
-    both = {name: (getattr(one, name, None), getattr(other, name, None)) for name in sorted(names)}
+    both = {
+        name: (getattr(scores, name, None), getattr(other, name, None)) for name in sorted(names)
+    }
     return {
         name: repr(value)
         for name, (value, same) in both.items()

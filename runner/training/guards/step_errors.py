@@ -45,9 +45,9 @@ OF_STEPS = (
     AssertionError,
     NameError,
 )
-"""What a user's code, or a library that it calls, usually raises."""
+"""The errors that a user's code, or a library that it calls, usually raises."""
 _SHARE = re.compile(r"(drop|prob)[^.]*$|[._]p$")
-"""The names of settings that are often 0, such as dropout."""
+"""Matches settings that are often 0, such as dropout."""
 NO_CLOSURE = (
     "it evaluates the loss several times per step, by a closure, which samewise does not support"
 )
@@ -55,10 +55,7 @@ NO_DETERMINISTIC = "does not have a deterministic implementation"
 
 
 def refused_operator(error: BaseException) -> Problem | None:
-    """The problem for an operator without a deterministic implementation, which torch refused.
-
-    Otherwise None.
-    """
+    """Explain torch's error for an operator without a deterministic implementation."""
     text = str(error)
     if NO_DETERMINISTIC not in text:
         return None
@@ -76,26 +73,24 @@ def refused_operator(error: BaseException) -> Problem | None:
 
 
 def killed_worker(error: BaseException) -> Problem | None:
-    """The problem for a loader worker that torch reports as dead; otherwise None."""
-    found = re.match(
+    """Explain torch's error for a loader worker that has died."""
+    match = re.match(
         r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\) (is killed by signal: [\w "
         r"]+|exited unexpectedly)",
         str(error),
     )
-    if not isinstance(error, RuntimeError) or not found:
+    if not isinstance(error, RuntimeError) or not match:
         return None
     hint = "if memory ran out, use fewer workers; run the same command again to resume"
     return Problem(
         "loader.num_workers",
-        f"worker process {found[1]} {found[2].strip()}: the kernel, or a user, ended it",
+        f"worker process {match[1]} {match[2].strip()}: the kernel, or a user, ended it",
         hint=hint,
     )
 
 
 def name_override(problem: Problem, composed: Composed | None) -> Problem:
-    """A failure of a library's in the first step, as a problem of the zero or negative number that
-    an override gives a component, if there is one.
-    """
+    """Name the override with a number below 1 that may explain a failure in the first step."""
     for key in (
         [text.partition("=")[0].lstrip("+") for text in composed.overrides]
         if composed and re.search(r"\bfails\b", problem.message)
@@ -120,9 +115,7 @@ def name_override(problem: Problem, composed: Composed | None) -> Problem:
 def explain_step_error(
     error: Exception | SystemExit, composed: Composed | None = None, run: Run | None = None
 ) -> Problem:
-    """The problem for an error of a step, caused by parts that are valid alone but do not fit
-    together.
-    """
+    """Explain an error of the first step, in which parts meet that may not fit together."""
     if isinstance(error, SystemExit):
         message, where = describe_exit("the first step", error)
         return Problem("recipe, model, dataset, transforms", message, hint=where)
@@ -133,16 +126,18 @@ def explain_step_error(
         frame.f_code.co_name == "measure_batch"
         for frame, _ in traceback.walk_tb(error.__traceback__)
     ):
-        words = (
+        summary = (
             f"the first evaluation fails: {type(error).__name__}: {first_line(error)}: it "
             "computes without gradients, also where it calls `loss`"
         )
         hint = (
-            "compute what needs them within `with torch.enable_grad():`; or give the recipe a "
-            "`measure` of its own"
+            "compute gradients within `with torch.enable_grad():`; or give the recipe a `measure` "
+            "of its own"
         )
         return Problem(
-            "recipe", words, hint="; ".join(filter(None, (hint, raised_at(error, anywhere=False))))
+            "recipe",
+            summary,
+            hint="; ".join(filter(None, (hint, raised_at(error, anywhere=False)))),
         )
     if any(
         isinstance(frame.f_locals.get("self"), Optimizer)
@@ -159,7 +154,7 @@ def explain_step_error(
         r"torch.Tensor and DTensor",
         str(error),
     ):
-        words = (
+        summary = (
             f"{reason}: under this strategy a recipe must call the model as a whole, "
             "`model(...)`, not its parts"
         )
@@ -169,15 +164,17 @@ def explain_step_error(
         )
         return Problem(
             "recipe",
-            words,
+            summary,
             expected="only calls of model(...)",
             hint=f"{hint}; {raised_at(error, anywhere=False)}".rstrip("; "),
         )
     if failed := failed_transform(error):
-        words = f"{failed[1]} fails in the first step: {type(error).__name__}: {first_line(error)}"
+        summary = (
+            f"{failed[1]} fails in the first step: {type(error).__name__}: {first_line(error)}"
+        )
         return name_override(
             Problem(
-                failed[0], words, hint=raised_at(error, anywhere=False) or "--debug shows where"
+                failed[0], summary, hint=raised_at(error, anywhere=False) or "--debug shows where"
             ),
             composed,
         )
@@ -192,9 +189,7 @@ def explain_step_error(
 
 
 def explain_later_error(error: Exception | SystemExit, run: Run) -> Problem:
-    """The problem for an error of a step after the first, or of an evaluation or a callback between
-    two steps.
-    """
+    """Explain an error of a later step, or of an evaluation or a callback between steps."""
     in_step = any(
         frame.f_code.co_name == "train_step" for frame, _ in traceback.walk_tb(error.__traceback__)
     )
@@ -204,15 +199,15 @@ def explain_later_error(error: Exception | SystemExit, run: Run) -> Problem:
     if isinstance(error, SystemExit):
         message, where = describe_exit("something", error)
         return Problem(at_step, message, hint=where)
-    said = "" if (text := summarise_error(error)) == type(error).__name__ else f": {text}"
+    detail = "" if (text := summarise_error(error)) == type(error).__name__ else f": {text}"
     advice = (
         "loader.drop_last=true, or another batch_size"
-        if in_step and "more than 1 value per channel" in said and not run.plan.drop_last
+        if in_step and "more than 1 value per channel" in detail and not run.plan.drop_last
         else ""
     )
     return Problem(
         at_step,
-        f"{type(error).__name__}{said}",
+        f"{type(error).__name__}{detail}",
         hint=advice
         or raised_at(error, anywhere=False)
         or "run again with --debug for the traceback",
@@ -220,10 +215,7 @@ def explain_later_error(error: Exception | SystemExit, run: Run) -> Problem:
 
 
 def _unknown_label(error: BaseException, run: Run | None) -> Problem | None:
-    """The problem for a label that is too large, which torch's cross entropy refuses on the CPU.
-
-    Otherwise None.
-    """
+    """Explain the error of torch's cross entropy on the CPU for a label that is too large."""
     label = re.fullmatch(r"Target (-?\d+) is out of bounds\.", str(error))
     if not isinstance(error, IndexError) or not label:
         return None
@@ -243,10 +235,7 @@ def _unknown_label(error: BaseException, run: Run | None) -> Problem | None:
 
 
 def _labelled(run: Run, label: int) -> str | None:
-    """The first sample of the run's next step that has this label, and the entry.
-
-    None if none is found.
-    """
+    """Describe the first sample of the run's next step that has a label, and its entry."""
     with suppress(Exception):  # the label is known anyway
         for sample, name, value in _entries_of_step(run):
             if (
@@ -259,26 +248,27 @@ def _labelled(run: Run, label: int) -> str | None:
 
 
 def nonfinite_data(run: Run) -> str:
-    """The entry of the run's next step's data that contains NaN or infinity, in samples or as batch
-    transforms make it; empty if none is found.
+    """Describe the entry of the next step's data that is not finite; empty if all are.
+
+    Samples are searched first, then batches after their transforms.
     """
-    found = dict[str, list[str]]()
-    with suppress(Exception):  # what is not finite in the step is known anyway
+    samples_of = dict[str, list[str]]()
+    with suppress(Exception):  # the step's own error is known without the data
         for sample, name, value in _entries_of_step(run):
             if _is_nonfinite(value):
-                found.setdefault(name, []).append(sample)
-        for name, value in () if found else _transformed_entries_of_step(run):
+                samples_of.setdefault(name, []).append(sample)
+        for name, value in () if samples_of else _transformed_entries_of_step(run):
             if _is_nonfinite(value):
                 return f"{name} after transforms.train.batch"
-    return next((f"{name} of {first_few(samples, 3)}" for name, samples in found.items()), "")
+    return next((f"{name} of {first_few(samples, 3)}" for name, samples in samples_of.items()), "")
 
 
 def _is_nonfinite(value: Any) -> bool:
-    return any(one.is_floating_point() and not one.isfinite().all() for one in tensors_in(value))
+    return any(x.is_floating_point() and not x.isfinite().all() for x in tensors_in(value))
 
 
 def _entries_of_step(run: Run) -> Generator[tuple[str, str, Any]]:
-    """Of each sample of the run's next step, made again: its name, and each entry's name and value."""
+    """Make the samples of the next step again; yield sample, entry and value."""
     split = run.splits["train"]
     with streams.preserve_generators():
         for _, key in _keys_of_step(run):
@@ -290,9 +280,7 @@ def _entries_of_step(run: Run) -> Generator[tuple[str, str, Any]]:
 
 
 def _transformed_entries_of_step(run: Run) -> Generator[tuple[str, Any]]:
-    """Of each micro-batch of the run's next step, made again as its first phase gets it: each
-    entry's name and value.
-    """
+    """Make the next step's transformed micro-batches again; yield entry and value."""
     with streams.preserve_generators():
         for number, key in _keys_of_step(run):
             if not isinstance(batch := run.splits["train"].keyed[key], Failure):
@@ -301,7 +289,7 @@ def _transformed_entries_of_step(run: Run) -> Generator[tuple[str, Any]]:
 
 
 def _keys_of_step(run: Run) -> Iterator[tuple[int, Key]]:
-    """The micro-batches of the run's next step: their numbers and keys."""
+    """Yield the numbers and keys of the next step's micro-batches."""
     for number in range(run.micro_batches):
         yield from (
             (number, key)
@@ -312,18 +300,18 @@ def _keys_of_step(run: Run) -> Iterator[tuple[int, Key]]:
 
 
 def _advice(error: Exception, model: Mapping[str, Any]) -> str:
-    """What to do, as far as torch's message shows it; otherwise the user's line that failed."""
-    said = str(error)
+    """Return advice by torch's message, or else the user's line that failed."""
+    text = str(error)
     if re.search(
         r"expected scalar type (Byte but found Float|Float but found Byte)|unsigned "
         r"char|not implemented for 'Byte'",
-        said,
+        text,
     ):
         return (
-            "the model is given integers from 0 to 255: choose transforms that make them "
-            "float, such as transforms=images"
+            "the model gets integers from 0 to 255: choose transforms that make them float, such "
+            "as transforms=images"
         )
-    if channels := re.search(r"to have (\d+) channels, but got (\d+) channels", said):
+    if channels := re.search(r"to have (\d+) channels, but got (\d+) channels", text):
         needs, has = channels.groups()
         other = (
             f"model.in_channels={has}"
@@ -331,18 +319,16 @@ def _advice(error: Exception, model: Mapping[str, Any]) -> str:
             else f"choose a model for any number (model=resnet18_small), or images of {needs}"
         )
         return f"the model takes {needs} channels, and the data have {has}: {other}"
-    if re.search(r"input to conv1d, but got input of size: \[(\d+, ){3}", said):
+    if re.search(r"input to conv1d, but got input of size: \[(\d+, ){3}", text):
         return (
-            "the model takes sequences, and is given images [batch, channels, height, width]: "
-            "for recordings recipe.dimensions=1 gives it sequences"
+            "the model takes sequences, and gets images [batch, channels, height, width]: for "
+            "recordings recipe.dimensions=1 gives it sequences"
         )
     return raised_at(error, anywhere=False) or "--debug shows where"
 
 
 def rising_loss(folder: RunFolder) -> Problem | None:
-    """A loss five times the first in the second half of a trial run's steps: a sign that a full
-    training will diverge.
-    """
+    """Warn if the loss of a trial run rose to five times the first: a training would diverge."""
     losses = [
         float.fromhex(line["loss"])
         for _, line in sorted(trace_reader.read_trace_of(folder)[1].items())

@@ -1,11 +1,10 @@
-"""The model compiled by torch.compile for the training step.
+"""Compiles the model by torch.compile for the training step.
 
 Evaluations, averages and checkpoints use the original model.
 
-A graph is compiled for each form of the input (shapes, strides, dtypes) and for nothing more
-general, so it depends on that form alone and not on those that came before: a resumed run, which
-meets them in another order, compiles the same code. What does not become one graph, or becomes too
-many, is an error.
+Each form of the input (shapes, strides, dtypes) gets a graph of its own, and none is more general.
+So a graph does not depend on earlier inputs, and a resumed run, which gets them in another order,
+compiles the same code. A model that is not one graph, or becomes too many, is an error.
 """
 
 from __future__ import annotations
@@ -40,12 +39,11 @@ class Compiled(nn.Module):
             if "isolate_recompiles" in signature(compiled).parameters
             else {}
         )
-        if (
-            not isolated
-        ):  # torch 2.11: graphs of another model of this class would count as this one's
+        # Torch 2.11 would count graphs of another model of this class as this one's
+        if not isolated:
             torch.compiler.reset()
         self._is_told = False
-        # In a tuple: not a submodule
+        # In a tuple, so that it is no submodule
         self._call = (compiled(model, fullgraph=True, dynamic=False, options=options, **isolated),)
 
     def forward(self, *inputs: Any, **further: Any) -> Any:
@@ -59,7 +57,7 @@ class Compiled(nn.Module):
         if not self._is_told:
             self._is_told = True
             print(
-                "compiling the model: the first step waits for it, for seconds or minutes",
+                "compiling the model: the first step takes seconds or minutes longer",
                 file=sys.stderr,
                 flush=True,
             )
@@ -97,19 +95,17 @@ class Compiled(nn.Module):
 def compiler(
     settings: Any, device: torch.device, *, deterministic: bool
 ) -> Callable[[nn.Module], nn.Module]:
-    """A function that compiles a model for the training step as configured.
-
-    With mode=off it returns the model.
-    """
+    """Return a function that compiles a model as configured; with mode=off it does nothing."""
     if settings.mode == "off":
         return lambda model: model
-    from samewise.runner.training.same_bits.partitioner import KeepsChanged  # imports the compiler
+    # Here, since it imports the compiler, which takes seconds
+    from samewise.runner.training.same_bits.partitioner import KeepsChanged
 
     keep_headers_apart()
     _draw_in_order()
     # Inductor warns about CUDA_HOME without a CUDA device
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
-    # Otherwise Inductor drops them with only a log message
+    # `cudagraph_or_error`: otherwise Inductor gives up CUDA graphs with only a log message
     options: dict[str, Any] = {
         "fallback_random": True,  # dropout draws the same numbers as without compiling
         "deterministic": deterministic,
@@ -121,17 +117,15 @@ def compiler(
             if settings.mode == "max"
             else {}
         ),
-        **(
-            {"compile_threads": 1} if device.type == "cpu" else {}
-        ),  # otherwise a pool of processes remains
+        # More threads leave a pool of processes behind
+        **({"compile_threads": 1} if device.type == "cpu" else {}),
     }
     return lambda model: Compiled(model, options, most=settings.max_graphs)
 
 
 def keep_headers_apart() -> None:
-    """Set the folder for what Inductor stores in `default_cache_dir`: its precompiled headers go to
-    /tmp whatever the variable says.
-    """
+    """Move Inductor's precompiled headers into its cache folder."""
+    # Inductor ignores TORCHINDUCTOR_CACHE_DIR for them, and writes to /tmp
     use_own_inductor_cache()
     from samewise.runner.torch_private import inductor_codecache, inductor_runtime_utils
 
@@ -144,9 +138,8 @@ def keep_headers_apart() -> None:
 
 
 def _draw_in_order() -> None:
-    """Let dropout number its input's values as without compiling, also where Inductor chose another
-    layout: torch 2.11 does not.
-    """
+    """Make dropout draw in the order of its input's values, whatever layout Inductor chose."""
+    # Later versions of torch than 2.11 do so themselves
     from samewise.runner.torch_private import inductor_lowering
 
     if not hasattr(inductor_lowering, "constrain_to_fx_strides_if_fallback_random"):
@@ -235,10 +228,7 @@ def require_possible(
 
 
 def facts(settings: Any, device: torch.device) -> dict[str, Any]:
-    """What affects the bits of compiled code besides torch, by name.
-
-    Empty if nothing is compiled.
-    """
+    """Return what decides the bits of compiled code besides torch, by name."""
     if settings.mode == "off":
         return {}
     if device.type == "cuda":
@@ -251,7 +241,7 @@ def facts(settings: Any, device: torch.device) -> dict[str, Any]:
 
 
 def _cxx() -> str | None:
-    """The C++ compiler and its version, as it reports them."""
+    """Return the C++ compiler and its version, as it reports them."""
     from samewise.runner.torch_private import InvalidCxxCompiler, get_cpp_compiler
 
     try:
@@ -263,6 +253,6 @@ def _cxx() -> str | None:
 
 
 def _reason(error: BaseException) -> str:
-    """The message of Dynamo or Inductor, and the model's line that it concerns."""
+    """Return the message of Dynamo or Inductor, and the model's line that it concerns."""
     lines = re.findall(r'File "([^"]+)", line (\d+)', str(error).rpartition("from user code:")[2])
     return first_line(error) + (f" ({lines[-1][0]}:{lines[-1][1]})" if lines else "")

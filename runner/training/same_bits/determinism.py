@@ -1,8 +1,8 @@
-"""Sets torch's switches for determinism after it is imported, or those of a fresh process.
+"""Sets torch's switches for determinism, after `processes.variables` has set the environment.
 
-`processes.variables` sets what comes before. A notebook may have changed torch's default dtype, its
-threads, its switches: during a run in its process each is set to torch's own default, and restored
-afterwards; so are the generators, although every draw is keyed. What cannot be set is refused.
+A notebook may have changed torch's default dtype, its threads and its switches. During a run in its
+process each is set to torch's own default, and restored afterwards; so are the generators, although
+every draw is keyed. A state that cannot be changed is an error.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def apply(settings: Any) -> None:
 
     from samewise.runner.training.same_bits.portable_operators import use_portable_operators
 
-    # Request the same results on every CPU from MKL
-    use_portable_operators(wanted=settings.variables.get("MKL_CBWR") == "COMPATIBLE")
+    # In this mode MKL gives the same results on every CPU, but torch's other operators do not
+    use_portable_operators(enabled=settings.variables.get("MKL_CBWR") == "COMPATIBLE")
     torch.set_num_threads(settings.threads)
     torch.use_deterministic_algorithms(settings.deterministic)
     torch.utils.deterministic.fill_uninitialized_memory = settings.fill_uninitialized_memory  # pyright: ignore[reportAttributeAccessIssue] (a property of the module)
@@ -45,9 +45,8 @@ def apply(settings: Any) -> None:
 
 
 def warm_up() -> None:
-    """Call MKL's vector functions once from one thread: the first concurrent call can be imprecise
-    (pytorch issue 188792).
-    """
+    """Call MKL's vector functions once from one thread."""
+    # The first concurrent call can be imprecise: github.com/pytorch/pytorch/issues/188792
     import torch
 
     threads = torch.get_num_threads()
@@ -59,13 +58,14 @@ def warm_up() -> None:
 
 
 def require_deterministic(model: nn.Module, device: torch.device, settings: Any) -> None:
-    """Raise a ConfigError for layers that are not deterministic although torch does not report it:
-    cuDNN's recurrent ones.
+    """Raise a ConfigError for cuDNN's recurrent layers where they do not repeat to the bit.
+
+    Torch itself does not report them.
     """
     import torch
     from torch import nn
 
-    # ROCm, which torch calls "cuda" too, has none
+    # ROCm, which torch also calls "cuda", has no cuDNN
     has_cudnn = torch.version.cuda is not None and torch.backends.cudnn.enabled
     if not settings.deterministic or device.type != "cuda" or not has_cudnn:
         return
@@ -93,16 +93,11 @@ def require_deterministic(model: nn.Module, device: torch.device, settings: Any)
 
 
 def memory_ran_short(device: torch.device) -> Problem | None:
-    """A warning if the device's memory was briefly insufficient although the run continued.
-
-    Otherwise None.
-
-    Without memory for the workspace of one algorithm, cuDNN takes another, which adds in another
-    order, and torch remembers the choice: the bits may not be those of a run with more memory, and
-    nothing else says so.
-    """
+    """Warn if the device's memory was insufficient for a moment, although the run continued."""
     import torch
 
+    # Without memory for the workspace of one algorithm, cuDNN takes another, which adds in another
+    # order, and torch remembers the choice. No other sign shows that the bits may differ.
     counts = torch.cuda.memory_stats(device) if device.type == "cuda" else {}
     short = counts.get("num_alloc_retries", 0) + counts.get("num_ooms", 0)
     if not short:
@@ -120,18 +115,14 @@ def memory_ran_short(device: torch.device) -> Problem | None:
 
 
 def refused_recurrence(variables: Mapping[str, str]) -> tuple[str, str, str] | None:
-    """Why cuDNN's RNN, LSTM and GRU are not deterministic here: reason, expectation, hint.
-
-    None if they are.
-
-    They call cuBLAS on several streams, which by default takes buffers of two sizes, whichever is
-    free, and with the size the kernel changes. With one size they repeat (release notes of cuDNN 8;
-    docs.pytorch.org, "cuDNN RNN determinism").
-    """
+    """Explain why cuDNN's RNN, LSTM and GRU do not repeat: reason, expectation, hint; else None."""
+    # They call cuBLAS on several streams. By default it takes whichever buffer of two sizes is
+    # free, and the kernel depends on the size. With buffers of one size they repeat (release notes
+    # of cuDNN 8; docs.pytorch.org, "cuDNN RNN determinism").
     sizes = variables.get("CUBLAS_WORKSPACE_CONFIG", "")
     if re.fullmatch(r":[0-9]+:[0-9]+", sizes):
         return None
-    found = (
+    buffers = (
         f"CUBLAS_WORKSPACE_CONFIG={sizes}, buffers of several sizes"
         if re.fullmatch(r"(:[0-9]+:[0-9]+)+", sizes)
         else "buffers of cuBLAS's own choice"
@@ -141,7 +132,7 @@ def refused_recurrence(variables: Mapping[str, str]) -> tuple[str, str, str] | N
         "reproducibility=strict does; or device=cpu, or reproducibility=fast"
     )
     return (
-        f"does not repeat to the bit with {found}",
+        f"does not repeat to the bit with {buffers}",
         "buffers of one size: CUBLAS_WORKSPACE_CONFIG=:4096:8 or :16:8",
         hint,
     )
@@ -149,11 +140,13 @@ def refused_recurrence(variables: Mapping[str, str]) -> tuple[str, str, str] | N
 
 @contextmanager
 def fresh_torch_state() -> Generator[None]:
-    """Within it, torch's settings are those of a fresh process; afterwards they are restored.
+    """Give torch the settings of a fresh process, for a block.
 
-    The experiment's variables must be in the environment already, and its switches are set within.
-    ConfigError if a block is open that would change bits and cannot be closed from here, such as
-    `with torch.autocast(...)`, or if MKL is in another mode for good.
+    The experiment's variables must be in the environment already.
+
+    Raises:
+        ConfigError: A block around the call changes bits, such as `with torch.autocast(...)`, or
+            MKL is in another mode, which it keeps.
     """
     was_imported = "torch" in sys.modules
     import torch
@@ -177,24 +170,25 @@ def fresh_torch_state() -> Generator[None]:
             torch.enable_grad(),
             threadpool_limits(1, user_api="blas"),
         ):
-            yield  # BLAS here means NumPy's: processes.variables.ALWAYS
+            # The limit is for NumPy's BLAS; `processes.variables.ALWAYS` sets that of torch's
+            yield
     finally:
-        use_portable_operators(wanted=False)
+        use_portable_operators(enabled=False)
         set_switches(every, before)
         torch.set_flush_denormal(flushes)
 
 
 def _require_no_block() -> None:
-    """Refuse torch contexts around the call whose effect cannot be undone here."""
+    """Raise a ConfigError for blocks around the call that cannot be undone here."""
     import torch
 
-    found = [
+    blocks = [
         f"torch.autocast('{device}')"
         for device in ("cpu", "cuda")
         if torch.is_autocast_enabled(device)
     ]
-    found += ["torch.device(...)"] if torch.get_default_device().type != "cpu" else []
-    if found:
+    blocks += ["torch.device(...)"] if torch.get_default_device().type != "cpu" else []
+    if blocks:
         raise ConfigError(
             *(
                 Problem(
@@ -202,19 +196,18 @@ def _require_no_block() -> None:
                     "changes the bits of what runs within it",
                     hint="call samewise outside of the block",
                 )
-                for block in found
+                for block in blocks
             )
         )
 
 
 def _require_reproducible_products() -> None:
-    """Refuse MKL in its default mode, which it keeps from its first product on: that was before
-    `import samewise`, which sets MKL_CBWR.
+    """Raise a ConfigError if MKL multiplied before `import samewise` set MKL_CBWR.
+
+    MKL keeps the mode of its first product.
     """
     if os.environ.get("MKL_CBWR") != "OFF" and "CNR:OFF" in _mkl_report():
-        message = (
-            "came too late for MKL: torch had multiplied matrices before samewise was imported"
-        )
+        message = "is set too late for MKL: torch multiplied matrices before samewise was imported"
         hint = (
             "import samewise first; in a notebook: restart the kernel, and import it in the "
             "first cell"
@@ -224,7 +217,7 @@ def _require_reproducible_products() -> None:
 
 @cache
 def _mkl_report() -> str:
-    """What MKL says about a product, with its mode; empty without MKL."""
+    """Return MKL's report of a product, which names its mode; empty without MKL."""
     import torch
 
     mkl = torch.backends.mkl
@@ -236,5 +229,5 @@ def _mkl_report() -> str:
         with mkl.verbose(mkl.VERBOSE_ON):
             torch.ones(2, 2).mm(torch.ones(2, 2))
         del os.environ["MKL_VERBOSE_OUTPUT_FILE"]
-        # Elsewhere if MKL had begun to write before
+        # MKL opens its file once, so an earlier report has another place
         return file.read_text() if file.exists() else ""

@@ -1,5 +1,6 @@
-"""Divides a compiled model's graph into a forward and a backward pass, as torch does, except for
-tensors that the forward pass changes in place.
+"""Divides a compiled model's graph into a forward and a backward pass.
+
+It differs from torch in tensors that the forward pass changes in place.
 """
 
 from __future__ import annotations
@@ -19,12 +20,10 @@ from samewise.runner.torch_private import (
 
 
 class KeepsChanged(CustomPartitionerFn):
-    """torch's partitioner.
+    """Torch's partitioner, which saves copies of inputs that the forward pass changes in place.
 
-    It may save an input, such as a buffer, that the forward pass changes in place: the backward
-    pass would read the new values.
-
-    Here it saves a copy, made before the change. Other graphs stay as they are.
+    Torch's own saves such an input itself, such as a buffer, so that the backward pass reads its
+    new values. Other graphs stay as they are.
     """
 
     def __call__(
@@ -38,9 +37,8 @@ class KeepsChanged(CustomPartitionerFn):
         }
         output = forward.graph.output_node()
         values = list(cast("tuple[Any, ...]", output.args[0]))
-        for place in range(
-            options["num_fwd_outputs"], len(values)
-        ):  # those that are saved for the backward pass
+        # After the outputs come the values that are saved for the backward pass
+        for place in range(options["num_fwd_outputs"], len(values)):
             if isinstance(values[place], Node) and _storage_of(values[place]) in changes:
                 values[place] = _copied(values[place], before=list(changes.values())[-1])
         output.args = (tuple(values),)
@@ -52,7 +50,7 @@ class KeepsChanged(CustomPartitionerFn):
 
 
 def _storage_of(node: Any) -> Any:
-    """The node that a view is of, through other views."""
+    """Return the node whose memory a view shares, through other views."""
     while isinstance(node.target, OpOverload) and node.target.is_view:
         node = node.args[0]
     return node

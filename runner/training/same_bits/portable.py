@@ -1,7 +1,4 @@
-"""What `reproducibility=portable` requires of torch, and what has been tested.
-
-`portable_operators.py` has its operators.
-"""
+"""Lists the settings of `reproducibility=portable`, and the components tested with it."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ import torch
 from samewise.runner.config.fingerprint import targets
 
 VARIABLES = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_CBWR": "COMPATIBLE"}
-"""What restricts torch, oneDNN and MKL to the instructions of every x86-64-v3 CPU."""
+"""Variables that restrict torch, oneDNN and MKL to the instructions of every x86-64-v3 CPU."""
 
 TESTED = frozenset(
     {
@@ -71,35 +68,32 @@ TESTED = frozenset(
         ),
     }
 )
-"""What computes in the experiments that are trained on other CPUs
-(`tests/runner/test_portable.py`)."""
+"""The components of the experiments that `tests/runner/test_portable.py` trains on other CPUs."""
 
 COMPUTING = ("model", "recipe", "optimizer", "transforms", "precision")
 """The sections of a config whose components torch computes."""
 
 
 def untested_components(whole: Mapping[str, Any]) -> list[str]:
-    """Components of a plain config that compute and have not been tested for equal bits on other
-    CPUs.
-    """
+    """Return a plain config's components that compute, and were not tested on other CPUs."""
     settings = {
         "compile.mode": (whole["compile"]["mode"], "off"),
         "precision.dtype": (whole["precision"]["dtype"], "float32"),
     }
-    found = [
+    components = [
         name
         for name in targets({section: whole.get(section) for section in COMPUTING})
         if name not in TESTED
     ]
-    return found + [
+    return components + [
         f"{path}={value}" for path, (value, tested) in settings.items() if str(value) != tested
     ]
 
 
 def is_portable(whole: Mapping[str, Any], device: torch.device) -> bool:
-    """Whether other x86-64-v3 CPUs give the same bits, as far as torch computes.
+    """Whether torch gives the same bits on other x86-64-v3 CPUs; decoding data may still differ.
 
-    Not for decoding data. After `determinism.apply`.
+    Call it after `determinism.apply`.
     """
     variables = whole["reproducibility"]["variables"]
     restricted = all(str(variables.get(name)) == value for name, value in VARIABLES.items())

@@ -1,22 +1,22 @@
-"""Operators with the same bits on every x86-64-v3 CPU, replacing torch's that differ, or that are
-slow when MKL must be consistent.
+"""Operators with the same bits on every x86-64-v3 CPU.
 
-Square roots: torch takes them from MKL, which begins with the processor's approximation of
-1/sqrt(x) (`rsqrtps`): AMD's is not Intel's, whatever MKL_CBWR says, and one root in six is not the
-nearest number. NumPy's instruction (`sqrtps`) rounds correctly everywhere, as IEEE 754 asks.
+They replace operators of torch's that differ, or that are slow with MKL's consistent mode.
 
-Sampling of images (`grid_sample`): torch's vectorised kernel gathers pixels by an instruction on
-which the emulator crashes by which other CPUs are tested (qemu-user 7.2). Its scalar kernel is
-compiled for every x86-64 CPU alike. It takes three times as long, a millisecond for 64 images of 32
-by 32 pixels.
+Square roots: torch takes them from MKL, which starts with the processor's approximation of
+1/sqrt(x) (`rsqrtps`). AMD's is not Intel's, with any MKL_CBWR, and one root in six is not the
+nearest number. NumPy's instruction (`sqrtps`) rounds correctly everywhere, as IEEE 754 requires.
+
+Sampling of images (`grid_sample`): torch's vectorised kernel has an instruction on which the
+emulator of other CPUs crashes (qemu-user 7.2). Its scalar kernel is the same for every x86-64 CPU.
+It takes three times as long, a millisecond for 64 images of 32 by 32 pixels.
 
 Matrix products: with MKL_CBWR=COMPATIBLE, the only mode of MKL in which AMD's processors repeat
 Intel's, MKL uses neither AVX2 nor FMA and takes two to three times as long. oneDNN with
-ONEDNN_MAX_CPU_ISA=AVX2 uses both. It takes the larger products in float32, of matrices, of batches
-of them and in convolutions of 1 by 1; smaller ones stay MKL's, whose calls begin faster.
+ONEDNN_MAX_CPU_ISA=AVX2 uses both. It computes the larger products in float32: of matrices, of
+batches of them, and in convolutions of 1 by 1. MKL computes smaller ones, since it starts faster.
 
-GRU: thousands of products too small for that. Here the gradient of the recurrent weights is one
-product over all steps instead of one at each.
+GRU: its thousands of products are too small for oneDNN. Here the gradient of the recurrent weights
+is one product over all steps instead of one for each.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from torch.nn.functional import dropout, linear
 from samewise.runner.torch_private import grid_sampler_2d_cpu_fallback, linear_pointwise
 
 LARGE = 2**20
-"""The number of multiplications from which oneDNN computes a product: where it takes about as long
-as MKL, 50 microseconds on an AMD EPYC."""
+"""Products of at least so many multiplications are oneDNN's: for this many it takes as long as MKL,
+50 microseconds on an AMD EPYC."""
 
 _registered: list[Any] = []
 _torch_s: dict[str, Any] = {}
 
 
-def use_portable_operators(*, wanted: bool) -> None:
-    """Make torch use these operators in this process from now on, or its own again.
+def use_portable_operators(*, enabled: bool) -> None:
+    """Make torch use these operators in this process, or its own again.
 
-    `x ** 0.5` goes to MKL all the same, and a sampled image's gradient to torch's own kernel.
-    Norms, batch norm and the fused optimizers have correct roots of their own.
+    `x ** 0.5` remains MKL's, and the gradient of a sampled image torch's. Norms, batch norm and the
+    fused optimizers have correct roots of their own.
     """
-    if wanted == bool(_registered):
+    if enabled == bool(_registered):
         return
-    if not wanted:
+    if not enabled:
         _registered.pop()._destroy()
         return
     library = torch.library.Library("aten", "IMPL")
@@ -74,17 +74,17 @@ def use_portable_operators(*, wanted: bool) -> None:
 
 
 def _sqrt(value: Tensor) -> Tensor:
-    """Any shape and dtype, as torch's; integers give the default dtype."""
+    """Return the square root of a tensor of any shape and dtype, as torch.sqrt does."""
     dtype = (
         value.dtype
         if value.is_floating_point() or value.is_complex()
         else torch.get_default_dtype()
     )
     computed = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
-    found = torch.empty_like(value, dtype=computed, requires_grad=False)
+    root = torch.empty_like(value, dtype=computed, requires_grad=False)
     with np.errstate(invalid="ignore"):  # NaN, as in torch
-        np.sqrt(value.detach().to(computed).resolve_conj().resolve_neg().numpy(), out=found.numpy())
-    return found.to(dtype)
+        np.sqrt(value.detach().to(computed).resolve_conj().resolve_neg().numpy(), out=root.numpy())
+    return root.to(dtype)
 
 
 def _sqrt_in_place(value: Tensor) -> Tensor:
@@ -95,25 +95,22 @@ def _sqrt_out(value: Tensor, *, out: Tensor) -> Tensor:
     return out.resize_(value.shape).copy_(_sqrt(value))
 
 
-def _is_large(left: Tensor, right: Tensor) -> bool:
+def _is_large(a: Tensor, b: Tensor) -> bool:
     """Whether a (batched) matrix product should be computed by oneDNN."""
     return (
-        left.dtype == right.dtype == torch.float32
-        and left.shape[-1] == right.shape[-2]
-        and left.shape[-2] * left.shape[-1] * right.shape[-1] >= LARGE
+        a.dtype == b.dtype == torch.float32
+        and a.shape[-1] == b.shape[-2]
+        and a.shape[-2] * a.shape[-1] * b.shape[-1] >= LARGE
     )
 
 
-def _product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
-    """(m, k), (k, n) and (n) -> (m, n), by oneDNN, in float32."""
-    return linear_pointwise(_plain(left), _plain(right).t(), bias, "none", [], "")
+def _product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Multiply (m, k) by (k, n) and add (n), by oneDNN, in float32."""
+    return linear_pointwise(_plain(a), _plain(b).t(), bias, "none", [], "")
 
 
 def _plain(matrix: Tensor) -> Tensor:
-    """A copy with non-overlapping row or column strides, as a BLAS requires.
-
-    Unchanged if it has them.
-    """
+    """Return a matrix whose row or column stride is 1, as a BLAS requires; a copy if need be."""
     (rows, columns), (down, right) = matrix.shape, matrix.stride()
     return (
         matrix
@@ -122,31 +119,27 @@ def _plain(matrix: Tensor) -> Tensor:
     )
 
 
-def _mm(keys: Any, left: Tensor, right: Tensor) -> Tensor:
-    return (
-        _product(left, right)
-        if _is_large(left, right)
-        else _torch_s["mm"].call_boxed(keys, left, right)
-    )
+def _mm(keys: Any, a: Tensor, b: Tensor) -> Tensor:
+    return _product(a, b) if _is_large(a, b) else _torch_s["mm"].call_boxed(keys, a, b)
 
 
-def _bmm(keys: Any, left: Tensor, right: Tensor) -> Tensor:
-    if not _is_large(left, right) or len(left) != len(right):
-        return _torch_s["bmm"].call_boxed(keys, left, right)
-    return torch.stack([_product(one, other) for one, other in zip(left, right, strict=True)])
+def _bmm(keys: Any, a: Tensor, b: Tensor) -> Tensor:
+    if not _is_large(a, b) or len(a) != len(b):
+        return _torch_s["bmm"].call_boxed(keys, a, b)
+    return torch.stack([_product(x, y) for x, y in zip(a, b, strict=True)])
 
 
 def _addmm(
-    keys: Any, bias: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha: float = 1
+    keys: Any, bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1
 ) -> Tensor:
     if (
-        _is_large(left, right)
+        _is_large(a, b)
         and beta == alpha == 1
-        and bias.dtype == left.dtype
-        and bias.shape == right.shape[1:]
+        and bias.dtype == a.dtype
+        and bias.shape == b.shape[1:]
     ):
-        return _product(left, right, bias.contiguous())
-    return _torch_s["addmm"].call_boxed(keys, bias, left, right, beta=beta, alpha=alpha)
+        return _product(a, b, bias.contiguous())
+    return _torch_s["addmm"].call_boxed(keys, bias, a, b, beta=beta, alpha=alpha)
 
 
 def _is_product(values: Tensor, weight: Tensor, stride: list[int], padding: list[int]) -> bool:
@@ -173,8 +166,8 @@ def _convolve(
         return _torch_s["_slow_conv2d_forward"].call_boxed(
             keys, values, weight, kernel_size, bias, stride, padding
         )
-    found = torch.stack([_product(weight.flatten(1), sample) for sample in values.flatten(2)])
-    return (found if bias is None else found.add_(bias[:, None])).view(
+    product = torch.stack([_product(weight.flatten(1), sample) for sample in values.flatten(2)])
+    return (product if bias is None else product.add_(bias[:, None])).view(
         len(values), -1, *values.shape[2:]
     )
 
@@ -202,22 +195,28 @@ def _convolution_gradients(
     of_weight = None
     if output_mask[1]:
         of_weight = _product(flat[0], values[0].flatten(1).t())
-        for one, other in zip(flat[1:], values[1:], strict=True):
-            of_weight += _product(one, other.flatten(1).t())
+        for x, y in zip(flat[1:], values[1:], strict=True):
+            of_weight += _product(x, y.flatten(1).t())
         of_weight = of_weight.view_as(weight)
     return of_values, of_weight, flat.sum((0, 2)) if output_mask[2] else None
 
 
 class _Recurrence(torch.autograd.Function):
-    """The steps of a GRU, given the input's contributions to its gates: (T, N, 3H), (N, H), (3H,
-    H), (3H) -> (T, N, H); gates in torch's order: r, z, n.
+    """The steps of a GRU, from the input's contributions to its gates.
+
+    Shapes are (T, N, 3H), (N, H), (3H, H), (3H) -> (T, N, H), with gates in torch's order: r, z, n.
     """
 
     @staticmethod
-    def forward(ctx: Any, given: Tensor, first: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        steps, samples, width = len(given), *first.shape
-        gates, recurrent = given.clone(), given.new_empty(steps, samples, 3 * width)
-        hidden = given.new_empty(steps + 1, samples, width)
+    def forward(
+        ctx: Any, gates_of_input: Tensor, first: Tensor, weight: Tensor, bias: Tensor
+    ) -> Tensor:
+        steps, samples, width = len(gates_of_input), *first.shape
+        gates, recurrent = (
+            gates_of_input.clone(),
+            gates_of_input.new_empty(steps, samples, 3 * width),
+        )
+        hidden = gates_of_input.new_empty(steps + 1, samples, width)
         hidden[0] = first
         transposed = weight.t()
         for now, after, gate, from_hidden in zip(
@@ -264,18 +263,17 @@ def _gru(
     bidirectional: bool,
     batch_first: bool,
 ) -> tuple[Tensor, Tensor]:
-    """As torch's.
+    """Compute a GRU as torch does; a one-way GRU with biases in float32 by `_Recurrence`.
 
-    A one-way GRU with biases in float32 uses the steps above, and cannot be differentiated twice
-    then.
+    The latter cannot be differentiated twice.
     """
-    given = (values, hidden, *params)
+    tensors = (values, hidden, *params)
     if (
         bidirectional
         or not has_biases
         or len(params) != 4 * num_layers
         or not values.numel()
-        or any(one.dtype != torch.float32 for one in given)
+        or any(x.dtype != torch.float32 for x in tensors)
     ):
         return torch.ops.aten.gru.input.decompose(
             values,
@@ -288,13 +286,13 @@ def _gru(
             bidirectional,
             batch_first,
         )
-    found, last = values.transpose(0, 1) if batch_first else values, []
+    outputs, last = values.transpose(0, 1) if batch_first else values, []
     for layer in range(num_layers):
         of_input, of_hidden, bias_of_input, bias_of_hidden = params[4 * layer : 4 * layer + 4]
         if layer:
-            found = dropout(found, dropout_p, train)
-        found = _Recurrence.apply(
-            linear(found, of_input, bias_of_input), hidden[layer], of_hidden, bias_of_hidden
+            outputs = dropout(outputs, dropout_p, train)
+        outputs = _Recurrence.apply(
+            linear(outputs, of_input, bias_of_input), hidden[layer], of_hidden, bias_of_hidden
         )
-        last.append(found[-1])
-    return found.transpose(0, 1) if batch_first else found, torch.stack(last)
+        last.append(outputs[-1])
+    return outputs.transpose(0, 1) if batch_first else outputs, torch.stack(last)

@@ -1,4 +1,4 @@
-"""Replaces what torch's libraries compute wrongly."""
+"""Works around faults of torch's libraries."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def work_around(model: nn.Module, device: torch.device) -> None:
       memory where there are fewer input channels than a vector holds (8 with AVX2, 16 with
       AVX-512): the process crashes, or the gradient is wrong (oneDNN issue 6035).
     - In bfloat16 (seen with AVX-512), a strided convolution, or one over volumes, of an input about
-      as small as its kernel reads memory that nothing was written to: output or gradients are
-      anything, also nan. It is computed in float32.
+      as small as its kernel reads memory that was never written: output or gradients may be any
+      number, or NaN. It is computed in float32.
     """
     if device.type == "cpu":
         for module in model.modules():
