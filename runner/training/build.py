@@ -311,7 +311,7 @@ def _require_phases(recipe: Recipe) -> None:
         else []
     )
     if not phases or len({x.name for x in phases}) < len(declared):
-        given, hint = (
+        value, hint = (
             ("a method", "`@property` above `def phases(self)`")
             if callable(declared)
             else (declared, "")
@@ -321,7 +321,7 @@ def _require_phases(recipe: Recipe) -> None:
             '(Phase("a", ("encoder",)), Phase("b", ("head",)))',
         )
         raise ConfigError(
-            Problem("recipe", f"{type(recipe).__name__}.{message}", given, expected, hint)
+            Problem("recipe", f"{type(recipe).__name__}.{message}", value, expected, hint)
         )
 
 

@@ -1,6 +1,4 @@
-"""Files of a prediction: those it reads, from names, folders and patterns in a definite order; and
-one for the predictions of all: JSON, CSV, or COCO's results.
-"""
+"""Expands the input files of a prediction, and writes predictions to a JSON, CSV or COCO file."""
 
 from __future__ import annotations
 
@@ -19,25 +17,31 @@ from samewise.runner.interfaces import Recipe
 from samewise.runner.records.files import require_writable, write_atomically, write_json
 
 
-def expand(asked: Sequence[Path], recipe: Recipe) -> list[Path]:
-    """Files as given.
+def expand(paths: Sequence[Path], recipe: Recipe) -> list[Path]:
+    """Expand folders and patterns into files, and leave files as they are.
 
-    For a folder all files below it that the recipe reads, for a pattern (`photos/*.jpg`, `**` for
-    any depth) all matches, sorted.
+    Args:
+        paths: Files; folders, for all files below them that the recipe reads; and patterns such as
+            `photos/*.jpg`, with `**` for any depth.
+        recipe: The recipe that reads the files.
 
-    ConfigError if a folder has none, or a pattern matches nothing, with a problem for each.
+    Returns:
+        The files in the order of `paths`; those of a folder or a pattern are sorted.
+
+    Raises:
+        ConfigError: Folders have no such files, or patterns match nothing.
     """
     files, problems = list[Path](), list[Problem]()
-    for path in asked:
+    for path in paths:
         pattern = not os.path.lexists(path) and glob.has_magic(str(path))
         for each in map(Path, sorted(glob.glob(str(path), recursive=True))) if pattern else [path]:
-            below, left = _below(each, recipe) if each.is_dir() else ([each], [])
-            if below and left:
+            below, unreadable = _below(each, recipe) if each.is_dir() else ([each], [])
+            if below and unreadable:
                 kinds = ", ".join(
-                    sorted({Path(name).suffix.lower() or "no extension" for name in left})
+                    sorted({Path(name).suffix.lower() or "no extension" for name in unreadable})
                 )
                 print(
-                    f"warning: {each}: {number_of(len(left), 'file')} of other types left "
+                    f"warning: {each}: {number_of(len(unreadable), 'file')} of other types left "
                     f"out ({kinds})",
                     file=sys.stderr,
                 )
@@ -68,9 +72,7 @@ def expand(asked: Sequence[Path], recipe: Recipe) -> list[Path]:
 
 
 def names(files: Sequence[Path]) -> list[str]:
-    """The prefix for each file's results: its name without extension, numbered if another file has
-    the same.
-    """
+    """Return a unique name for each file's results: its name without extension, or numbered."""
     times, taken = Counter(file.stem for file in files), {file.stem for file in files}
     unique = list[str]()
     for number, file in enumerate(files, start=1):
@@ -85,10 +87,7 @@ def names(files: Sequence[Path]) -> list[str]:
 
 
 def _below(folder: Path, recipe: Recipe) -> tuple[list[Path], list[str]]:
-    """The files that the recipe reads, and the names of the others.
-
-    Without hidden files and folders, which file managers leave.
-    """
+    """Return the files that the recipe reads, and the names of the others, without hidden files."""
     readable, unreadable, ends = list[Path](), list[str](), tuple(recipe.extensions) or "\0"
     for here, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]

@@ -61,8 +61,8 @@ def at_checkpoint(
         CheckpointError: There is no such checkpoint.
     """
     which = "best" if which == composed.cfg.evaluate.monitor else which
-    kept = kept_checkpoints.choose_checkpoint(folder.checkpoints, which)
-    state = checkpoint.load(kept.path)
+    chosen = kept_checkpoints.choose_checkpoint(folder.checkpoints, which)
+    state = checkpoint.load(chosen.path)
     data: dict[str, dict[str, Any]] = (read_json(folder.environment, shapes.ENVIRONMENT) or {}).get(
         "data", {}
     )
@@ -88,7 +88,7 @@ def at_checkpoint(
         folder.checkpoints, read_mapping(folder.summary, shapes.SUMMARY), which
     )
     restore(run, state)
-    return run, kept.step
+    return run, chosen.step
 
 
 def evaluate_checkpoint(

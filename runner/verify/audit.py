@@ -1,6 +1,4 @@
-"""Repeats parts of a training, each from one kept checkpoint to the next, and finds where each first
-differs from the record.
-"""
+"""Repeats parts of a training, each from one kept checkpoint to the next, to compare the record."""
 
 from __future__ import annotations
 
@@ -38,19 +36,18 @@ from samewise.runner.verify.rerun_comparison import Comparison
 
 @dataclass(frozen=True)
 class Segment:
-    """The steps after `start` up to the next point from which training can continue, and the
-    checkpoint there (None at the trace's end).
-    """
+    """The steps between two checkpoints; `path` is the later one, None at the trace's end."""
 
     start: int
     end: int
-    kept: Path | None
+    path: Path | None
 
 
 def begin(run: Run) -> dict[str, Any] | None:
-    """Restore the checkpoint with which a run began that continues another one.
+    """Restore the checkpoint of another run that a run continues (`resume_from`).
 
-    Return its trace's state, None if it is gone or does not fit.
+    Returns:
+        The state of that run's trace; None if the checkpoint is missing or does not fit.
     """
     try:
         return continue_from(run, run.config.resume_from) if run.config.resume_from else {}
@@ -59,11 +56,12 @@ def begin(run: Run) -> dict[str, Any] | None:
 
 
 def segments(folder: RunFolder, last: int, *, first: int | None = 0) -> list[Segment]:
-    """The segments of a run, in order, up to the last recorded step.
+    """Return the segments of a run, in order; damaged checkpoints do not bound a segment.
 
-    Unreadable checkpoints do not bound a segment.
-
-    `first`: the step at which the run began; None: unknown, so that its first steps have no start.
+    Args:
+        folder: The run's folder.
+        last: The last recorded step.
+        first: The step at which the run began; None: unknown, so its first steps are left out.
     """
     points = [
         (first or 0, None),
@@ -89,11 +87,18 @@ def _is_sound(path: Path) -> bool:
 def choose(
     parts: Sequence[Segment], count: int | None, seed: int, suspected: Sequence[Divergence]
 ) -> list[Segment]:
-    """Choose so many segments at random (None: all), and those with signs of an error."""
+    """Draw segments at random, and add those with signs of an error.
+
+    Args:
+        parts: The run's segments.
+        count: The number of segments to draw; None: all.
+        seed: The seed of the draw.
+        suspected: The signs of errors.
+    """
     drawn = (
         parts if count is None else random.Random(seed).sample(list(parts), min(count, len(parts)))
     )
-    # Later steps are then wrong too
+    # After the first of these, all later ones are wrong too
     firsts = {
         stage: next((x.step for x in suspected if x.stage == stage), 0)
         for stage in ("chain", "root")
@@ -104,24 +109,26 @@ def choose(
 
 @dataclass
 class Audit:
-    """An audit of a recorded run, with a new run built from its config.
+    """An audit of a recorded run, by a new run of its config.
 
-    The comparison is one of its callbacks, and continues after differences.
-
-    `logged` has step, name and value of all that the recorded run logged, `begun` what `begin`
-    returned.
+    Args:
+        run: The new run.
+        folder: The recorded run's folder.
+        comparison: A callback of the new run, which continues after differences.
+        logged: Step, name and value of each metric that the recorded run logged.
+        start: The state that `begin` returned.
     """
 
     run: Run
     folder: RunFolder
     comparison: Comparison
     logged: Sequence[tuple[int, str, float]]
-    begun: Mapping[str, Any]
+    start: Mapping[str, Any]
 
     def __post_init__(self) -> None:
         self._first, self._initial = (
             self.run.step,
-            {**copy_to_cpu(state_of(self.run)), **self.begun},
+            {**copy_to_cpu(state_of(self.run)), **self.start},
         )
         self._left_out = left_out_on_resuming(self.folder.metrics)
         self.run.recorder.tracker = Tracker(self.run.folder, resume_step=None)
@@ -132,13 +139,14 @@ class Audit:
         """Repeat a segment.
 
         Returns:
-            Where its steps, its metrics or the state at its end first differ from the record.
+            The first difference from the record in its steps, its metrics or its final state.
         """
         self.comparison.divergences.clear()
         replay(self.run, self._state(segment.start), segment.end)
         if self.comparison.divergences:
             return self.comparison.divergences[0]
-        self.run.recorder.tracker.before_checkpoint(segment.end)  # its journal is on the disk
+        # Writes the journal, which is read next
+        self.run.recorder.tracker.before_checkpoint(segment.end)
         metrics = logged_divergences(
             self.logged,
             logged_values(self.run.folder.metrics),
@@ -146,27 +154,26 @@ class Audit:
             until=None if at_end(self.run) else segment.end,
             left_out=self._left_out,
         )
-        if metrics or not segment.kept:
+        if metrics or not segment.path:
             return min(metrics, key=lambda divergence: divergence.step, default=None)
         names = parameter_names(self.run)
         for name, values in state_differences(self._kept_state(segment), state_of(self.run), names):
-            reason = f"these steps do not lead to {segment.kept.name}" + f" ({values})" * bool(
+            reason = f"these steps do not lead to {segment.path.name}" + f" ({values})" * bool(
                 values
             )
             return Divergence(segment.end, "checkpoint", name.removeprefix("weights: "), reason)
         return None
 
     def _kept_state(self, segment: Segment) -> Mapping[str, Any]:
-        """The checkpoint at a segment's end, without the best by metrics that the one at its start
-        does not have: they were added as the run was resumed.
-        """
-        assert segment.kept is not None
-        state = checkpoint.load(segment.kept)
+        """Return the checkpoint at a segment's end."""
+        assert segment.path is not None
+        state = checkpoint.load(segment.path)
         names = (
             self._state(segment.start).get("also", {})
             if segment.start > self._first
             else state.get("also", {})
         )
+        # Metrics of `evaluate.also` that the checkpoint at its start lacks were added on resuming
         return {
             **state,
             "also": {name: best for name, best in state.get("also", {}).items() if name in names},
@@ -180,9 +187,8 @@ class Audit:
         )
 
     def judge_summary(self, summary: Mapping[str, Any]) -> list[Divergence]:
-        """Where the run's summary disagrees with its last checkpoint, which `replay` compares with
-        the steps before it.
-        """
+        """Return the differences of the run's summary from its last checkpoint."""
+        # `replay` compares that checkpoint with the steps before it
         for last in checkpoint.list_checkpoints(self.folder.checkpoints)[-1:]:
             if summary and _is_sound(last.path):
                 restore(self.run, checkpoint.load(last.path))
@@ -191,19 +197,21 @@ class Audit:
 
 
 _HOW = ("fused", "foreach", "differentiable", "capturable")
-"""Options of an optimizer for the implementation of its arithmetic, chosen on each machine
-(`optim.states.load_state`)."""
+"""Options that choose an optimizer's implementation, by machine (`optim.states.load_state`)."""
 
 
 def state_differences(
     there: Mapping[str, Any], here: Mapping[str, Any], names: Mapping[str, Sequence[str]]
 ) -> list[tuple[str, str]]:
-    """The differences between two states: (name, values in words, empty for a tensor), without
-    times.
+    """Return the differences between two states, without times.
 
-    Callbacks and metrics of `evaluate.also` that only one side has are left out: they may have been
-    added or removed as the run was resumed. `names`: for each optimizer, the parameters that its
-    state has numbers for.
+    Args:
+        there: The recorded state.
+        here: The state to compare.
+        names: The names of each optimizer's parameters, in the order of the numbers in its state.
+
+    Returns:
+        Names of values that differ, each with a description; an empty one for a tensor.
     """
     differences = list(_differing_tensors(there["model"], here["model"], "weights"))
     for name, optimizer in there["optimizers"].items():
@@ -213,29 +221,30 @@ def state_differences(
     for part in ("schedule", "precision", "metrics", "best"):
         differences += _differing_tensors(there.get(part, {}), here.get(part, {}), part)
     for part in ("also", "callbacks"):
-        optimizer, two = there.get(part, {}), here.get(part, {})
-        for name in optimizer.keys() & two.keys():
-            differences += _differing_tensors(optimizer[name], two[name], f"{part}.{name}")
+        entries, other_entries = there.get(part, {}), here.get(part, {})
+        # Those of one side only may have been added or removed on resuming
+        for name in entries.keys() & other_entries.keys():
+            differences += _differing_tensors(entries[name], other_entries[name], f"{part}.{name}")
     return differences
 
 
 def _optimizer_differences(
     there: Mapping[str, Any], here: Mapping[str, Any], names: Sequence[str]
 ) -> Iterator[tuple[str, str]]:
-    for number, (one, two) in enumerate(
+    for number, (group, other) in enumerate(
         zip(there["param_groups"], here.get("param_groups", ()), strict=False)
     ):
-        for option in sorted({*one, *two} - {*_HOW, "params"}):
+        for option in sorted({*group, *other} - {*_HOW, "params"}):
             yield from _differing_tensors(
-                one.get(option),
-                two.get(option),
+                group.get(option),
+                other.get(option),
                 f"the optimizer's {option}" + (f" of group {number}" if number else ""),
             )
     for number, name in enumerate(names):
-        one, two = there["state"].get(number, {}), here.get("state", {}).get(number, {})
-        for part in [*one, *(part for part in two if part not in one)]:
+        state, other = there["state"].get(number, {}), here.get("state", {}).get(number, {})
+        for part in [*state, *(part for part in other if part not in state)]:
             yield from _differing_tensors(
-                one.get(part), two.get(part), f"the optimizer's {part} of {name}"
+                state.get(part), other.get(part), f"the optimizer's {part} of {name}"
             )
 
 
@@ -273,8 +282,8 @@ def _differing_tensors(there: Any, here: Any, path: str) -> Iterator[tuple[str, 
 def replay(run: Run, state: Mapping[str, Any], until: int) -> None:
     """Restore `state`, and train up to step `until`, with the evaluation due there.
 
-    The run is in one process; its trace is written to its folder, which must exist, and its
-    callbacks are called.
+    Unlike `fit` it has no checkpoints and no signal handling. It calls callbacks, and writes the
+    trace to the run's folder, which must exist. The run is in one process.
     """
     restore(run, state)
     run.recorder.trace.open(run.step, state.get("trace", 0))
@@ -292,11 +301,11 @@ def replay(run: Run, state: Mapping[str, Any], until: int) -> None:
 
 
 def parameter_names(run: Run) -> dict[str, Sequence[str]]:
-    """The names of each phase's optimizer parameters, in the order of the numbers in its state."""
+    """Return the names of each phase's parameters, in the order of its optimizer's state."""
     names = {id(parameter): name for name, parameter in run.model.named_parameters()}
     return {
         phase.spec.name: [
-            names[id(one)] for group in phase.optimizer.param_groups for one in group["params"]
+            names[id(x)] for group in phase.optimizer.param_groups for x in group["params"]
         ]
         for phase in run.phases
     }

@@ -1,6 +1,4 @@
-"""Chooses the segments of a run that an audit repeats, and reports in words what was found and what
-was not audited.
-"""
+"""Audits a run, and describes the findings and the steps that were not audited."""
 
 from __future__ import annotations
 
@@ -31,16 +29,17 @@ def audit(
 ) -> dict[str, Any]:
     """Repeat some of a run's segments.
 
-    Return what was audited. What is found is added to `divergences` and `lines`.
-
     Args:
-        again: Built from the run's config, new.
+        again: A new run of the recorded run's config.
         comparison: One of its callbacks.
-        folder: The run's.
-        divergences: What was found before: segments with signs of an error are repeated too.
-        lines: Everything in words.
-        count: How many segments, drawn at random; 0: all.
-        seed: With which they are drawn; None: a new one.
+        folder: The recorded run's folder.
+        divergences: Earlier findings, whose segments are repeated too; findings are added.
+        lines: The lines to print, to which findings are added.
+        count: The number of segments to draw at random; 0: all.
+        seed: The seed of the draw; None: a new one.
+
+    Returns:
+        The audited steps, and those left out.
     """
     start = begin(again)
     parts = segments(
@@ -51,7 +50,7 @@ def audit(
         hint = (
             why
             if again.total_steps
-            else "it took no step; without --audit, its weights and results are compared"
+            else "it has no steps; without --audit, its weights and results are compared"
         )
         raise ConfigError(
             Problem(str(folder.path), "no part of this run can be audited", hint=hint)
@@ -59,15 +58,15 @@ def audit(
     seed = secrets.randbelow(1 << 32) if seed is None else seed
     auditing = Audit(again, folder, comparison, read_logged(folder), start or {})
     done = choose(parts, count or None, seed, divergences)
-    found = [divergence for part in done if (divergence := auditing.replay(part))]
-    found += auditing.judge_summary(read_json(folder.summary, shapes.SUMMARY) or {})
-    divergences += found
+    findings = [divergence for part in done if (divergence := auditing.replay(part))]
+    findings += auditing.judge_summary(read_json(folder.summary, shapes.SUMMARY) or {})
+    divergences += findings
     steps, last = sum(part.end - part.start for part in done), parts[-1].end
-    lines += map(str, found)
+    lines += map(str, findings)
     drawn = f" (drawn with --audit-seed {seed})" if count else ""
     lines.append(
         f"audited: {len(done)} of {len(parts)} segments, {steps} of {last} steps{drawn}"
-        + ("" if found else ": the same bits")
+        + ("" if findings else ": the same bits")
     )
     lines += _describe_unaudited(
         parts,
@@ -79,7 +78,7 @@ def audit(
     if start is None:
         lines.append(
             "cannot be verified: the fingerprint of config.yaml; the checkpoint "
-            f"{again.config.resume_from} (resume_from) is gone or does not fit"
+            f"{again.config.resume_from} (resume_from) is missing or does not fit"
         )
     if folder.summary.exists():
         lines.append(
@@ -104,7 +103,7 @@ def _describe_unaudited(
     *,
     continued: bool,
 ) -> list[str]:
-    """Describe what was not, or cannot be, audited in segments."""
+    """Describe the steps that were not audited or cannot be."""
     lines, unaudited = list[str](), [part for part in parts if part not in done]
     if unaudited:
         lines.append(
@@ -113,9 +112,9 @@ def _describe_unaudited(
         )
     if parts[0].start:
         why = (
-            "which are those of the run that it continues"
+            "which belong to the run that it continues"
             if continued
-            else "whose starting state is not kept here"
+            else "since their starting state is not kept here"
         )
         lines.append(f"cannot be audited: steps 1 to {parts[0].start}, {why}")
     for part in parts:

@@ -1,6 +1,4 @@
-"""Where two lines of a trace, or a line and the weights that it describes, first differ: the stage
-of the step, and the layer.
-"""
+"""Finds the stage of a step, and the layer, in which two lines of a trace first differ."""
 
 from __future__ import annotations
 
@@ -23,13 +21,12 @@ class Divergence:
     Args:
         step: The optimizer step, counted from 1; for the initial weights the step before the first,
             which is 0 unless the run continues another.
-        stage: A key of `trace.STAGES`, or "initial" (the weights with which training begins),
-            "checkpoint", "chain" (a checkpoint is not of this trace), "root" (it is not the
-            summary's), "metric", "summary".
+        stage: A key of `trace.STAGES`; or "initial" (the initial weights), "checkpoint", "chain" (a
+            checkpoint of another trace), "root" (of another summary), "metric", "summary".
         layer: The first parameter or buffer that differs (of gradients the last) as the model
             defines them, or the metric, or the summary's key, if known.
         reason: A sentence.
-        since: The first step in which it may have arisen, as from `unknown_since`; 0: `step`.
+        since: The first step that may have caused it, from `unknown_since`; 0: `step`.
     """
 
     step: int
@@ -57,8 +54,11 @@ class Divergence:
 
 
 def unknown_since(step: int, compared: Collection[int]) -> int:
-    """The first step in which a difference at `step` may have arisen, if only the given steps are
-    compared, which may be every hundredth.
+    """Return the first step that may have caused a difference at `step`.
+
+    Args:
+        step: The step with a difference.
+        compared: The steps that were compared, such as every hundredth.
     """
     if step - 1 in compared:
         return step
@@ -67,8 +67,9 @@ def unknown_since(step: int, compared: Collection[int]) -> int:
 
 
 def comparable_stages(head: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[str, ...]:
-    """The stages of which traces with these heads have digests that can be compared: by one
-    algorithm, of parameters cut into as many shards.
+    """Return the stages in which traces with these heads have comparable digests.
+
+    They have one algorithm, and as many shards of parameters.
     """
     if head.get("algorithm") != other.get("algorithm"):
         return ANYWHERE
@@ -80,7 +81,7 @@ def comparable_stages(head: Mapping[str, Any], other: Mapping[str, Any]) -> tupl
 
 
 def only_in(head: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """The parameters and buffers that only the first of two traces has, or has as a parameter."""
+    """Return the parameters and buffers that only the first trace has, or has as a parameter."""
     names = {(kind, name) for kind in ("gradients", "weights") for name in other.get(kind, ())}
     return list(
         dict.fromkeys(
@@ -93,9 +94,11 @@ def only_in(head: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
 
 
 def describe_tensors(differing: Sequence[Sequence[str]], places: Sequence[str]) -> str:
-    """A sentence on what only one of two models has, as from `only_in`, in these two places.
+    """Describe the tensors that only one of two models has.
 
-    Empty if there is nothing.
+    Args:
+        differing: The names from `only_in` for each model.
+        places: A description of each model's place, such as "in the first run".
     """
     only = "; ".join(
         f"{first_few(names, 6)} only {place}"
@@ -107,25 +110,32 @@ def describe_tensors(differing: Sequence[Sequence[str]], places: Sequence[str]) 
 
 def first_divergence(
     head: dict[str, Any],
-    record: dict[str, Any],
-    two: Mapping[str, Any],
+    line: dict[str, Any],
+    other_line: Mapping[str, Any],
     *,
     other: Mapping[str, Any] | None = None,
     stages: Collection[str] = tuple(STAGES),
 ) -> tuple[str, str] | None:
-    """Where two lines of the same step first differ: (stage, layer), the layer empty if unknown.
+    """Return the first stage and layer in which two lines of a step differ; None if none does.
 
-    None if they agree in all `stages`.
+    Args:
+        head: The head of the first line's trace.
+        line: The first line.
+        other_line: The second line.
+        other: The head of the second line's trace, if it is another. If its model has other
+            parameters or buffers, those of the same name are compared.
+        stages: The stages to compare.
 
-    `other` is the head of the second line's trace, if it is not `head`: where its model has other
-    parameters or buffers, those of the same name are compared.
+    Returns:
+        The stage, and the layer, empty if unknown.
     """
     for stage in stages:
-        # Python 3.12 rounds the sum of several phases' losses otherwise
-        if record.get(stage) == two.get(stage) or (stage == "loss" and _nearly_equal(record, two)):
+        # Python 3.12 rounds the sum of several phases' losses in another way
+        is_near = stage == "loss" and _nearly_equal(line, other_line)
+        if line.get(stage) == other_line.get(stage) or is_near:
             continue
         names, other_names = head.get(stage, []), (other or head).get(stage, [])
-        layers = record.get("layers", {}).get(stage), two.get("layers", {}).get(stage)
+        layers = line.get("layers", {}).get(stage), other_line.get("layers", {}).get(stage)
         layer = (
             _first_layer(
                 _by_name(names, layers[0]),
@@ -141,17 +151,14 @@ def first_divergence(
 
 
 def _nearly_equal(record: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Return whether two lines' losses, float64, are the same to their last digits."""
+    """Whether two lines' losses, float64, are the same except for their last digits."""
     return all("loss" in line for line in (record, other)) and math.isclose(
         *(float.fromhex(line["loss"]) for line in (record, other)), rel_tol=1e-12
     )
 
 
 def other_start(head: Mapping[str, Any], other: Mapping[str, Any]) -> Divergence | None:
-    """Where the weights with which two traces with these heads begin differ.
-
-    None if they agree, or are not recorded, or not comparable.
-    """
+    """Return the difference of two traces' initial weights, if there is one and it is known."""
     start, there = (x.get("initial", {}) for x in (head, other))
     if (
         not start
@@ -169,7 +176,7 @@ def other_start(head: Mapping[str, Any], other: Mapping[str, Any]) -> Divergence
             start["step"],
             "initial",
             layer,
-            "the initial weights: training begins with different ones",
+            "the initial weights differ",
         )
         if layer
         else None
@@ -197,27 +204,29 @@ def explain(
     several: bool,
     is_compared: bool,
 ) -> tuple[str, str, str]:
-    """The stage, the layer and the reason of what `first_divergence` found in two lines of a step.
-
-    A step of several phases computes the loss of a later one with the weights that an earlier one
-    has updated, and the trace has one loss for all of them.
+    """Explain the difference of two lines of a step.
 
     Args:
-        difference: The stage and the layer.
-        heads: Of the two traces.
-        lines: Of the step.
-        settings: Those in which the runs differ.
+        difference: The stage and the layer, from `first_divergence`.
+        heads: The heads of the two traces.
+        lines: The two lines.
+        settings: The settings in which the runs differ.
         logged: Both values of the step's losses and gradient norms, by name and in order, as far as
             both runs have them.
         several: Whether the step has several phases.
         is_compared: Whether the weights before the step are the same.
+
+    Returns:
+        The stage, the layer and the reason.
     """
     stage, layer = difference
     reason = describe_stage(stage, layer, heads[0], settings)
     if not several or stage not in ("loss", "gradients"):
         return stage, layer, reason
+    # A later phase computes its loss with weights that an earlier one has updated, and the trace
+    # has one loss for all phases: the logged values tell them apart
     phases = [name.removesuffix(_NORM) for name in logged if name.endswith(_NORM)]
-    # Equal if both are NaN
+    # By `repr`, so that NaN equals NaN
     unlike = [name for name, pair in logged.items() if len({*map(repr, pair)}) > 1]
     differing = {
         phase: names
@@ -261,10 +270,7 @@ _NORM = "/gradient_norm"
 def _updated_otherwise(
     heads: Sequence[Mapping[str, Any]], lines: Sequence[Mapping[str, Any]]
 ) -> str:
-    """The first parameter of which two lines have the same gradient and other weights.
-
-    Empty if there is none, or it is not known.
-    """
+    """Return the first parameter with the same gradient but other weights; empty if unknown."""
     (gradients, weights), (other_gradients, after) = (
         [
             _by_name(head.get(stage, []), line.get("layers", {}).get(stage, ""))
@@ -283,8 +289,9 @@ def _updated_otherwise(
 def first_altered_tensor(
     head: Mapping[str, Any], line: Mapping[str, Any], state: Mapping[str, Tensor]
 ) -> str | None:
-    """The first tensor of a state_dict that differs from the trace's line, empty if it cannot be
-    named; None if all agree.
+    """Return the first tensor of a state_dict that differs from a trace's line.
+
+    Empty if its name is unknown, None if all agree.
     """
     numbers = tensor_digests(
         state,
@@ -311,9 +318,8 @@ def _by_name(names: Sequence[str], digests: str) -> dict[str, str]:
 def _first_layer(
     layers: Mapping[str, str], other_layers: Mapping[str, str], *, backward: bool
 ) -> str:
-    """The first differing name as the model defines them, or the last: models usually compute
-    layers in this order, and the backward pass in reverse.
-    """
+    """Return the first differing layer in the model's order, or the last for a backward pass."""
+    # Models usually define layers in the order in which they compute
     differing = [
         name
         for name, digest in layers.items()

@@ -63,8 +63,8 @@ def unknown(
         lacking.append(f"{folder.metrics}: is missing: what the run logged was not compared")
     if not record.environment:
         lacking.append(
-            f"{folder.environment}: is missing: whether another environment explains a "
-            "difference cannot be known"
+            f"{folder.environment}: is missing, so samewise cannot tell whether another "
+            "environment explains a difference"
         )
     summary = read_json(folder.summary, shapes.SUMMARY)
     if summary is not None and "trace_sha256" not in summary and not altered:
@@ -81,9 +81,7 @@ def unknown(
 
 
 def require_one_process(composed: Composed, project: Project) -> None:
-    """Raise a ConfigError if a run's strategy divides a model or a batch among processes in a way
-    that one process cannot repeat to the bit.
-    """
+    """Raise a ConfigError if one process cannot repeat the run's strategy to the bit."""
     cfg = composed.cfg
     strategy = make_part(cfg, project, "strategy")
     if strategy.level != "R2" and strategy.processes(str(cfg.device), cfg.replicas) > 1:
@@ -104,15 +102,14 @@ def require_one_process(composed: Composed, project: Project) -> None:
 
 
 def require_length(steps: int, last: int, unlike: Sequence[str]) -> None:
-    """Raise a ConfigError if all that the overrides do is end training before the last step to
-    compare: only a different summary would be found.
-    """
+    """Raise a ConfigError if overrides only end training before the last step to compare."""
+    # The result would be a different summary, and nothing else
     if unlike and steps < last and {"max_steps", "max_epochs"}.issuperset(unlike):
         hint = f"without {' and '.join(unlike)}, `--steps {steps}` compares the first {steps}"
         raise ConfigError(
             Problem(
                 unlike[0],
-                f"training would end after step {steps}, and steps up to {last} are to be compared",
+                f"training would end after step {steps}, before step {last}, the last to compare",
                 hint=hint,
             )
         )
@@ -121,9 +118,13 @@ def require_length(steps: int, last: int, unlike: Sequence[str]) -> None:
 def nothing_to_compare(
     request: Request, folder: RunFolder, traced: Collection[int], every: int
 ) -> Problem | None:
-    """Why there is nothing to compare though none of the wanted steps is among those `traced`.
+    """Return the problem that there is nothing to compare; None if results can be compared.
 
-    None if a finished run's results can be.
+    Args:
+        request: The request, none of whose steps are traced.
+        folder: The run's folder.
+        traced: The steps in the trace.
+        every: The run's `trace.every_steps`.
     """
     if not folder.trace.exists():
         return _no_trace(request, folder, traced=bool(every))
@@ -163,7 +164,7 @@ def _no_trace(request: Request, folder: RunFolder, *, traced: bool) -> Problem:
         )
         return Problem(request.run, "there is no trace to compare with", hint=hint)
     was = (
-        "is missing, though the run was trained with one"
+        "is missing, although the run was trained with one"
         if traced
         else "is missing: the run was trained without one"
     )

@@ -1,6 +1,4 @@
-"""Compares what a run's folder records besides the trace (logged metrics, summary, environment)
-with its config and with a second training.
-"""
+"""Compares a run's metrics, summary and environment with its config and with a second training."""
 
 from __future__ import annotations
 
@@ -24,13 +22,12 @@ from samewise.runner.training.run import Run
 from samewise.runner.verify.divergence import Divergence
 
 MEASURED = ("speed/", "time/", "memory/", "system/")
-"""Prefixes of metrics that measure the machine rather than the training, and differ in another
-training."""
+"""Prefixes of metrics that measure the machine, and so differ in a second training."""
 
 _OF_TRAINING = ("name", "reproducibility", "total_steps", "data", "optimizers")
 """The entries of environment.json that follow from a config and its data."""
 _OF_THE_END = ("status", "level", "weights_sha256", "steps", "epochs", "stopped_early", "metrics")
-"""What summary.json tells that another training gives again."""
+"""The entries of summary.json that a second training repeats."""
 
 Logged = Mapping[tuple[int, str], float]
 
@@ -43,18 +40,19 @@ def logged_divergences(
     until: int | None = None,
     left_out: Collection[str] = (),
 ) -> list[Divergence]:
-    """Where logged metrics differ from those of another training: for each metric the first step,
-    and how many more.
+    """Compare logged metrics with those of a second training.
 
     Args:
-        recorded: Step, name and value of all that the run logged.
-        again: What another training gave.
-        after: The step behind which it began.
-        until: The last step that it took; None: it ended, and nothing comes after that.
-        left_out: As from `left_out_on_resuming`: of these, one that `again` never has cannot be
-            compared.
+        recorded: Step, name and value of each metric that the run logged.
+        again: The metrics of the second training.
+        after: The step after which the second training began.
+        until: Its last step; None: it trained to the end.
+        left_out: Metrics from `left_out_on_resuming`, compared only if `again` has them.
+
+    Returns:
+        For each metric that differs the first step, with the number of further ones.
     """
-    found, skipped = dict[str, list[Divergence]](), unlogged(left_out, again)
+    by_name, skipped = dict[str, list[Divergence]](), unlogged(left_out, again)
     for step, name, value in recorded:
         if (
             step <= after
@@ -68,9 +66,9 @@ def logged_divergences(
             reason = (
                 f"{name} was logged as {value!r}, and training again logs no {name} at this step"
             )
-            found.setdefault(name, []).append(Divergence(step, "metric", name, reason))
+            by_name.setdefault(name, []).append(Divergence(step, "metric", name, reason))
         elif repr(value) != repr(computed):
-            found.setdefault(name, []).append(
+            by_name.setdefault(name, []).append(
                 Divergence(
                     step,
                     "metric",
@@ -78,7 +76,7 @@ def logged_divergences(
                     f"{name} was logged as {value!r} and is {computed!r} when computed again",
                 )
             )
-    return [_with_more(divergences) for divergences in found.values()]
+    return [_with_more(divergences) for divergences in by_name.values()]
 
 
 def _with_more(divergences: list[Divergence]) -> Divergence:
@@ -92,8 +90,9 @@ def _with_more(divergences: list[Divergence]) -> Divergence:
 
 
 def left_out_on_resuming(journal: Path) -> set[str]:
-    """Metrics that a run logged before it was last resumed and not since: perhaps of a callback
-    that it was resumed without.
+    """Return the metrics that a run logged before it was last resumed, but not afterwards.
+
+    It may have been resumed without the callback that logs them.
     """
     before, now, sessions = set[str](), set[str](), 0
     for entry, _ in read_entries(journal):
@@ -106,26 +105,28 @@ def left_out_on_resuming(journal: Path) -> set[str]:
 
 
 def unlogged(names: Collection[str], again: Logged) -> set[str]:
-    """Those metrics that another training does not log at any step."""
+    """Return the metrics that a second training does not log at any step."""
     return set(names) - {name for _, name in again} if names else set()
 
 
 def summary_divergences(recorded: Mapping[str, Any], again: Mapping[str, Any]) -> list[Divergence]:
-    """Where a summary differs from that of another completed training."""
+    """Compare a summary with that of a second training."""
     pairs = differences(
         *({key: x.get(key) for key in _OF_THE_END if key != "level"} for x in (recorded, again))
     )
     return [
-        Divergence(again["steps"], "summary", path, _describe("summary.json", path, x, two))
-        for path, x, two in pairs
+        Divergence(again["steps"], "summary", path, _describe("summary.json", path, *values))
+        for path, *values in pairs
     ]
 
 
 def artifact_divergences(
     recorded: RunFolder, again: RunFolder, step: int
 ) -> tuple[list[Divergence], list[str]]:
-    """Tables under artifacts/ that differ from those of another training, and sentences on
-    pictures, whose bytes depend on matplotlib.
+    """Compare the files under artifacts/ with those of a second training.
+
+    Returns:
+        Tables that differ; and sentences on pictures, whose bytes depend on matplotlib.
     """
     common = [
         path.relative_to(again.artifacts)
@@ -138,7 +139,7 @@ def artifact_divergences(
         if not _same_bytes(recorded.artifacts / name, again.artifacts / name)
     ]
     tables = [
-        Divergence(step, "artifact", "", f"artifacts/{name} is not what training again writes")
+        Divergence(step, "artifact", "", f"artifacts/{name} differs from a second training's")
         for name in names
         if name.suffix != ".png"
     ]
@@ -160,10 +161,9 @@ def _same_bytes(recorded: Path, again: Path) -> bool:
 
 
 def recorded_config(folder: RunFolder, overrides: Sequence[str]) -> Composed:
-    """The config of a run.
+    """Return the config of a run.
 
-    Where its files of weights are elsewhere now, as overrides say, they are found there if their
-    content is what the run began with.
+    Overrides that move its files of weights are applied if the files' content is the same.
     """
     original = saved.config_in(folder.config)
     changes = [
@@ -190,15 +190,13 @@ def recorded_config(folder: RunFolder, overrides: Sequence[str]) -> Composed:
 
 
 def alterations(folder: RunFolder, original: Composed, run: Run, *, foreign: bool) -> list[str]:
-    """What was altered in a run's summary and environment, in words, as far as can be known without
-    training.
+    """Describe alterations of a run's summary and environment that show without training.
 
     Args:
-        folder: The recorded run's.
+        folder: The recorded run's folder.
         original: Its config.
-        run: Built from that, new.
-        foreign: Whether `run` is another experiment, or the environment here is one that gives
-            other bits.
+        run: A new run of that config.
+        foreign: Whether `run` is another experiment, or this environment gives other bits.
     """
     summary, recorded = (
         read_json(folder.summary, shapes.SUMMARY) or {},
@@ -222,7 +220,7 @@ def alterations(folder: RunFolder, original: Composed, run: Run, *, foreign: boo
         )
         lines += [_describe("environment.json", *pair) for pair in pairs]
         lengths = {"steps_per_epoch": run.plan.steps_per_epoch, "total_steps": run.total_steps}
-        for path in [kept.path for kept in checkpoint.list_checkpoints(folder.checkpoints)]:
+        for path in [x.path for x in checkpoint.list_checkpoints(folder.checkpoints)]:
             manifest = kept_checkpoints.manifest_of(path) or {}
             fields = {key: manifest[key] for key in lengths if key in manifest}
             lines += [
@@ -233,9 +231,7 @@ def alterations(folder: RunFolder, original: Composed, run: Run, *, foreign: boo
 
 
 def hidden_settings(original: Composed) -> list[str]:
-    """The settings that count for the fingerprint and whose secrets are not in the config, since it
-    comes from a tracking store.
-    """
+    """Return the settings of the fingerprint whose secrets a tracking store does not have."""
     return [
         path
         for path, value in flat(identity(original.whole))
@@ -246,13 +242,8 @@ def hidden_settings(original: Composed) -> list[str]:
 def _fingerprints(
     folder: RunFolder, original: Composed, *records: Mapping[str, Any]
 ) -> Iterator[str]:
-    """Where config, code, summary and environment do not belong to one experiment.
-
-    Nothing if that cannot be known.
-
-    The checkpoint that the run continues counts too, and may be gone; secrets are not in a config
-    from a tracking store.
-    """
+    """Describe fingerprints of config, code, summary and environment that differ."""
+    # Secrets, and the checkpoint that a run continues, are in the fingerprint, and may be missing
     if hidden_settings(original):
         return
     if original.cfg.resume_from and not Path(original.cfg.resume_from).expanduser().exists():
@@ -271,13 +262,13 @@ def _fingerprints(
     ):
         yield (
             f"config.yaml is that of another experiment: its fingerprint is {config[:12]}, and "
-            f"the run was begun with {(other_fingerprints or {start}).pop()[:12]}"
+            f"the run's is {(other_fingerprints or {start}).pop()[:12]}"
         )
         return
-    for name, one in fingerprints.items():
-        if one != expected:
+    for name, recorded in fingerprints.items():
+        if recorded != expected:
             yield (
-                f"{name}: the fingerprint is recorded as {one[:12]}, and is {expected[:12]} "
+                f"{name}: the fingerprint is recorded as {recorded[:12]}, and is {expected[:12]} "
                 "when computed again"
             )
 
@@ -294,9 +285,12 @@ def _describe(file: str, path: str, value: Any, other: Any) -> str:
 
 
 def describe_foreign(foreign: Sequence[str], again: Run, overridden: Collection[str] = ()) -> str:
-    """Describe what differs in the environment, the data last, with the reason.
+    """Describe the differences of environments, those of the data last, with the reason.
 
-    `overridden`: the settings that were changed for `again`.
+    Args:
+        foreign: The differences, a line each.
+        again: The new run.
+        overridden: The settings that overrides change for it.
     """
     data = [line for line in foreign if line.startswith("data.")]
     lines = (

@@ -1,4 +1,4 @@
-"""What of a run is verified, and with which config. Does not import torch."""
+"""A request to verify a run, and the config for it. Does not import torch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ QUIET = (
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What of a run is verified. ConfigError if the options contradict each other.
+    """A request to verify a run.
 
     Args:
         run: The run as the user named it.
@@ -35,6 +35,9 @@ class Request:
         audit_seed: The seed with which they are drawn; None: a new one.
         coarse: Stop at the first step that differs, and do not repeat it.
         anyway: Train even if the environments differ in what can change bits.
+
+    Raises:
+        ConfigError: The options contradict each other.
     """
 
     run: str
@@ -53,7 +56,7 @@ class Request:
             raise ConfigError(
                 Problem(
                     "--steps",
-                    "applies to training from the beginning; parts of a run are repeated by --audit",
+                    "counts steps from the beginning, but --audit repeats other parts of a run",
                     self.steps,
                     "one of the two",
                 )

@@ -1,6 +1,4 @@
-"""Compares a second training with a recorded run, step by step, and the run's checkpoints with its
-trace.
-"""
+"""Compares a second training with a recorded run by steps, and checkpoints with the trace."""
 
 from __future__ import annotations
 
@@ -43,11 +41,11 @@ class Comparison(Callback):
     """Compares each step's trace line with the recorded run's.
 
     Args:
-        folder: The other run.
-        steps: Compare so many steps at most; None: all that it has.
+        folder: The recorded run's folder.
         logged: Its metrics, by step and name.
-        goes_on: Note every step that differs, rather than end at the first.
-        settings: Those that differ from the other run's, which may explain a difference.
+        steps: The number of steps to compare; None: all.
+        goes_on: Whether to note every difference, rather than end at the first.
+        settings: The settings that differ from the recorded run's, which may explain a difference.
     """
 
     def __init__(
@@ -61,22 +59,22 @@ class Comparison(Callback):
     ) -> None:
         self._head, self._lines = trace_reader.read_trace_of(folder)
         self.algorithm = trace_reader.algorithm_of(folder.trace, self._head)
-        """How the other run's tensors were digested: the second training is to do as much."""
-        self.wanted = sum(steps is None or step <= steps for step in self._lines)
-        """How many steps will be compared: those of the trace, which may be every hundredth."""
+        """The algorithm of the recorded digests, for the second training."""
+        self.total = sum(steps is None or step <= steps for step in self._lines)
+        """The number of steps to compare: those in the trace, such as every hundredth."""
         self.missing = trace_reader.missing_start(self._lines)
-        """What of the trace is not there, in words."""
+        """A description of lines that the trace lacks."""
         self.compared = 0
         self.divergences: list[Divergence] = []
-        """What was noted."""
+        """The differences noted."""
         self.doubted: Collection[int] = ()
         """Steps whose checkpoint has other weights than the trace."""
         self.repeated = set[int]()
-        """Those of them after which the second training has the checkpoint's weights too: a
-        callback changed them after they had been traced."""
+        """Doubted steps after which the second training has the checkpoint's weights too: a
+        callback changes them after they are traced."""
         self._checkpoints = folder.checkpoints
         self._logged, self._goes_on, self._settings = logged, goes_on, settings
-        # If the summary is compared too
+        # Train to the end if the summary is compared too
         self._to_the_end = steps is None and folder.summary.exists()
         summary = (read_json(folder.summary, shapes.SUMMARY) or {}) if self._to_the_end else {}
         # A sparse trace ends earlier
@@ -108,7 +106,7 @@ class Comparison(Callback):
     def _difference(
         self, run: RunView, outcome: Outcome, lines: tuple[dict[str, Any], Mapping[str, Any]]
     ) -> Divergence | None:
-        """Return where two lines of a step differ."""
+        """Return the difference of two lines of a step."""
         step, several, actual = (
             outcome.step,
             len(outcome.gradient_norms) > 1,
@@ -140,9 +138,7 @@ class Comparison(Callback):
         return Divergence(step, stage, layer, reason, since=unknown_since(step, self._lines))
 
     def _other_tensors(self, run: RunView) -> str:
-        """A sentence if the second training's model has other parameters or buffers, whose digests
-        together are others in any case; otherwise empty.
-        """
+        """Describe parameters and buffers that only one of the models has."""
         other = _head_of(run)
         return describe_tensors(
             [only_in(self._head, other), only_in(other, self._head)], ("there", "here")
@@ -162,8 +158,9 @@ class Comparison(Callback):
 
     def stop_reason(self) -> str | None:
         if self._stopped and self._is_at_stop and not self._goes_on:
-            return self._stopped  # for example by a sweep, which does not exist here
-        if self._goes_on or self.compared < self.wanted or self._to_the_end:
+            # The reason may not occur here, such as the decision of a sweep
+            return self._stopped
+        if self._goes_on or self.compared < self.total or self._to_the_end:
             return None
         return "everything that the first run recorded has been compared"
 
@@ -174,9 +171,7 @@ def _head_of(run: RunView) -> dict[str, Any]:
 
 
 def checkpoint_divergences(folder: RunFolder) -> list[Divergence]:
-    """What is wrong with the run's checkpoints, by step: altered files, and states that disagree
-    with the trace or the summary.
-    """
+    """Find altered checkpoints, and states that disagree with the trace or the summary."""
     head, lines = trace_reader.read_trace_of(folder)
     altered, divergences = alterations(folder), list[Divergence]()
     for saved in checkpoint.list_checkpoints(folder.checkpoints):
@@ -209,7 +204,7 @@ def _mismatch(
     saved: checkpoint.CheckpointFolder,
     state: Mapping[str, Any],
 ) -> Iterator[Divergence]:
-    """How a checkpoint disagrees with the trace at its step."""
+    """Compare a checkpoint with the trace at its step."""
     if state["step"] != saved.step:
         yield Divergence(
             saved.step, "checkpoint", "", f"{saved.path.name} was taken at step {state['step']}"
@@ -240,7 +235,7 @@ def _mismatch(
 def metric_divergences(
     folder: RunFolder, logged: Mapping[tuple[int, str], float]
 ) -> list[Divergence]:
-    """Metrics in the run's summary and checkpoints that differ from those logged."""
+    """Compare the metrics in a run's summary and checkpoints with those logged."""
     summary = read_json(folder.summary, shapes.SUMMARY) or {}
     recorded = [
         (saved.path.name, saved.step, saved.metrics or {})
@@ -265,7 +260,7 @@ def metric_divergences(
 def loss_divergences(
     folder: RunFolder, logged: Mapping[tuple[int, str], float]
 ) -> list[Divergence]:
-    """Logged losses that differ from those in the trace."""
+    """Compare the logged losses with those in the trace."""
     recorded = [
         (step, float.fromhex(line["loss"]), logged.get((step, "train/loss")))
         for step, line in trace_reader.read_trace_of(folder)[1].items()

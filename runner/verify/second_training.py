@@ -1,4 +1,4 @@
-"""Trains a recorded run again, to compare all that it recorded."""
+"""Trains a recorded run again, and compares everything that it recorded."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from samewise.runner.verify.rerun_comparison import Comparison, Diverged
 
 
 def read_logged(folder: RunFolder) -> list[tuple[int, str, float]]:
-    """Step, name and value of every logged metric; a journal may have several of one step and name."""
+    """Return step, name and value of each metric in the journal, which may have several values."""
     return [
         (entry.step, name, value)
         for entry, _ in read_entries(folder.metrics)
@@ -45,12 +45,20 @@ def train_again(
     divergences: list[Divergence],
     left_out: Collection[str],
 ) -> list[str]:
-    """Train all of it again, or the first `steps`.
+    """Train a run again, and compare it with its record.
 
-    Return the result in words, and add what is found to `divergences`. `left_out`: of
-    `logged_divergences`.
+    Args:
+        again: A new run of the recorded run's config.
+        comparison: One of its callbacks.
+        folder: The recorded run's folder.
+        steps: The number of steps to train; None: all.
+        divergences: Earlier findings, to which those of this training are added.
+        left_out: Metrics to compare only if the second training has them.
+
+    Returns:
+        Lines that describe the result.
     """
-    told, recorded = (
+    values, recorded = (
         read_logged(folder),
         read_json(folder.summary, shapes.SUMMARY) if steps is None else None,
     )
@@ -59,7 +67,7 @@ def train_again(
         summary = fit(again)
     except Diverged as diverged:
         differences = logged_divergences(
-            told,
+            values,
             logged_values(again.folder.metrics),
             until=diverged.divergence.step - 1,
             left_out=left_out,
@@ -74,16 +82,16 @@ def train_again(
     differences = [
         *comparison.divergences,
         *logged_divergences(
-            told, logged, until=None if recorded else again.step, left_out=left_out
+            values, logged, until=None if recorded else again.step, left_out=left_out
         ),
     ]
-    # What follows from another evaluation says no more
+    # A checkpoint that differs only because its step or its evaluation does tells nothing new
     steps_compared, evaluated = (
         {x.step for x in divergences},
         any(x.stage == "metric" for x in differences),
     )
     if not recorded:
-        # The end of this training evaluates, which the run may not have done there
+        # This training evaluates at its end, where the run may not have done so
         states.pop(again.step, None)
     differences += [
         x
@@ -108,14 +116,12 @@ def train_again(
             f"recorded as {summary['stopped_early']!r}"
         )
     compared = (
-        [f"{comparison.compared} of {comparison.wanted} steps compared"]
-        if comparison.wanted
-        else []
+        [f"{comparison.compared} of {comparison.total} steps compared"] if comparison.total else []
     )
     if recorded and recorded["weights_sha256"] == summary["weights_sha256"]:
         compared.append(f"weights {summary['weights_sha256'][:16]}... in both")
     message = f"the same bits: {', '.join(compared)}" if compared else "no step was compared"
-    if not comparison.wanted:
+    if not comparison.total:
         message += (
             "; no step has a line in the trace "
             f"(trace.every_steps={again.config.trace.every_steps}, "
@@ -132,8 +138,10 @@ def train_again(
 def _comparing_checkpoints(
     again: Run, folder: RunFolder
 ) -> tuple[Run, dict[int, list[tuple[str, str]]]]:
-    """The second training, such that it writes no checkpoint, and in what its state differs from
-    each one that the recorded run kept, by step.
+    """Let the second training compare its state with recorded checkpoints, and write none.
+
+    Returns:
+        The training, and its differences by step, which are filled as it trains.
     """
     differing, names, paths = (
         dict[int, list[tuple[str, str]]](),
@@ -143,7 +151,8 @@ def _comparing_checkpoints(
 
     class Compared(Checkpoints):
         def save(self, step: int, state: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
-            with suppress(CheckpointError):  # it is named elsewhere
+            # `checkpoint_divergences` names damaged checkpoints
+            with suppress(CheckpointError):
                 differing[step] = (
                     state_differences(checkpoint.load(paths[step]), state, names)
                     if step in paths
@@ -161,12 +170,14 @@ def _comparing_checkpoints(
 def _of_checkpoint(
     step: int, differing: Sequence[tuple[str, str]], *, evaluated: bool
 ) -> Divergence | None:
-    """A checkpoint whose state differs from the second training's.
+    """Return the divergence of a checkpoint whose state differs from the second training's.
 
-    `evaluated`: whether evaluations are known to, so that what follows from them says no more.
-
-    What a callback keeps besides tensors is left out: it may be of the machine.
+    Args:
+        step: The checkpoint's step.
+        differing: The differences, from `state_differences`.
+        evaluated: Whether evaluations differ, which explains differences of results.
     """
+    # Values of callbacks other than tensors may depend on the machine, and are not compared
     trained = [x for x in differing if x[0].startswith(("weights", "the optimizer", "precision"))]
     results = [x for x in differing if x[0].startswith(("metrics", "best", "schedule"))]
     counted = trained or ([] if evaluated else results or [x for x in differing if not x[1]])

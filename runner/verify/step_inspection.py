@@ -1,6 +1,4 @@
-"""Examines one step: a digest of each value that it computes, in order, to name the first tensor
-that differs from a record, and the reason.
-"""
+"""Inspects a step: digests each value that it computes, to name the first that differs."""
 
 from __future__ import annotations
 
@@ -45,7 +43,7 @@ KINDS = {
     "state": "the optimizer's {}",
     "weights": "the weights after the step, {}",
 }
-"""What a step computes, in the order of its first appearance."""
+"""The kinds of values of a step, in order of appearance, with their descriptions."""
 
 
 @dataclass(frozen=True)
@@ -70,17 +68,21 @@ class _Watched:
     def loss(self, model: nn.Module, batch: Batch, phase: Phase) -> Loss:
         for name, value in _entries(batch):
             self._note("input", name, value)
-        found = self._recipe.loss(model, batch, phase)
-        for name, value in (*found.parts.items(), ("total", found.total), ("count", found.count)):
+        result = self._recipe.loss(model, batch, phase)
+        for name, value in (
+            *result.parts.items(),
+            ("total", result.total),
+            ("count", result.count),
+        ):
             self._note("loss", name, value)
-        return found
+        return result
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._recipe, name)
 
 
 def _entries(batch: Any) -> Iterator[tuple[str, Any]]:
-    """A batch's entries by name, or by place if it is a list or a tuple."""
+    """Yield a batch's entries by name, or by index if it is a list or a tuple."""
     tensors: Any = (
         enumerate(batch)
         if isinstance(batch, list | tuple)
@@ -92,10 +94,12 @@ def _entries(batch: Any) -> Iterator[tuple[str, Any]]:
 def inspect_step(run: Run, state: Mapping[str, Any]) -> tuple[list[ComputedValue], dict[str, Any]]:
     """Take the step after `state`.
 
-    Return all values in order, and its trace line, which has only the loss if the step is not
-    traced.
+    Returns:
+        All values in order; and the step's line of the trace, which is only the loss if the step is
+        not traced.
     """
-    restore(run, copy_to_cpu(state))  # an optimizer updates the given tensors in place
+    # A copy, since an optimizer updates these tensors in place
+    restore(run, copy_to_cpu(state))
     values = list[ComputedValue]()
 
     def note(kind: str, name: str, value: Any) -> None:
@@ -125,24 +129,21 @@ def inspect_step(run: Run, state: Mapping[str, Any]) -> tuple[list[ComputedValue
 def replay_and_inspect(
     run: Run, state: Mapping[str, Any], step: int
 ) -> tuple[list[ComputedValue], dict[str, Any], Mapping[str, Any]]:
-    """Train from `state` to `step` and inspect that step; also return the state before it."""
+    """Train from `state` to `step`, inspect that step, and also return the state before it."""
     replay(run, state, step - 1)
     before = copy_to_cpu(state_of(run))
     return *inspect_step(run, before), before
 
 
 def first_difference(
-    values: Sequence[ComputedValue], others: Sequence[ComputedValue]
+    values: Sequence[ComputedValue], other_values: Sequence[ComputedValue]
 ) -> tuple[ComputedValue | None, ComputedValue | None] | None:
-    """The first value in which two inspections differ, as each recorded it.
-
-    None if there is none.
-    """
-    return next(((a, b) for a, b in itertools.zip_longest(values, others) if a != b), None)
+    """Return the first value in which two inspections differ, as each recorded it, or None."""
+    return next(((a, b) for a, b in itertools.zip_longest(values, other_values) if a != b), None)
 
 
 def samples_of(run: Run, step: int) -> list[int]:
-    """The data set's indices of a step's samples; steps count from 1."""
+    """Return the data set's indices of a step's samples; steps count from 1."""
     keys = training_keys(
         run.order, run.plan, first_step=step - 1, steps=step, micro_batches=range(run.micro_batches)
     )
@@ -150,11 +151,10 @@ def samples_of(run: Run, step: int) -> list[int]:
 
 
 def unlike_sample(run: Run, step: int) -> str | None:
-    """The first of a step's samples that differs when it is made twice, with the entry that
-    differs; None if there is none.
-    """
+    """Describe the first sample of a step that differs when it is made twice, or return None."""
     keyed, threads = run.splits["train"].keyed, torch.get_num_threads()
-    torch.set_num_threads(1)  # as it is loaded
+    # Samples are loaded with one thread
+    torch.set_num_threads(1)
     try:
         with streams.preserve_generators():
             keys = training_keys(
@@ -174,23 +174,27 @@ def unlike_sample(run: Run, step: int) -> str | None:
 def explain_difference(
     folder: RunFolder, step: int, there: Run, here: Run | None, *, same_code: bool = True
 ) -> tuple[list[str], ComputedValue | None]:
-    """Explain, in words, why a recorded run's first differing step differs.
+    """Explain why the first differing step of a recorded run differs.
 
-    And the first value that does, if known.
+    Args:
+        folder: The recorded run's folder.
+        step: The step.
+        there: A new run of the original config.
+        here: A new run of the changed config; None if nothing was changed.
+        same_code: Whether config and code are those of the record, so that it loaded the same
+            samples.
 
-    `there` is built from the original config, `here` from the changed one, None if nothing was
-    changed; both are new. `same_code`: whether config and code are those of the record, so that the
-    same samples were loaded.
+    Returns:
+        Sentences, and the first value that differs, if known.
     """
     head, lines = trace_reader.read_trace_of(folder)
     logged = logged_values(folder.metrics)
     for run in (there, here):
         if run is not None:
             run.recorder.trace.algorithm = trace_reader.algorithm_of(folder.trace, head)
-            run.splits[
-                "train"
-            ].keyed.must_repeat = False  # a sample that differs is what is looked for
-    # A sparse trace shows only that it is one of several steps
+            # A sample that does not repeat is a finding here, not an error
+            run.splits["train"].keyed.must_repeat = False
+    # In a sparse trace, the step that differs may be any since the last traced one
     first = max((x for x in lines if x < step), default=0) + 1
     state, other_state = (
         _nearest(folder, first, there),
@@ -205,7 +209,7 @@ def explain_difference(
             head,
             recorded,
             line,
-            stages=[state for state in trace.STAGES if state in recorded and state in line],
+            stages=[x for x in trace.STAGES if x in recorded and x in line],
         ) or ("", "")
         agrees = not stage
         if not agrees:
@@ -246,7 +250,7 @@ def explain_difference(
 
 
 def _nearest(folder: RunFolder, step: int, run: Run) -> Mapping[str, Any]:
-    """The state of the last readable checkpoint before a step, or that of a new run."""
+    """Return the state of the last readable checkpoint before a step, or that of a new run."""
     for saved in reversed(checkpoint.list_checkpoints(folder.checkpoints)):
         if 0 < saved.step < step:
             try:
@@ -257,24 +261,29 @@ def _nearest(folder: RunFolder, step: int, run: Run) -> Mapping[str, Any]:
 
 
 def _describe(difference: tuple[ComputedValue | None, ComputedValue | None]) -> str:
-    one, other = difference
-    if one and other and (one.kind, one.name) == (other.kind, other.name):
-        return str(one) + (
-            f": {one.value} there, {other.value} here" if one.kind == "option" else ""
+    there, here = difference
+    if there and here and (there.kind, there.name) == (here.kind, here.name):
+        return str(there) + (
+            f": {there.value} there, {here.value} here" if there.kind == "option" else ""
         )
     what = (
         "what the model has"
         if any(value and value.kind == "before" for value in difference)
         else "the order of computation"
     )
-    return f"{what}: there {one or 'nothing more'} comes next, here {other or 'nothing more'}"
+    return f"{what}: there {there or 'nothing more'} comes next, here {here or 'nothing more'}"
 
 
 def _compare_with_record(
     run: Run, steps: Sequence[int], stage: str, *, same_code: bool
 ) -> Iterator[str]:
-    """What is known if the last of some steps, of which the others are not traced, differs from the
-    record in this stage.
+    """Describe possible causes if steps repeat here, but differ from the record.
+
+    Args:
+        run: The run.
+        steps: The steps, of which only the last is traced.
+        stage: The stage in which that one differs.
+        same_code: Whether the record loaded the same samples.
     """
     other_names = (
         "another machine, other data, other code, other initial weights, or a process in which "
@@ -306,11 +315,11 @@ def _hooks(
     run: Run, values: list[ComputedValue], note: Callable[[str, str, Any], None]
 ) -> Generator[None]:
     with ExitStack() as stack:
-        # The modules of a compiled model are not called: hooks would be compiled into different
-        # code
+        # A compiled model does not call its modules, and hooks on them would change its code
         whole = run.config.compile.mode != "off"
         for name, module in [("", run.network)] if whole else run.model.named_modules():
-            if isinstance(module, torch.jit.ScriptModule):  # does not support hooks
+            # TorchScript does not support these hooks
+            if isinstance(module, torch.jit.ScriptModule):
                 continue
             called = f"{name or 'model'} ({type(module).__name__})"
             stack.callback(
@@ -378,9 +387,8 @@ def _before_update(
     for name, parameter in _parameters(phase, names):
         note("averaged", name, parameter.grad)
     for number, group in enumerate(phase.optimizer.param_groups):
-        for option in dict.fromkeys(
-            [*phase.optimizer.defaults, *sorted(group)]
-        ):  # those that a config sets for the group come first in it
+        # In the order of the defaults, since a config's options come first in a group
+        for option in dict.fromkeys([*phase.optimizer.defaults, *sorted(group)]):
             if (
                 option in group
                 and option not in ("params", "param_names")

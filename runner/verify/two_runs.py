@@ -37,7 +37,7 @@ _COMPARED = {
 
 
 def compare(first: RunFolder, second: RunFolder) -> Differences:
-    """Compare two runs by their records; nothing is trained."""
+    """Compare two runs by their records, without training."""
     folders = first, second
     (head, trace), (other, other_trace) = (trace_reader.read_trace_of(folder) for folder in folders)
     both = sorted(trace.keys() & other_trace.keys())
@@ -82,7 +82,7 @@ def compare(first: RunFolder, second: RunFolder) -> Differences:
         for folder in folders
         if folder.trace.exists() and (message := roots.alterations(folder).get("trace"))
     ]
-    found = Differences(
+    result = Differences(
         same=bool(both or ended)
         and not divergence
         and same_metrics
@@ -123,14 +123,18 @@ def compare(first: RunFolder, second: RunFolder) -> Differences:
         altered=altered,
         parts=divergence and asdict(divergence),
     )
-    return replace(found, said=_describe_traces(found))
+    return replace(result, said=_describe_traces(result))
 
 
 def _earlier_metric(
     logged: Mapping[str, tuple[int, float, float]], divergence: Divergence | None, *, since: int
 ) -> Divergence | None:
-    """The divergence, or the first metric of a step that differs within the steps between traced
-    ones, in which it may have arisen; `since`: the first of them if there is no divergence.
+    """Return the divergence, or an earlier metric that differs between two traced steps.
+
+    Args:
+        logged: The first difference of each metric: its step and both values.
+        divergence: The first difference of the traces.
+        since: The first step that no trace compares, if there is no divergence.
     """
     since = divergence.since if divergence else since
     between = [
@@ -147,25 +151,20 @@ def _earlier_metric(
 
 
 def _logged_apart(first: RunFolder, second: RunFolder) -> dict[str, tuple[int, float, float]]:
-    """The metrics that two runs logged with different values, by name: the first step at which they
-    did, and the values.
-    """
-    values, others = (logged_values(folder.metrics) for folder in (first, second))
+    """Return the first difference of each metric that both runs logged: its step and values."""
+    values, other_values = (logged_values(folder.metrics) for folder in (first, second))
     differing = dict[str, tuple[int, float, float]]()
-    for step, name in sorted(values.keys() & others.keys()):
-        # NaN equals NaN
-        if repr(values[step, name]) != repr(others[step, name]):
-            differing.setdefault(name, (step, values[step, name], others[step, name]))
+    for step, name in sorted(values.keys() & other_values.keys()):
+        # By `repr`, so that NaN equals NaN
+        if repr(values[step, name]) != repr(other_values[step, name]):
+            differing.setdefault(name, (step, values[step, name], other_values[step, name]))
     return differing
 
 
 def _last_evaluation(
     folder: RunFolder, summary: Mapping[str, Any]
 ) -> tuple[int, Mapping[str, float]]:
-    """The step and metrics of a run's last evaluation.
-
-    Of one that has not finished, those in its journal.
-    """
+    """Return the step and metrics of a run's last evaluation, from its journal if unfinished."""
     return (
         (summary["steps"], summary["metrics"]["final"])
         if summary.get("metrics")
@@ -173,26 +172,24 @@ def _last_evaluation(
     )
 
 
-def _describe_traces(found: Differences) -> list[str]:
-    """Describe what the traces show, and, where they do not show whether the runs agree, the logged
-    metrics and the final weights, in lines.
-    """
-    parts = found.parts
+def _describe_traces(result: Differences) -> list[str]:
+    """Describe what the traces show, and the final weights where the traces do not show them."""
+    parts = result.parts
     lines = (
-        _common_steps(found)
-        if found.steps
+        _common_steps(result)
+        if result.steps
         else [
-            "no steps in common" + ("" if parts or found.same_metrics else ", but metrics differ")
+            "no steps in common" + ("" if parts or result.same_metrics else ", but metrics differ")
         ]
     )
-    if parts and not found.steps:
+    if parts and not result.steps:
         lines.append(
             f"diverges at {'or before ' if parts['step'] > 1 else ''}step {parts['step']}: "
             f"{parts['reason']}"
         )
     if (
-        (end := found.weights)
-        and not any(found.tensors)
+        (end := result.weights)
+        and not any(result.tensors)
         and (end["same"] is (parts is not None) or (parts is None and not end["traced"]))
     ):
         lines.append(
@@ -202,15 +199,15 @@ def _describe_traces(found: Differences) -> list[str]:
     return lines
 
 
-def _common_steps(found: Differences) -> list[str]:
-    """Describe what the traces' common steps show, in lines."""
-    parts, lines = found.parts, list[str]()
+def _common_steps(result: Differences) -> list[str]:
+    """Describe what the traces' common steps show."""
+    parts, lines = result.parts, list[str]()
     compared, missing = (
-        [message for stage, message in _COMPARED.items() if (stage in found.compared) is there]
+        [message for stage, message in _COMPARED.items() if (stage in result.compared) is there]
         for there in (True, False)
     )
-    digest, other_digest = found.digests
-    if message := describe_tensors(found.tensors, ("in the first run", "in the second run")):
+    digest, other_digest = result.digests
+    if message := describe_tensors(result.tensors, ("in the first run", "in the second run")):
         lines.append(message + ("" if missing else "; those of the same name are compared"))
     if missing:
         reason = (
@@ -225,9 +222,9 @@ def _common_steps(found: Differences) -> list[str]:
     if parts is None:
         what, but = (
             _listed(compared) if missing else "bits",
-            "" if found.same_metrics else ", but metrics differ",
+            "" if result.same_metrics else ", but metrics differ",
         )
-        lines.append(f"the same {what} in all {found.steps} common steps{but}")
+        lines.append(f"the same {what} in all {result.steps} common steps{but}")
     else:
         lines.append(f"diverges at {Divergence(**parts)}")
     return lines

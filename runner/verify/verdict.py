@@ -47,10 +47,13 @@ def verify_run(
     Prints whether the same bits can be expected before it trains.
 
     Args:
-        folder: The run's.
-        composed: From `request.config_of`; its environment variables must be set.
-        project: With the packages that the config may name.
-        request: What of the run is verified.
+        folder: The run's folder.
+        composed: The config from `request.config_of`; its environment variables must be set.
+        project: The packages that the config may name.
+        request: The request.
+
+    Returns:
+        The verdict, with lines to print.
 
     Raises:
         ConfigError: The run cannot be repeated here, or there is nothing to compare.
@@ -84,7 +87,7 @@ def verify_run(
     )
     every = original.cfg.trace.every_steps
     if (
-        not comparison.wanted
+        not comparison.total
         and request.audit is None
         and (problem := nothing_to_compare(request, folder, comparison.steps, every))
     ):
@@ -109,7 +112,7 @@ def _compare(
     divergences: list[Divergence],
     parts: tuple[Composed, Project],
 ) -> Verification:
-    """Compare a run's record with a second training, which has been built from `parts`."""
+    """Compare a run's record with a second training, built from `parts`."""
     folder = record.folder
     foreign = (
         environment.differences(record.environment, again.environment) if record.environment else []
@@ -135,7 +138,7 @@ def _compare(
         reason = record_comparison.describe_foreign(foreign, again, record.settings)
         lines += [f"not comparable: {reason}", "add `--anyway` to compare them nevertheless"]
         return replace(verdict, comparable=False)
-    # An altered environment does not show what to expect
+    # A record whose environment was altered promises nothing
     if record.environment and (changed or not altered):
         print(
             environment.expectation(
@@ -174,15 +177,15 @@ def _repeat(
     divergences: list[Divergence],
     verdict: Verification,
 ) -> dict[str, Any] | None:
-    """Train again, or repeat segments, and add what is found to `divergences` and the verdict.
+    """Train again, or repeat segments, and add findings to `divergences` and the verdict.
 
     Returns:
-        What was audited.
+        The audited steps; None without an audit.
     """
     folder, lines, audited = record.folder, verdict.said, None
     assert isinstance(lines, list)
     again.callbacks.pop("throughput", None)
-    # So that everything the run logged can be compared
+    # The run may have logged any step
     again.recorder.log_every_steps = 1
     again.callbacks["verify"] = comparison
     again.recorder.trace.algorithm = comparison.algorithm
@@ -204,7 +207,7 @@ def _repeat(
     for fault in divergences[:]:
         if fault.stage == "checkpoint" and fault.step in comparison.repeated:
             lines[lines.index(str(fault))] = (
-                f"step {fault.step}: {fault.reason}, and are those of a second training: a "
+                f"step {fault.step}: {fault.reason}, but equal those of a second training: a "
                 "callback changes them after the step"
             )
             divergences.remove(fault)
@@ -219,7 +222,7 @@ def _repeat(
 
 
 def _first_apart(divergences: Sequence[Divergence]) -> Divergence | None:
-    """The first divergence of the training itself, rather than of its record."""
+    """Return the first divergence of the training itself, rather than of its record."""
     stages = ("initial", *STAGES)
     return next((fault for fault in divergences if fault.stage in stages), None)
 
@@ -227,7 +230,7 @@ def _first_apart(divergences: Sequence[Divergence]) -> Divergence | None:
 def _inspect_step(
     record: Record, composed: Composed, project: Project, step: int, *, same_code: bool
 ) -> tuple[dict[str, str] | None, list[str]]:
-    """Find the first value in which a step differs, and the reason in words."""
+    """Find the first value in which a step differs, and describe the reason."""
     with (
         tempfile.TemporaryDirectory(prefix="samewise-verify-") as folder,
         tempfile.TemporaryDirectory(prefix="samewise-verify-") as two,
@@ -244,7 +247,8 @@ def _inspect_step(
             message, first = explain_difference(
                 record.folder, step, runs[0], runs[1] if changed else None, same_code=same_code
             )
-        except Exception as error:  # report what is already known
+        # User code may fail in any way when it is repeated, and the verdict is known already
+        except Exception as error:
             return None, [
                 f"step {step} could not be examined closely: {type(error).__name__}: "
                 f"{first_line(error)}"

@@ -39,7 +39,7 @@ def test_initial_weights_that_differ_are_named(samewise, original, tmp_path):
     (other,) = tmp_path.glob("*/*/")
     done = samewise("diff", original, other)
     assert done.returncode == 1
-    assert "diverges at step 0: the initial weights: training begins with different ones; first in conv1.weight\n" in done.stdout
+    assert "diverges at step 0: the initial weights differ; first in conv1.weight\n" in done.stdout
     head = json.loads((other / "trace.jsonl").read_text().splitlines()[0])
     rewrite_head(other, initial=None)
     words = "diverges at step 1: the forward pass: the same input gave a different loss; or the weights before that step differ, which a trace does not record"

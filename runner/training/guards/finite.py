@@ -72,7 +72,9 @@ def require_finite_step(
         for raise_reason in explain:
             raise_reason()
     if not wrong and not math.isfinite(norm) and not run.precision.may_overflow():
-        gradient_values = [one.grad for one in run.parameters] if gradients is None else gradients
+        gradient_values = (
+            [parameter.grad for parameter in run.parameters] if gradients is None else gradients
+        )
         names = nonfinite_names(
             (name, gradient)
             for (name, _), gradient in zip(
@@ -120,6 +122,6 @@ def require_finite_model(run: Run) -> None:
 
 
 def _local_values(tensor: Tensor) -> Tensor:
-    mine: Tensor = tensor.detach()
-    mine = mine.to_local() if hasattr(mine, "to_local") else mine  # pyright: ignore[reportAttributeAccessIssue, reportCallIssue]  (a DTensor)
-    return mine if mine.dtype.itemsize > 1 else mine.to(torch.float32)
+    values: Tensor = tensor.detach()
+    values = values.to_local() if hasattr(values, "to_local") else values  # pyright: ignore[reportAttributeAccessIssue, reportCallIssue]  (a DTensor)
+    return values if values.dtype.itemsize > 1 else values.to(torch.float32)
