@@ -297,7 +297,7 @@ def _other_kind(part: str, paths: Sequence[str], here: Any, there: Any) -> Probl
         )
         for whole in (here, there)
     )
-    return Problem(part, f"is {is_now} here, and {was} in that run", expected=f"the same {part}")
+    return Problem(part, f"it is {is_now} here, and {was} in that run", expected=f"the same {part}")
 
 
 def require_left(config: Any, step: int, span: Span, reason: str | None = None) -> None:

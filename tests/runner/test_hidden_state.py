@@ -39,7 +39,7 @@ def test_what_no_checkpoint_holds_is_warned_about_by_name_and_the_run_promises_n
     done = train(model)
     assert done.returncode == 0, done.stderr
     assert f"warning: model, recipe, transforms ({attribute}" in done.stderr
-    assert "a resumed run would go on with other values" in done.stderr
+    assert "a resumed run would continue with other values" in done.stderr
     (summary,) = Path("runs").glob("*/*/summary.json")
     assert json.loads(summary.read_text())["level"] == "none"
     if model == "Counter":
