@@ -144,8 +144,8 @@ def test_what_would_be_learned_outside_of_the_model_is_an_error_that_names_it(tr
     ("override", "named"),
     [
         ("optimizer=counting", "optimizer (Counting.steps): changes in a step, and no checkpoint holds it"),
-        ("scheduler=shrinking", "scheduler (Shrinking): sets other options when it is asked again for the same step"),
-        ("scheduler=heeding", "scheduler (Heeding): keeps what evaluations gave, and no checkpoint holds it"),
+        ("scheduler=shrinking", "scheduler (Shrinking): returns other options when called again for the same step"),
+        ("scheduler=heeding", "scheduler (Heeding): keeps metrics of evaluations, and no checkpoint holds it"),
         ("optimizer=instate", ""),
         ("scheduler=cached", ""),
     ],

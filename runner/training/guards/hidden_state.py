@@ -288,7 +288,7 @@ def find_in_schedule(run: Run) -> list[Problem]:
             and run.config.reproducibility.level != "fast"
         ):
             message = (
-                "gets the metrics of evaluations"
+                "keeps metrics of evaluations"
                 if type(schedule).after_evaluation is not Schedule.after_evaluation
                 else ""
             )
