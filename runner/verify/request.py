@@ -56,7 +56,7 @@ class Request:
             raise ConfigError(
                 Problem(
                     "--steps",
-                    "counts steps from the beginning, but --audit repeats other parts of a run",
+                    "counts steps from the beginning; other parts of a run are repeated by --audit",
                     self.steps,
                     "one of the two",
                 )
