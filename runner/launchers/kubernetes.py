@@ -256,7 +256,7 @@ class Kubernetes(Launcher):
     def _state_of(
         self, number: int, job: Submitted, states: Mapping[int, JobState] | None
     ) -> JobState:
-        """Return a point's state, from the cluster if it knows the Job, otherwise from the run's record."""
+        """Return a point's state, the cluster's if it knows the Job, otherwise the run's own."""
         if states:
             state = states[job.index]
             return (

@@ -1,5 +1,6 @@
-"""Check every point of a sweep before one starts, and find the points that are one run, since their
-settings differ in nothing that the fingerprint contains. What points share is checked once.
+"""Check every point of a sweep before one starts, and find points that are the same run.
+
+What points share is checked once.
 """
 
 from __future__ import annotations
