@@ -286,12 +286,10 @@ def _read(path: Path) -> dict[str, list[dict[str, Any]]]:
     try:
         content = json.loads(read_bytes(path))
     except OSError as error:
-        near = (
-            [str(other.name) for other in path.parent.glob("*.json")]
-            if path.parent.is_dir()
-            else []
+        file_names = (
+            [str(file.name) for file in path.parent.glob("*.json")] if path.parent.is_dir() else []
         )
-        hint = nearest(path.name, near) or "set dataset.root=FOLDER"
+        hint = nearest(path.name, file_names) or "set dataset.root=FOLDER"
         raise DataError(
             Problem(str(path), f"the annotations cannot be read: {error.strerror}", hint=hint)
         ) from None

@@ -27,9 +27,9 @@ class Digits(InMemoryImages):
     without the writers' names. Two fixed ways hold out a fifth:
 
     - "spread": every fifth image of each class (355 of 1,797). The same writers are in both splits,
-    with equal shares of classes, as in the random stratified splits that published figures use.
+      with equal shares of classes, as in the random stratified splits that published figures use.
     - "writers": the last fifth of the file (360 of 1,797), so mostly writers that are not in
-    training: the harder task.
+      training: the harder task.
 
     Args:
         split: "train" or "valid".

@@ -98,13 +98,16 @@ class ImageTable(ImageFiles):
             if unknown_splits := Counter(
                 split for split in splits if _split_named(split) not in _KNOWN
             ):
-                ((other, count),) = unknown_splits.most_common(1)
-                hint = nearest(other, _KNOWN) or 'write "unused" for rows that no split should have'
+                ((split_name, count),) = unknown_splits.most_common(1)
+                hint = (
+                    nearest(split_name, _KNOWN)
+                    or 'write "unused" for rows that no split should have'
+                )
                 where, reason = (
                     f"{path}, column {split_column}",
                     f"names a split that does not exist, in {number_of(count, 'row')}",
                 )
-                raise DataError(Problem(where, reason, other, ", ".join(_KNOWN), hint))
+                raise DataError(Problem(where, reason, split_name, ", ".join(_KNOWN), hint))
             chosen = [name for name in names if split_of_name[name] == split]
             if not chosen and split != "test":
                 raise DataError(

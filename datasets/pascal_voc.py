@@ -175,7 +175,7 @@ def _read_list(base: Path, split: str, annotations: Path) -> list[str]:
     try:
         lines = [line.strip() for line in read_lines(path)]
     except OSError as error:
-        list_names = sorted(other.stem for other in path.parent.glob("*.txt"))
+        list_names = sorted(x.stem for x in path.parent.glob("*.txt"))
         hint = (
             nearest(split, list_names)
             or "set dataset.root=FOLDER, the one with JPEGImages, Annotations and ImageSets; "
@@ -228,12 +228,12 @@ def _match_annotations(images: Path, annotations: Path, *, drop: bool) -> dict[s
         raise DataError(*missing)
     image_of_name: dict[str, str] = {}
     for name in list_files(images, IMAGES).names:
-        other = image_of_name.setdefault(str(Path(name).with_suffix("")), name)
-        if other != name:
+        other_name = image_of_name.setdefault(str(Path(name).with_suffix("")), name)
+        if other_name != name:
             raise DataError(
                 Problem(
                     str(images / name),
-                    f"and {other} have the same annotation",
+                    f"and {other_name} have the same annotation",
                     hint="rename one, and its annotation",
                 )
             )

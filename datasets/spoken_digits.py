@@ -102,9 +102,9 @@ class SpokenDigits(Utterances):
         if most == 1:
             return super().__getitem__(index)
         indices, parts = [index], [self.waveform(index)]
-        own = self._of_speaker[int(self._speaker[index])]
+        own_recordings = self._of_speaker[int(self._speaker[index])]
         for _ in range(int(torch.randint(fewest, most + 1, ())) - 1):
-            indices.append(int(own[int(torch.randint(len(own), ()))]))
+            indices.append(int(own_recordings[int(torch.randint(len(own_recordings), ()))]))
             seconds = self._pause[0] + float(torch.rand(())) * (self._pause[1] - self._pause[0])
             parts += [torch.zeros(round(seconds * self.sample_rate)), self.waveform(indices[-1])]
         return sample(

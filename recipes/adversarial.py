@@ -47,9 +47,9 @@ class GenerativeAdversarial(Recipe):
     generator G against it, with noise of its own. With D's logits, the sums over the batch are
 
     - "non_saturating" (Goodfellow et al. 2014, arXiv 1406.2661, section 3): D: softplus(-D(x)) +
-    softplus(D(G(z))); G: softplus(-D(G(z)))
+      softplus(D(G(z))); G: softplus(-D(G(z)))
     - "hinge" (Lim, Ye 2017, arXiv 1705.02894): D: max(0, 1 - D(x)) + max(0, 1 + D(G(z))); G:
-    -D(G(z))
+      -D(G(z))
 
     The model has the parts `generator` and `discriminator`. Called with noise and images, it
     returns D's logits of the images and of the generated ones, as

@@ -259,8 +259,8 @@ class Classification(Recipe):
             else [None] * len(probabilities)
         )
         return [
-            Classified(each, self.classes, picture, separate=self._separate)
-            for each, picture in zip(probabilities, drawers, strict=True)
+            Classified(row, self.classes, picture, separate=self._separate)
+            for row, picture in zip(probabilities, drawers, strict=True)
         ]
 
     def _picture(self, file: str) -> Tensor:
@@ -346,9 +346,9 @@ class Classification(Recipe):
     def _each(self, criterion: nn.Module, logits: Tensor, label: Tensor) -> Tensor:
         """Return each image's loss, float32[B], with its shape checked."""
         with torch.autocast(logits.device.type, enabled=False):
-            each = criterion(logits, label)
-        if not isinstance(each, Tensor) or each.shape != logits.shape[:1]:
-            classes = isinstance(each, Tensor) and each.shape == logits.shape
+            losses = criterion(logits, label)
+        if not isinstance(losses, Tensor) or losses.shape != logits.shape[:1]:
+            classes = isinstance(losses, Tensor) and losses.shape == logits.shape
             fitting = (
                 "the sum or mean over the classes, as loss=bce or mse gives"
                 if classes
@@ -359,9 +359,9 @@ class Classification(Recipe):
                 Problem(
                     "recipe.loss",
                     "does not give one loss for each image",
-                    form_of(each),
+                    form_of(losses),
                     f"a tensor [{len(logits)}]",
                     hint,
                 )
             )
-        return each
+        return losses

@@ -177,11 +177,13 @@ class Vocoder(Recipe):
         spoken = self._speak(model, batch["mel"], [0] * len(batch["mel"]))
         predictions = list[Prediction]()
         for place, length in enumerate(batch["length"].tolist()):
-            true, again = batch["waveform"][place, 1 : length + 1], spoken[place, :length]
-            distance = self.log_mel_distance(true[None], again[None])[0]
+            true, resynthesis = batch["waveform"][place, 1 : length + 1], spoken[place, :length]
+            distance = self.log_mel_distance(true[None], resynthesis[None])[0]
             predictions.append(
                 Spoken(
-                    Resynthesis(batch["name"][place], true.cpu(), again.cpu(), float(distance)),
+                    Resynthesis(
+                        batch["name"][place], true.cpu(), resynthesis.cpu(), float(distance)
+                    ),
                     self.front_end.sample_rate,
                 )
             )

@@ -67,21 +67,25 @@ def tables(
                 for file, features_of_file in zip(files, features_by_file, strict=True)
                 if (names := class_names(features_of_file.get(column))) is not None
             }
-            first = next(iter(class_lists), None)
-            if other := next(
-                (file for file in class_lists if first and class_lists[file] != class_lists[first]),
+            first_file = next(iter(class_lists), None)
+            if other_file := next(
+                (
+                    file
+                    for file in class_lists
+                    if first_file and class_lists[file] != class_lists[first_file]
+                ),
                 None,
             ):
                 reason = (
                     f"numbers the classes of {column} differently from "
-                    f"{first.name if first else ''}, a file of the same split"
+                    f"{first_file.name if first_file else ''}, a file of the same split"
                 )
                 raise DataError(
                     Problem(
-                        str(other),
+                        str(other_file),
                         reason,
-                        class_lists[other][:20],
-                        str(class_lists[first][:20] if first else ""),
+                        class_lists[other_file][:20],
+                        str(class_lists[first_file][:20] if first_file else ""),
                     )
                 )
         features[split] = next(filter(None, features_by_file), {})
@@ -153,7 +157,7 @@ def _read(file: Path, columns: Mapping[str, str]) -> Any:
     from pyarrow import parquet
 
     try:
-        require_regular(file, whole=False)
+        require_regular(file, into_memory=False)
         if file.suffix == ".parquet":
             with parquet.ParquetFile(file) as opened:
                 _require(columns, opened.schema_arrow.names, file)

@@ -254,18 +254,18 @@ def _read_by_torchcodec(
         SAMPLES.check(name, decoded.data.numel())
         return decoded.data.to(torch.float32), int(decoded.sample_rate)
     except (ImportError, OSError, RuntimeError, ValueError):
-        if other := another_kind(path, "recording"):
+        if description := another_kind(path, "recording"):
             raise DataError(
-                Problem(name, f"is {other}, not a recording", expected=FORMATS)
+                Problem(name, f"is {description}, not a recording", expected=FORMATS)
             ) from None
         reason = (
             "is not audio, or in a format that cannot be read"
             if refusal.code == _UNKNOWN_FORMAT
             else f"is a damaged file: {refusal.error_string}"
         )
-        other = (
+        description = (
             "torchcodec (pip install 'samewise[video]') with FFmpeg reads further formats, "
             "such as M4A; or convert the file"
         )
-        hint = other if refusal.code == _UNKNOWN_FORMAT else "download the file again"
+        hint = description if refusal.code == _UNKNOWN_FORMAT else "download the file again"
         raise DataError(Problem(name, reason, expected=FORMATS, hint=hint)) from None

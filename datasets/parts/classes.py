@@ -79,13 +79,13 @@ def require_count(
     numbered = f", with numbers up to {count - 1}" if len(classes) < count - 1 else ""
     background = "" if labels is None else f"{numbered}, with the background {count}"
     reason = f"has {len(classes)} {kind} ({first_few(classes, 12)}){background}"
-    near = misspelt(classes, {name: len(files[name]) for name in files})
+    suspects = misspelt(classes, {name: len(files[name]) for name in files})
     question = ""
     # At least one name of a similar pair is right; all rare names are suspect
-    if 0 < count - num_classes < len(near) + bool(files):
-        name, alike = near[0]
+    if 0 < count - num_classes < len(suspects) + bool(files):
+        name, alike = suspects[0]
         examples = f" ({first_few(sorted(set(files[name])), 3)})" if files.get(name) else ""
-        alternatives = " or ".join(f"{other!r}{difference(other, name)}" for other in alike)
+        alternatives = " or ".join(f"{x!r}{difference(x, name)}" for x in alike)
         question = (
             f"is '{name}'{difference(name, alike[0])}{examples} a misspelt {alternatives}? If not, "
         )

@@ -156,10 +156,12 @@ def decode_file(raw: bytes, path: str | os.PathLike[str], *, mode: Mode = "rgb")
         raise
     except (*DAMAGED, Image.DecompressionBombError) as error:
         expected = "an image: a JPEG, PNG, BMP, PPM, TIFF or WebP file"
-        if other := another_kind(path, "image"):
+        if description := another_kind(path, "image"):
             raise DataError(
                 Problem(
-                    os.fspath(path), f"is {other}, which is not read as an image", expected=expected
+                    os.fspath(path),
+                    f"is {description}, which is not read as an image",
+                    expected=expected,
                 )
             ) from None
         # Pillow's own message holds the address of a buffer, which says nothing to a reader
@@ -278,11 +280,11 @@ def unpack_png(raw: bytes) -> bytes:
     wide, high, bits, colour, _, _, interlaced = struct.unpack("!IIBBBBB", raw[16:29])
     if colour not in _SAMPLES or bits not in (1, 2, 4, 8, 16) or interlaced > 1:
         raise ValueError("its header is not a valid PNG header")
-    packed, first, place = list[bytes](), 0, 8
+    packed, first_data, place = list[bytes](), 0, 8
     while place + 12 <= len(raw):
         length, kind = struct.unpack("!I4s", raw[place : place + 8])
         if kind == b"IDAT":
-            first = first or place
+            first_data = first_data or place
             if (
                 zlib.crc32(raw[place + 4 : place + 8 + length]).to_bytes(4, "big")
                 != raw[place + 8 + length : place + 12 + length]
@@ -316,7 +318,7 @@ def unpack_png(raw: bytes) -> bytes:
     stored = b"IDAT" + zlib.compress(pixels, 0)
     return b"".join(
         (
-            raw[:first],
+            raw[:first_data],
             struct.pack("!I", len(stored) - 4),
             stored,
             zlib.crc32(stored).to_bytes(4, "big"),

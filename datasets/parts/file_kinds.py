@@ -68,14 +68,14 @@ def _kind(path: str | os.PathLike[str]) -> tuple[str, str] | None:
     """Return a file's kind and its description; None if unknown."""
     try:
         with open(path, "rb") as handle:
-            first = handle.read(_LONGEST).removeprefix(b"\xef\xbb\xbf")
+            beginning = handle.read(_LONGEST).removeprefix(b"\xef\xbb\xbf")
     except OSError:
         return None
     return next(
         (
             (kind, description)
             for offset, start, kind, description in _BEGINNINGS
-            if first[offset : offset + len(start)] == start
+            if beginning[offset : offset + len(start)] == start
         ),
         None,
     )

@@ -79,8 +79,8 @@ BYTES = Limit("SAMEWISE_MAX_FILE_BYTES", 4 << 30, "bytes")
 """Most bytes of a file that is read whole, and of a Parquet table's unpacked values: 4 GiB."""
 
 
-def require_regular(path: str | os.PathLike[str], *, whole: bool = True) -> None:
-    """Raise a DataError unless a path is a regular file; with `whole`, also if it is too large.
+def require_regular(path: str | os.PathLike[str], *, into_memory: bool = True) -> None:
+    """Raise a DataError unless a path is a regular file, not too large to read `into_memory`.
 
     Raises:
         OSError: The file does not exist.
@@ -98,7 +98,7 @@ def require_regular(path: str | os.PathLike[str], *, whole: bool = True) -> None
                 hint="name a file, or leave it out",
             )
         )
-    if whole:
+    if into_memory:
         BYTES.check(path, status.st_size)
 
 
@@ -117,7 +117,7 @@ class Hash(Protocol):
 
 def add_content(digest: Hash, path: str | os.PathLike[str]) -> None:
     """Update a hash with all bytes of a regular file of any size."""
-    require_regular(path, whole=False)
+    require_regular(path, into_memory=False)
     with open(path, "rb") as file:
         while block := file.read(_BLOCK):
             digest.update(block)

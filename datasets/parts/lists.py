@@ -201,7 +201,7 @@ def _parquet_rows(path: Path, columns: Sequence[str]) -> list[Row]:
         raise ConfigError(Problem(str(path), reason, hint="pip install pyarrow"))
     from pyarrow import compute, parquet  # pyright: ignore[reportMissingImports]
 
-    require_regular(path, whole=False)
+    require_regular(path, into_memory=False)
     with parquet.ParquetFile(path) as file:
         ROWS.check(path, file.metadata.num_rows)
         types = {

@@ -37,17 +37,17 @@ def first_repeated(names: Iterable[str]) -> str | None:
 def twin(name: str, names: Iterable[str]) -> str | None:
     """Return another name that looks the same; None if no other does."""
     look = looks(name)
-    return next((other for other in names if other != name and looks(other) == look), None)
+    return next((x for x in names if x != name and looks(x) == look), None)
 
 
 def difference(name: str, other: str) -> str:
     """Describe how the first name is spelt if the two look the same; else return an empty text."""
     if looks(name) != looks(other):
         return ""
-    own = [letter for letter in name if letter not in other] or list(name[len(other) :])
+    own_letters = [letter for letter in name if letter not in other] or list(name[len(other) :])
     points = [
         f"U+{ord(letter):04X} {unicodedata.name(letter, '')}".strip()
-        for letter in dict.fromkeys(own)
+        for letter in dict.fromkeys(own_letters)
         if not (letter.isascii() and letter.isprintable()) or letter == " "
     ]
     return f" (spelt with {', '.join(points)})" if points else ""
@@ -62,16 +62,10 @@ def misspelt(names: Sequence[str], counts: Mapping[str, int]) -> list[tuple[str,
     look = {name: looks(name) for name in names}
     suspects = list[tuple[str, list[str], bool]]()
     for name in names:
-        candidates = [
-            other
-            for other in names
-            if other != name and (not counts or counts[name] <= counts[other])
-        ]
-        twins = [other for other in candidates if look[other] == look[name]]
+        candidates = [x for x in names if x != name and (not counts or counts[name] <= counts[x])]
+        twins = [x for x in candidates if look[x] == look[name]]
         # One misspelling among four or more right spellings, ten among hundreds
-        common = [
-            other for other in candidates if counts and 4 * counts[name] ** 2 <= counts[other]
-        ]
+        common = [x for x in candidates if counts and 4 * counts[name] ** 2 <= counts[x]]
         if alike := twins or sorted(get_close_matches(name, common, 2)):
             suspects.append((name, alike, bool(twins)))
     suspects.sort(key=lambda entry: (not entry[2], counts.get(entry[0], 0)))
@@ -85,10 +79,10 @@ def require_distinct(where: str, names: Iterable[str], *, what: str) -> None:
         form = compose(name)
         if not form:
             raise DataError(Problem(where, f"has a {what} without a name", name, "a name for each"))
-        if (other := spellings.setdefault(form, name)) != name:
+        if (other_name := spellings.setdefault(form, name)) != name:
             reason = (
-                f"has two {what} names that look the same: {name!r}{difference(name, other)} and "
-                f"{other!r}{difference(other, name)}"
+                f"has two {what} names that look the same: {name!r}{difference(name, other_name)} "
+                f"and {other_name!r}{difference(other_name, name)}"
             )
             raise DataError(Problem(where, reason, hint="write both in one way"))
 
@@ -153,10 +147,10 @@ def _spelling(folder: Path, name: str) -> str:
             f"{slashed.removeprefix(f'{folder.name}/')}{also}"
         )
     entries = sorted(_entries(path.parent))
-    if other := twin(path.name, entries):
+    if entry_name := twin(path.name, entries):
         return (
-            f"the list has {path.name!r}{difference(path.name, other)}, the folder "
-            f"{other!r}{difference(other, path.name)}"
+            f"the list has {path.name!r}{difference(path.name, entry_name)}, the folder "
+            f"{entry_name!r}{difference(entry_name, path.name)}"
         )
-    other = next((entry for entry in entries if Path(entry).stem == path.stem), None)
-    return f"there is {other}" if other else ""
+    entry_name = next((entry for entry in entries if Path(entry).stem == path.stem), None)
+    return f"there is {entry_name}" if entry_name else ""

@@ -150,7 +150,7 @@ def _count(path: str, size: int, changed: int, *, is_mp3: bool) -> int:
 
 def _require_file(path: str | os.PathLike[str]) -> None:
     try:
-        require_regular(path, whole=False)
+        require_regular(path, into_memory=False)
     except OSError as error:
         raise DataError(Problem(os.fspath(path), f"cannot be read: {error.strerror}")) from None
 

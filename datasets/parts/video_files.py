@@ -71,7 +71,7 @@ def read_frames(path: str | os.PathLike[str], choose: Callable[[int], Sequence[i
     name = os.fspath(path)
     decoder = require_torchcodec()
     try:
-        require_regular(path, whole=False)
+        require_regular(path, into_memory=False)
         if not os.path.getsize(path):
             raise DataError(
                 Problem(
@@ -93,10 +93,12 @@ def read_frames(path: str | os.PathLike[str], choose: Callable[[int], Sequence[i
     except OSError as error:
         raise DataError(Problem(name, f"cannot be read: {error.strerror}")) from None
     except (RuntimeError, ValueError, IndexError) as error:
-        if other := another_kind(path, "video"):
+        if description := another_kind(path, "video"):
             raise DataError(
                 Problem(
-                    name, f"is {other}, not a video", expected="a video file that FFmpeg decodes"
+                    name,
+                    f"is {description}, not a video",
+                    expected="a video file that FFmpeg decodes",
                 )
             ) from None
         reason = f"is not a video, or is damaged: {first_line(error)}"
@@ -120,7 +122,7 @@ def require_exact(path: str | os.PathLike[str], *, most: int = _GLANCE) -> None:
         DataError: Frames of the video cannot be found exactly.
     """
     try:
-        require_regular(path, whole=False)
+        require_regular(path, into_memory=False)
         if not _has_times(path) and not names_other_files(path):
             video = require_torchcodec()(
                 os.fspath(path), num_ffmpeg_threads=1, seek_mode="approximate"
@@ -160,8 +162,8 @@ def _require_times(path: str | os.PathLike[str], codec: str, most: int | None = 
 def _has_times(path: str | os.PathLike[str]) -> bool:
     """Whether a file is MP4, MOV, Matroska or WebM, which store the time of each frame."""
     with open(path, "rb") as file:
-        first = file.read(8)
-    return first.startswith(b"\x1aE\xdf\xa3") or first[4:] in _ATOMS
+        beginning = file.read(8)
+    return beginning.startswith(b"\x1aE\xdf\xa3") or beginning[4:] in _ATOMS
 
 
 def _is_reordered(path: str | os.PathLike[str], most: int | None) -> bool:
@@ -207,8 +209,8 @@ def clip_frames(
     """
     if available < 1:
         raise ValueError("it has no frames")
-    first = start(max(available - (frames - 1) * stride - 1, 0))
-    return [min(first + place * stride, available - 1) for place in range(frames)]
+    first_frame = start(max(available - (frames - 1) * stride - 1, 0))
+    return [min(first_frame + place * stride, available - 1) for place in range(frames)]
 
 
 def centre(spare: int) -> int:

@@ -61,9 +61,9 @@ class Mixing(BatchTransform):
     def apply(self, batch: Batch, choices: dict[str, Tensor]) -> Batch:
         images = needs_floats(batch["image"], self)
         partner = choices["partner"].to(images.device, non_blocking=True)
-        other = images.index_select(0, partner)
+        partners = images.index_select(0, partner)
         if (choices["pixel"] < 1).any():
-            mixed = (other * per_sample(1 - choices["pixel"], images, images.dtype)).add_(
+            mixed = (partners * per_sample(1 - choices["pixel"], images, images.dtype)).add_(
                 images * per_sample(choices["pixel"], images, images.dtype)
             )
         else:
@@ -73,7 +73,7 @@ class Mixing(BatchTransform):
                 inside(
                     images, **{name: choices[name] for name in ("top", "left", "height", "width")}
                 ),
-                other,
+                partners,
                 mixed,
             )
         return {

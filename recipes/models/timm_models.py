@@ -1,4 +1,4 @@
-"""timm's image models (`pip install 'samewise[timm]'`) by name, without timm's loading of weights."""
+"""timm's image models by name, without timm's loading of weights (extra `timm`)."""
 
 from __future__ import annotations
 

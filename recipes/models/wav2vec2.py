@@ -1,4 +1,4 @@
-"""wav2vec 2.0 and HuBERT with CTC: torchaudio's encoder, with the interface of the speech recipe."""
+"""wav2vec 2.0 and HuBERT with CTC: torchaudio's encoder with the speech recipe's interface."""
 
 from __future__ import annotations
 

@@ -66,19 +66,19 @@ def passes(
     before, two_before = tl.maximum(state - 1, 0), tl.maximum(state - 2, 0)
     after, two_after = tl.minimum(state + 1, SIZE - 1), tl.minimum(state + 2, SIZE - 1)
     skipped = tl.gather(tl.load(skips + utterance * SIZE + state), two_after, 0) > 0
-    here = log_probs + utterance * most_frames * classes
+    rows = log_probs + utterance * most_frames * classes
     alpha_rows, beta_rows = (
         alphas + utterance * most_frames * SIZE,
         betas + utterance * most_frames * SIZE,
     )
     used = state < count
 
-    alpha = tl.where(used & (state < 2), tl.load(here + label), NEVER)
+    alpha = tl.where(used & (state < 2), tl.load(rows + label), NEVER)
     tl.store(alpha_rows + state, alpha)
     for frame in range(1, length):
         stepped = tl.where(state >= 1, tl.gather(alpha, before, 0), NEVER)
         leapt = tl.where(skip & (state >= 2), tl.gather(alpha, two_before, 0), NEVER)
-        emission = tl.load(here + frame * classes + label)
+        emission = tl.load(rows + frame * classes + label)
         alpha = tl.where(used, _log_sum(alpha, stepped, leapt, NEVER) + emission, NEVER)
         tl.store(alpha_rows + frame * SIZE + state, alpha)
     final = used & (state >= count - 2)
@@ -90,7 +90,7 @@ def passes(
     tl.store(beta_rows + (length - 1) * SIZE + state, beta)
     for passed in range(1, length):
         frame = length - 1 - passed
-        heard = tl.where(used, beta + tl.load(here + (frame + 1) * classes + label), NEVER)
+        heard = tl.where(used, beta + tl.load(rows + (frame + 1) * classes + label), NEVER)
         stepped = tl.where(state + 1 < count, tl.gather(heard, after, 0), NEVER)
         leapt = tl.where(skipped & (state + 2 < count), tl.gather(heard, two_after, 0), NEVER)
         beta = tl.where(used, _log_sum(heard, stepped, leapt, NEVER), NEVER)

@@ -172,8 +172,10 @@ def _of_several_labels(name: str, metric: Any) -> Any:
                 hint=hint,
             )
         )
-    taken = [x for x in inspect.signature(counterpart.__init__).parameters if hasattr(metric, x)]
-    return counterpart(num_labels=metric.num_classes, **{x: getattr(metric, x) for x in taken})
+    arguments = [
+        x for x in inspect.signature(counterpart.__init__).parameters if hasattr(metric, x)
+    ]
+    return counterpart(num_labels=metric.num_classes, **{x: getattr(metric, x) for x in arguments})
 
 
 def _number(name: str, value: Any) -> float:
