@@ -129,6 +129,7 @@ class COCO(AnnotatedImages):
                 select_split([x.name for x in chosen], split, shares, key=key, where=str(path))
             )
             chosen = [x for x in chosen if x.name in selected]
+        # If several categories have one label, the first of them counts
         numbers = {label: number for number, label in reversed(labels.items())}
         last = max(count, num_classes or 0)
         self.category_ids = (

@@ -143,6 +143,7 @@ def _free_frame(
     """Draw (top, left, height, width) that overlaps no occupied frame; None after many tries."""
     for _ in range(_TRIES):
         tall, wide = (smallest + _upto(largest - smallest + 1, draw) for _ in range(2))
+        # A frame is at most twice as wide as high, and the reverse
         wide = min(wide, 2 * tall) if wide > tall else max(wide, tall // 2, smallest)
         first_row, first_column = _upto(height - tall + 1, draw), _upto(width - wide + 1, draw)
         if all(

@@ -64,6 +64,7 @@ class GeneratedClassification(InMemoryImages):
         if frames is not None:
             patterns = patterns[:, None]
         shape = (length, *((frames,) if frames else ()), channels, size, size)
+        # Pattern and noise are below 128 each, so their sum fits a byte
         noise = torch.randint(
             0, 128, shape, generator=generator_of(f"{seed} noise {split}"), dtype=torch.uint8
         )

@@ -71,6 +71,7 @@ class GeneratedSpeech(Generated):
         chosen = torch.randint(
             len(self._letters) - self._tones, len(self._letters), (count,), generator=draw
         )
+        # Longer texts have a space in the middle
         if count > 4:
             chosen[count // 2] = 0
         parts = [self._tone(int(number), draw) for number in chosen]

@@ -130,6 +130,7 @@ class VideoClips(Dataset[dict[str, Any]]):
         add_sizes(digest, self.path, len(self))
         for index in spaced_indices(len(self), CONTENTS):
             require_regular(self.path(index), into_memory=False)
+            # Hashing whole videos would take too long
             with open(self.path(index), "rb") as file:
                 digest.update(file.read(_BLOCK))
                 file.seek(-min(_BLOCK, file.seek(0, os.SEEK_END)), os.SEEK_END)

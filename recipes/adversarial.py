@@ -142,6 +142,7 @@ class AdversarialScores(Scores):
         self._compared: dict[str, list[Tensor]] = {"real": [], "fake": []}
 
     def add(self, measured: MeasuredAdversarial) -> None:
+        # The images compared are the first of the split, in any batches
         room = max(self.compared - self.count, 0)
         self._right["real"] += int(measured.real.sum())
         self._right["fake"] += int((~measured.fake).sum())

@@ -345,6 +345,7 @@ class Classification(Recipe):
 
     def _each(self, criterion: nn.Module, logits: Tensor, label: Tensor) -> Tensor:
         """Return each image's loss, float32[B], with its shape checked."""
+        # Losses are float32 for any precision of the model
         with torch.autocast(logits.device.type, enabled=False):
             losses = criterion(logits, label)
         if not isinstance(losses, Tensor) or losses.shape != logits.shape[:1]:

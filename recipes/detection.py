@@ -230,6 +230,7 @@ class Detection(Recipe):
         if "probe" in record:
             require_whole(image, record.pop("probe"))
         self._check_values(boxes, labels, image, where)
+        # Crops can leave boxes without area, which have no box loss
         solid = (boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1])
         per_box = {
             name: value[solid]

@@ -206,6 +206,7 @@ class Separation(Recipe):
             batch["mixture"][place, :length].double().cpu(),
             batch["sources"][place, :, :length].double().cpu(),
         )
+        # One scale for all signals keeps their relative loudness
         signals = torch.cat(
             [
                 mixture[None],

@@ -135,6 +135,7 @@ class SpeechRecognition(Recipe):
             transcripts.edit_distance(reference, hypothesis)
             for reference, hypothesis in zip(batch["transcript"], hypotheses, strict=True)
         ]
+        # The first and the worst utterance of a batch are drawn
         shown = {
             0,
             max(

@@ -138,6 +138,8 @@ class AnnotatedImages(Dataset[dict[str, Any]], abc.ABC):
         )
         names = [image.name for image in chosen]
         require_listed(folder, names, listed_in="the annotations")
+        # Shares of the image are a common format. Boxes of whole numbers up to 1 may be tiny ones
+        # in pixels.
         if len(self._boxes) and self._boxes.max() <= 1 and bool(self._boxes.frac().any()):
             reason, hint = "the boxes are shares of the images", "multiply them by width and height"
             raise DataError(

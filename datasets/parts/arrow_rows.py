@@ -117,6 +117,7 @@ def _place(root: str) -> Path:
         return path
     home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
     cache = Path(os.environ.get("HF_DATASETS_CACHE", home / "datasets")).expanduser()
+    # The library replaces "/" in names by three underscores; its map and filter write cache-*.arrow
     folder = cache / root.replace("/", "___")
     versions = (
         sorted(
@@ -169,6 +170,7 @@ def _read(file: Path, columns: Mapping[str, str]) -> Any:
                     names,
                     file,
                 )
+        # The library writes streams; other programs write files, which end in a footer
         mapped = pa.memory_map(str(file))
         try:
             opened = pa.ipc.open_stream(mapped)

@@ -109,6 +109,7 @@ def read_audio(
     """
     try:
         with open_audio(path) as file:
+            # Checked before decoding, which may take long
             _require_resampling(path, file.samplerate, sample_rate)
             samples, rate = decode_section(path, file, start, frames), file.samplerate
     except soundfile.LibsndfileError as error:

@@ -22,6 +22,7 @@ def sort_classes(labels: Iterable[str]) -> list[str]:
         numbers = {}
     return (
         sorted(different, key=lambda label: (numbers.get(label, 0.0), label))
+        # float() also reads "nan" and "inf", which have no place in an order
         if all(map(math.isfinite, numbers.values()))
         else sorted(different)
     )

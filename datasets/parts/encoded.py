@@ -168,6 +168,7 @@ def is_for_device(raw: bytes, mode: Mode) -> bool:
     offset, frame, is_rgb = 2, b"", False
     while offset + 4 <= len(raw) and raw[offset] == 0xFF:
         marker = raw[offset + 1]
+        # Fill bytes may precede a marker
         if marker == 0xFF or marker in _ALONE:
             offset += 1 if marker == 0xFF else 2
             continue
@@ -178,6 +179,7 @@ def is_for_device(raw: bytes, mode: Mode) -> bool:
                 return False
             frame = content
         elif marker == _ADOBE and content.startswith(b"Adobe"):
+            # Adobe's colour transform 0 means that the colours are not YCbCr
             is_rgb = len(content) < 12 or content[11] == 0
         elif marker == _SCAN:
             return raw.rfind(bytes((0xFF, _END)), offset) >= 0 and _is_usual(

@@ -81,6 +81,7 @@ def select_split(
 def place(name: str, key: str) -> float:
     """Return a name's number in [0, 1)."""
     return (
+        # 48 bits are exact in a float64; names that are not valid UTF-8 are hashed by their bytes
         int.from_bytes(
             blake2b(f"{key}\0{name}".encode("utf-8", "surrogateescape"), digest_size=6).digest(),
             "big",

@@ -171,6 +171,7 @@ def _delimited_rows(
 ) -> Iterator[Row]:
     """Yield the rows of a delimited text, each on one line below the columns' names."""
     head = text.partition("\n")[0]
+    # Where the comma is the decimal mark, programs separate columns by semicolons
     order = "\t,;" if path.suffix.lower() == ".tsv" else ",\t;"
     delimiter = next((mark for mark in order if mark in head), order[0])
     quoting = csv.QUOTE_NONE if delimiter == "\t" and not tab_quotes else csv.QUOTE_MINIMAL

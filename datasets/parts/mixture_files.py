@@ -91,6 +91,7 @@ class MixtureFiles(Dataset[dict[str, Any]], abc.ABC):
         info = self._info(self._mixture, name)
         frames = info.frames if self._frames is None else min(self._frames, info.frames)
         start = int(torch.randint(info.frames - frames + 1, ()))
+        # The start checks the headers of up to 1,000 mixtures only
         for part in self._sources:
             self._require_length(part, name, info.frames)
         mixture, *sources = (

@@ -90,6 +90,7 @@ class Recordings:
         self._whole_within = whole_within
         self._cached: Tensor | None = None
         self._has_sections = sections is not None and whole_within is None
+        # With a cache, decoding reads every file anyway
         if cache == "none" or whole_within is not None:
             for index in spaced_indices(len(names), _HEADERS):
                 info = audio_info(self.path(index))
@@ -126,6 +127,7 @@ class Recordings:
             return self._cached[self._ends[index] : self._ends[index + 1]][start:stop]
         if self._sections is None and audio_info(self.path(index)).sample_rate == self.sample_rate:
             return read_audio(self.path(index), start=start, frames=frames)[0]
+        # Resampled alone, a stretch would have other samples at its ends than the whole recording
         return self._decode(index)[start:stop]
 
     def fingerprint(self) -> str:

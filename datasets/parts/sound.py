@@ -169,6 +169,7 @@ def decode_section(
         )
     length = file.length - start if frames is None else min(frames, file.length - start)
     SAMPLES.check(path, length * file.channels)
+    # The run-up is decoded and dropped in blocks, which bounds the memory
     before = min(start, _RUN_UP.get(file.subtype, start))
     if start > before:
         file.seek(start - before)

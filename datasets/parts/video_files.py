@@ -83,6 +83,7 @@ def read_frames(path: str | os.PathLike[str], choose: Callable[[int], Sequence[i
             )
         if names_other_files(path):
             raise ValueError("it names other files")
+        # Approximate seeking relies on the frame rate in the header
         video = decoder(name, num_ffmpeg_threads=1, seek_mode="exact")
         _require_times(path, str(video.metadata.codec))
         PIXELS.check(name, (video.metadata.width or 0) * (video.metadata.height or 0))

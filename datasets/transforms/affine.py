@@ -127,6 +127,7 @@ def warp(
         Images of the same shape and dtype, with `fill` outside.
     """
     height, width = images.shape[-2:]
+    # grid_sample's coordinates run from -1 to 1
     halves = torch.tensor([0.5 * width, 0.5 * height]).view(1, 2, 1)
     # [B, 2, 3, 1, 1]
     matrix = (matrices.to(torch.float32) / halves).to(images.device, non_blocking=True)[

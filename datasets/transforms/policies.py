@@ -152,6 +152,8 @@ def magnitudes(
     """
     largest = [0.0, shear, shear, *shift, degrees, strength, strength, strength, strength]
     table = [torch.linspace(0.0, end, bins) for end in largest]
+    # Posterize keeps from 8 bits down to 8 - `bits`; Solarize's threshold falls from 1 to 0; the
+    # last two operations have no magnitude
     table.append((8 - torch.arange(bins) / ((bins - 1) / bits)).round())
     table.append(torch.linspace(1.0, 0.0, bins))
     table += [torch.zeros(bins)] * 2

@@ -125,6 +125,7 @@ class SpeedPerturbation(BatchTransform):
         perturbed = waveform.new_zeros(
             len(chosen), max(_scaled_length(waveform.shape[1], factor) for factor in chosen)
         )
+        # All utterances of a factor are resampled together
         for factor in dict.fromkeys(chosen):
             rows = torch.tensor([row for row, x in enumerate(chosen) if x == factor]).to(
                 waveform.device, non_blocking=True
@@ -195,6 +196,7 @@ def gaussian(seed: Tensor, count: int) -> Tensor:
         count: Number of values for each sample.
     """
     place = torch.arange(count, device=seed.device)
+    # The salts give two independent numbers for one seed and position
     radius_bits, angle_bits = (
         _hash(_hash(seed[:, None] + salt) + place) for salt in (0x9E3779B9, 0x85EBCA6B)
     )

@@ -163,5 +163,6 @@ class VocoderMel(BatchTransform):
             center=False,
             return_complex=True,
         ).abs()
+        # 1e-5 is 100 dB below full scale
         decibels = 20.0 * (self.banks @ spectrum).clamp(min=1e-5).log10()
         return ((decibels + 100.0) / 100.0).clamp(0.0, 1.0)

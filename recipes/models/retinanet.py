@@ -252,6 +252,7 @@ def retinanet(
     published = _weights(
         "weights", f"retinanet_{backbone}_fpn" + ("" if version == 1 else "_v2"), weights
     )
+    # The model's weights include the backbone's
     for_body = None if published else _weights("weights_backbone", backbone, weights_backbone)
     body = getattr(torchvision.models, backbone)(weights=for_body, norm_layer=_norm_layer(norm))
     _freeze(body, trainable_layers)

@@ -95,6 +95,7 @@ def timm_model(
         options.setdefault("img_size", image_size)
     if drop_path_rate is not None:
         options["drop_path_rate"] = drop_path_rate
+    # An environment variable selects the attention otherwise, which changes bits
     set_fused_attn(enable=True)
     try:
         model = timm.create_model(
@@ -105,6 +106,7 @@ def timm_model(
             drop_rate=drop_rate,
             **options,
         )
+    # timm passes settings on to the model's class, which refuses unknown ones
     except TypeError as error:
         unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
         if unknown is None or unknown[1] not in options:

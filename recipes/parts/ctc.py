@@ -122,6 +122,7 @@ def beam_search(log_probs: Tensor, lengths: Tensor, *, letters: str, **settings:
     ]
 
 
+# Building a decoder may read a large language model
 @lru_cache(maxsize=4)
 def beam_decoder(
     letters: str,

@@ -183,6 +183,7 @@ def _draw(
 def _pull_labels_inside(figure: Figure) -> None:
     """Move labels that extend beyond their picture inside; too wide ones keep their start."""
     take_literally(figure)
+    # The extent of a text is known only once it is drawn
     figure.draw_without_rendering()
     for axes in figure.axes:
         frame = axes.get_window_extent()

@@ -132,6 +132,7 @@ class PredictionSheet:
         heap, entry = (
             self._heaps[right],
             (
+                # NaN counts as the largest loss
                 loss if loss == loss else math.inf,
                 -position,
                 _Shown(image, label, prediction, confidence, loss),

@@ -14,6 +14,7 @@ from samewise.recipes.parts.transcripts import spectrogram
 
 def save_wav(path: Path, waveform: Tensor, *, sample_rate: int) -> Path:
     """Write float[T] as a 16-bit WAV file, scaled down if it exceeds full scale."""
+    # A diverged model's NaN would leave no playable file
     samples = waveform.detach().float().cpu().nan_to_num()
     samples = samples / samples.abs().max().clamp(min=1.0)
     soundfile.write(path, samples.numpy(), sample_rate, subtype="PCM_16")
