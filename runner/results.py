@@ -44,7 +44,7 @@ class Verification:
         compared: Number of steps whose lines in the trace were compared.
         altered: What was altered in the record, as sentences.
         parts: The first difference: `step`, `stage`, `layer`, `reason`; None if there is none.
-        said: The whole result, as sentences.
+        messages: The whole result, as sentences.
         audit: The segments that an audit repeated, and those that it left out.
         first: The first value that differs within the first step that does: `kind`, `name`.
     """
@@ -55,7 +55,7 @@ class Verification:
     compared: int = 0
     altered: Sequence[str] = ()
     parts: Mapping[str, Any] | None = None
-    said: Sequence[str] = ()
+    messages: Sequence[str] = ()
     audit: Mapping[str, Any] | None = None
     first: Mapping[str, str] | None = None
 
@@ -82,7 +82,7 @@ class Differences:
         missing: What a trace lacks, as sentences.
         altered: What was altered in a trace, as sentences.
         parts: The first difference of the traces: `step`, `stage`, `layer`, `reason`, `since`.
-        said: What the traces show, as sentences.
+        messages: What the traces show, as sentences.
     """
 
     same: bool
@@ -102,7 +102,7 @@ class Differences:
     missing: Sequence[str]
     altered: Sequence[str]
     parts: Mapping[str, Any] | None
-    said: Sequence[str] = ()
+    messages: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -159,19 +159,19 @@ class Runtime:
 
     Args:
         format: pt2, aoti, onnx or safetensors; or vectors, if they were altered.
-        words: For the user.
+        description: For the user.
         same: Whether they are the same bits.
         sound: Whether they are within what was stated; None: it was not run, as something is not
             installed.
-        apart: The largest difference; None if there is none, or nothing to compare.
+        difference: The largest difference; None if there is none, or nothing to compare.
         seconds: To load the file and call it once.
     """
 
     format: str
-    words: str
+    description: str
     same: bool = False
     sound: bool | None = False
-    apart: Difference | None = None
+    difference: Difference | None = None
     seconds: float | None = None
 
 

@@ -97,7 +97,7 @@ def _print(differences: Differences) -> None:
             )
     for line in (*differences.missing, *differences.altered):
         print(f"  {line}")
-    for line in differences.said:
+    for line in differences.messages:
         print(f"trace:       {line}")
 
 

@@ -35,13 +35,13 @@ class Finding:
     Args:
         what: Subject of the check.
         state: `ok`, `remark` or `bad`.
-        found: What was found.
+        message: The result of the check.
         advice: What to do.
     """
 
     what: str
     state: str
-    found: str
+    message: str
     advice: str = ""
 
 
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         for finding in findings:
             print(
-                f"{finding.state:<7} {finding.what:<20} {finding.found}"
+                f"{finding.state:<7} {finding.what:<20} {finding.message}"
                 + (f"\n{'':28} {finding.advice}" if finding.advice else "")
             )
     return 1 if any(finding.state == "bad" for finding in findings) else 0

@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
         print(to_json(_as_json(exported)))
         return 0
     for part in exported.parts:
-        files = {FORMATS[runtime.format].file: runtime.words for runtime in part.formats}
+        files = {FORMATS[runtime.format].file: runtime.description for runtime in part.formats}
         details = "".join(f", its {name}" for name in (exported.average, part.module) if name)
         print(f"{part.folder}: {exported.experiment}, step {exported.step:,}{details}")
         for name, comparison in {

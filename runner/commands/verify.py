@@ -126,7 +126,7 @@ def print_verdict(args: argparse.Namespace, folder: RunFolder, request: Request)
 
     project = projects.find(args.project, packages=args.package)
     verdict = verify_run(folder, composed, project, request)
-    print(to_json(asdict(verdict)) if args.json else "\n".join(verdict.said))
+    print(to_json(asdict(verdict)) if args.json else "\n".join(verdict.messages))
     return 0 if verdict.same else 1
 
 
@@ -153,5 +153,5 @@ def _verify_export(args: argparse.Namespace) -> int:
     else:
         for x in runtimes:
             mark = "not run" if x.sound is None else "sound" if x.sound else "WRONG"
-            print(f"{x.format:<12} {mark:<8} {x.words}")
+            print(f"{x.format:<12} {mark:<8} {x.description}")
     return 1 if any(x.sound is False for x in runtimes) else 0

@@ -397,7 +397,11 @@ def _refusal(
     if elsewhere := place_of(target):
         kind, place = elsewhere
         return Problem(
-            where, message, target, expected, f"it is {kind.words}, which belongs in `{place}`"
+            where,
+            message,
+            target,
+            expected,
+            f"it is {kind.description}, which belongs in `{place}`",
         )
     if where.startswith("scheduler") and target.startswith("torch.optim.lr_scheduler."):
         return Problem(

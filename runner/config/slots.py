@@ -26,7 +26,7 @@ class Kind:
     """One kind of component.
 
     Args:
-        words: For messages.
+        description: For messages.
         packages: Where it is found, besides the user's own packages.
         base: The class that it inherits from; empty: `methods` decide.
         methods: The methods that it must have, if there is no common base class; those of torch's
@@ -34,7 +34,7 @@ class Kind:
         functions: Whether functions that return one count as well.
     """
 
-    words: str
+    description: str
     packages: tuple[str, ...]
     base: str = ""
     methods: tuple[str, ...] = ()
@@ -239,7 +239,7 @@ def within(name: str, packages: Sequence[str]) -> bool:
 
 def describe_kinds(path: str) -> str:
     """The kinds allowed at a path, in words."""
-    return " or ".join(dict.fromkeys(kind.words for kind in kinds_at(path))) or "no component"
+    return " or ".join(dict.fromkeys(kind.description for kind in kinds_at(path))) or "no component"
 
 
 def known_slots() -> dict[tuple[Kind, Any], list[str]]:

@@ -119,8 +119,8 @@ def _write(
         formats.write(form, call, folder / form.file)
         runtime = try_runtime(form, folder / form.file, truth, tolerance)
         if runtime.sound is False:
-            message = f"was not exported: {runtime.words}"
-            hint = "--tolerance accepts a larger error" if runtime.apart else ""
+            message = f"was not exported: {runtime.description}"
+            hint = "--tolerance accepts a larger error" if runtime.difference else ""
             raise ConfigError(
                 Problem("--to", message, name, f"a relative error of at most {tolerance:g}", hint)
             )
@@ -144,7 +144,7 @@ def _write(
         "formats": {
             runtime.format: {
                 "file": files[runtime.format].name,
-                "compared": runtime.words,
+                "compared": runtime.description,
                 "sizes": sizes[runtime.format],
                 "operators": kinds[runtime.format],
             }
@@ -234,7 +234,12 @@ def run_test_vectors(folder: Path, *, trusted: bool) -> list[Runtime]:
         else:
             runtime = try_runtime(form, path, truth, description["tolerance"])
             runtimes.append(
-                replace(runtime, words=f"{altered}; {runtime.words}", same=False, sound=False)
+                replace(
+                    runtime,
+                    description=f"{altered}; {runtime.description}",
+                    same=False,
+                    sound=False,
+                )
             )
     return runtimes
 

@@ -58,7 +58,9 @@ def try_runtime(form: formats.Format, path: Path, truth: Truth, tolerance: float
         )
     sound = not altered and gap is not None and gap.relative <= tolerance
     result = str(gap or "the same bits on these inputs") + (unread_note if sound else weights_note)
-    return Runtime(form.name, result, same=gap is None, sound=sound, apart=gap, seconds=seconds)
+    return Runtime(
+        form.name, result, same=gap is None, sound=sound, difference=gap, seconds=seconds
+    )
 
 
 def _weights(

@@ -44,7 +44,7 @@ def advise(run: Run, measurement: Mapping[str, Any]) -> list[dict[str, Any]]:
                 [*_model_settings(run, cores)],
             )
         )
-    return sorted(causes, key=lambda one: -one["share"])
+    return sorted(causes, key=lambda x: -x["share"])
 
 
 def _cause(run: Run, part: str, share: float, why: str, changes: list[str]) -> dict[str, Any]:

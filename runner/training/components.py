@@ -196,7 +196,7 @@ def make_splits(
             raise ConfigError(
                 Problem(
                     f"dataset.{name}",
-                    f"is not {DATASET.words}",
+                    f"is not {DATASET.description}",
                     type(dataset).__name__,
                     hint=MAP_STYLE,
                 )

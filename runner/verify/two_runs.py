@@ -123,7 +123,7 @@ def compare(first: RunFolder, second: RunFolder) -> Differences:
         altered=altered,
         parts=divergence and asdict(divergence),
     )
-    return replace(result, said=_describe_traces(result))
+    return replace(result, messages=_describe_traces(result))
 
 
 def _earlier_metric(

@@ -133,7 +133,7 @@ def _compare(
         *unknown(request, record, comparison, altered),
         *changed,
     ]
-    verdict = Verification(folder.path, altered=altered, said=lines)
+    verdict = Verification(folder.path, altered=altered, messages=lines)
     if foreign and not request.anyway:
         reason = record_comparison.describe_foreign(foreign, again, record.settings)
         lines += [f"not comparable: {reason}", "add `--anyway` to compare them nevertheless"]
@@ -182,7 +182,7 @@ def _repeat(
     Returns:
         The audited steps; None without an audit.
     """
-    folder, lines, audited = record.folder, verdict.said, None
+    folder, lines, audited = record.folder, verdict.messages, None
     assert isinstance(lines, list)
     again.callbacks.pop("throughput", None)
     # The run may have logged any step

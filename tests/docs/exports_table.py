@@ -70,7 +70,7 @@ def cell(run: Path, form: str, options: list[str], out: Path, sources: list[str]
     built = _selective(out, sources) if form == "executorch" and sources else {}
     times = [_milliseconds(one) / samples for one in (eager, lambda: load(call.inputs))]
     one = held[0]
-    said = {"Python": "the same bits" if one.same else f"{one.apart.relative:.1e}" if one.apart else f"refused: {one.words}"}
+    said = {"Python": "the same bits" if one.same else f"{one.difference.relative:.1e}" if one.difference else f"refused: {one.description}"}
     if built:
         said["C++"] = built["said"]
     size = (out / formats.FORMATS[form].file).stat().st_size

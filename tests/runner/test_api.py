@@ -150,7 +150,7 @@ def test_a_run_is_verified_in_the_process_that_has_changed_settings(trained: sw.
     assert state() == before
     assert other.parts is not None
     assert (other.same, other.parts["stage"]) == (False, "initial")
-    assert "the config differs: seed: 0 there, 1 here" in other.said
+    assert "the config differs: seed: 0 there, 1 here" in other.messages
 
 
 def test_runs_are_listed_as_a_table(trained: sw.Trained, tmp_path: Path) -> None:

@@ -44,9 +44,9 @@ def compare_with_model(tmp_path: Path, form: Format, *, tolerance: float = 1e-4)
 def test_results_within_the_tolerance_are_sound_and_their_distance_is_reported(tmp_path: Path) -> None:
     near, far = (compare_with_model(tmp_path, Echo(factor=1.01), tolerance=tolerance) for tolerance in (0.02, 0.005))
     assert (near.same, near.sound, far.same, far.sound) == (False, True, False, False)
-    assert far.apart is not None
-    assert far.apart.relative == pytest.approx(0.01, rel=1e-4)
-    assert far.words.startswith("x differs by")
+    assert far.difference is not None
+    assert far.difference.relative == pytest.approx(0.01, rel=1e-4)
+    assert far.description.startswith("x differs by")
 
 
 def test_ulps_count_the_steps_between_numbers() -> None:

@@ -13,7 +13,7 @@ from samewise.runner.config.slots import known_slots, return_class
 def reachable() -> dict[str, str]:
     """By the shortest name: its kind, and `class` or what a function returns."""
     return {
-        names[0]: f"{kind.words}, {'class' if isinstance(one, type) else 'returns ' + getattr(return_class(one), '__name__', '')}"
+        names[0]: f"{kind.description}, {'class' if isinstance(one, type) else 'returns ' + getattr(return_class(one), '__name__', '')}"
         for (kind, one), names in known_slots().items()
     }
 
