@@ -118,7 +118,7 @@ def test_a_loaded_model_predicts_what_the_command_predicts(samewise, trained: sw
     assert config.cfg.model.width == 4
     image = Image.open(files[0]).convert("RGB")
     assert torch.equal(transforms((image, 0))["image"], batch["image"][:1]), "an image without a label goes through with any"
-    with pytest.raises(DataError, match=r"^transforms: .*if you do not know the label, give any: transforms\(\(image, 0\)\)"):
+    with pytest.raises(DataError, match=r"^transforms: .*if you do not know the label, pass any: transforms\(\(image, 0\)\)"):
         transforms(image)
     with pytest.raises(ConfigError, match=r"weights: is for a run that is not loaded yet; hint: give it to samewise\.load"):
         sw.predict(loaded, *files, weights="ema")

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import pickle
 import resource
 import struct
-import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from samewise.datasets.parts.decode import read_image
 from samewise.datasets.parts.lists import read_rows
 from samewise.runner.errors import DataError
-from samewise.runner.records.checkpoint import load_tensors
 
 
 @pytest.fixture(autouse=True)
@@ -68,22 +64,3 @@ def test_a_table_that_repeats_values_beyond_the_limits_is_not_unpacked(tmp_path:
     parquet.write_table(arrow.table({"file": [["a"]], "label": ["x"]}), file)
     with pytest.raises(DataError, match="not text or numbers"):
         rows()
-
-
-def test_a_recompressed_file_of_weights_is_not_unpacked(tmp_path: Path) -> None:
-    torch.save({"a": torch.zeros(1 << 22)}, tmp_path / "a.pt")
-    assert load_tensors(tmp_path / "a.pt")["a"].shape == (1 << 22,)
-    with zipfile.ZipFile(tmp_path / "a.pt") as given, zipfile.ZipFile(tmp_path / "b.pt", "w", zipfile.ZIP_DEFLATED) as made:
-        for name in given.namelist():
-            made.writestr(name, given.read(name))
-    with pytest.raises(pickle.UnpicklingError, match="it is compressed"):
-        load_tensors(tmp_path / "b.pt")
-
-
-def test_an_expanded_tensor_too_large_for_memory_is_not_loaded(tmp_path: Path, samewise: Callable[..., Any]) -> None:
-    torch.save({"model": {"a": torch.zeros(1).expand(1 << 40)}}, tmp_path / "a.pt")
-    done = samewise("digest", tmp_path / "a.pt")
-    assert done.returncode == 2
-    assert "a tensor of shape [1099511627776] that repeats 4 stored bytes" in done.stderr
-    torch.save({"a": torch.zeros(2, 3).expand(4, 2, 3), "b": torch.eye(3).t()}, tmp_path / "b.pt")  # as buffers may
-    assert load_tensors(tmp_path / "b.pt")["a"].shape == (4, 2, 3)
