@@ -51,6 +51,7 @@ class _CIFAR(InMemoryImages):
             f"{', '.join(name for name, _ in kind.train_list + kind.test_list)} as published"
         )
         data = load_part(kind, split, root=root, expected=expected, download=download)
+        # torchvision has the images as [N, H, W, C]
         images, labels = torch.from_numpy(data.data).permute(0, 3, 1, 2), torch.tensor(data.targets)
         super().__init__(
             *split_held_out(images, labels, split=split, held_out=held_out),

@@ -97,6 +97,7 @@ class COCO(AnnotatedImages):
             names = _numbering(names, path, base / classes_from, keep=category_ids == "keep")
         labels = {
             number: number if category_ids == "keep" else place
+            # Label 0 is the background
             for place, number in enumerate(sorted(names), start=1)
         }
         if class_list is not None:
@@ -240,6 +241,7 @@ def _add(annotation: Any, images: dict[int, Annotated], labels: dict[int, int]) 
             [x1, y1, x2, y2],
             labels[category],
             crowd=bool(crowd),
+            # Some programs write negative areas
             area=None if area is None else abs(area),
         )
 

@@ -67,6 +67,8 @@ class GeneratedMixtures(Generated):
         }
 
     def _voice(self, voice: int, frames: int, draw: Generator) -> Tensor:
+        # With a factor of 4, the fourth voice would begin at 6,400 Hz, beyond the 4,000 of sound at
+        # 8 kHz
         lowest = 100 * 4**voice if self._count < 4 else 60 * 3**voice
         parts, total = list[Tensor](), 0
         while total < frames:

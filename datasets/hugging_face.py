@@ -84,6 +84,7 @@ class _Rows(Dataset[dict[str, Any]], abc.ABC):
         self.root, (self._setting, self._column) = root, content
         self._table = table_by_split[split if split in table_by_split else "train"]
         places = list(range(self._table.num_rows))
+        # A split with rows of its own takes none from training
         own_shares = {x: share for x, share in shares.items() if x not in table_by_split}
         if split not in table_by_split or (split == "train" and any(own_shares.values())):
             ids = self._table.column(id).to_pylist() if id else []
@@ -95,6 +96,7 @@ class _Rows(Dataset[dict[str, Any]], abc.ABC):
                         expected="an id, since rows of one id are kept in one split",
                     )
                 )
+            # Rows with the same bytes belong to one split
             texts = [str(x) for x in ids] if id else self._digests()
             chosen = set(
                 select_split(list(dict.fromkeys(texts)), split, own_shares, key=key, where=root)

@@ -77,6 +77,7 @@ class ImageTable(ImageFiles):
         rows = read_rows(path, columns, item="image", setting="dataset.table_path")
         relative = relative_to(folder)
         names = [relative(row.text(image, setting="image")) for row in rows]
+        # An image may be spelt in two ways: a.png and ./a.png
         if repeated := first_repeated(map(os.path.normpath, names)):
             raise DataError(
                 Problem(str(path), "lists an image twice", repeated, "a row for each image")
@@ -109,6 +110,7 @@ class ImageTable(ImageFiles):
                 )
                 raise DataError(Problem(where, reason, split_name, ", ".join(_KNOWN), hint))
             chosen = [name for name in names if split_of_name[name] == split]
+            # A data set may lack a test split
             if not chosen and split != "test":
                 raise DataError(
                     Problem(

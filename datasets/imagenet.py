@@ -108,6 +108,7 @@ def _true_labels(names: list[str], wnids: list[str], base: Path) -> list[int]:
     kit, solution = base / "ILSVRC2012_devkit_t12" / "data", base / "LOC_val_solution.csv"
     label_of = {wnid: label for label, wnid in enumerate(wnids)}
     if solution.is_file():
+        # Kaggle's PredictionString holds an image's WordNet ids and boxes in turn
         truth = {
             row.text("ImageId", setting="root"): row.text(
                 "PredictionString", setting="root"
@@ -175,6 +176,7 @@ def _class_names(wnids: list[str]) -> list[str]:
     """Return the usual names if the classes are ImageNet's thousand; otherwise the ids."""
     if len(wnids) != 1000:
         return wnids
+    # torchvision lists the names in the order of the sorted ids
     from torchvision.models import ResNet18_Weights
 
     return list(ResNet18_Weights.IMAGENET1K_V1.meta["categories"])

@@ -137,6 +137,7 @@ def _select_split(
     key: str,
     where: str,
 ) -> list[str]:
+    # All names are matched with one pattern
     groups = next(iter(matched.values())).re.groupindex
     if "valid" in groups or "test" in groups:
         splits = {
@@ -151,6 +152,7 @@ def _select_split(
             for name, match in matched.items()
         }
         chosen = [name for name in matched if splits[name] == split]
+        # A data set may lack a test split
         if not chosen and split != "test":
             raise DataError(
                 Problem(

@@ -122,6 +122,7 @@ def _list_utterances(folder: Path, subset: str) -> list[tuple[str, str]]:
     utterances = list[tuple[str, str]]()
     for listing in sorted(
         (folder / subset).glob("*/*/*.trans.txt"),
+        # Numbers without leading zeros sort by their length first
         key=lambda path: [(len(part), part) for part in path.parts[-3:-1]],
     ):
         chapter = listing.parent.relative_to(folder).as_posix()

@@ -60,6 +60,7 @@ class Manifest(Utterances):
         folder = path.parent if root is None else Path(root).expanduser()
         columns = (audio, text, "offset", "duration")
         setting = "dataset.train_file and dataset.valid_file"
+        # In Common Voice's tables, quotes are characters
         rows = read_rows(path, columns, item="recording", setting=setting, tab_quotes=False)
         names = [row.text(audio, setting="audio") for row in rows]
         transcripts = [row.text(text, setting="text", blank=True) for row in rows]
@@ -96,6 +97,7 @@ def _has_offsets(path: Path, sections: list[tuple[float, float]]) -> bool:
 def _seconds(row: Row, column: str) -> float:
     value = row.values.get(column)
     with suppress(TypeError, ValueError):
+        # float(True) is 1
         if not isinstance(value, bool) and 0 <= (seconds := float(value or 0.0)) < 1e9:
             return seconds
     raise DataError(Problem(row.where, f"has an invalid {column}", value, "seconds"))

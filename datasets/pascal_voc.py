@@ -124,6 +124,7 @@ class PascalVOC(AnnotatedImages):
             if shares is None
             else select_split(list(files), split, shares, key=key, where=str(annotation_folder))
         )
+        # A file is used for the classes, for their check and for the boxes
         parse = lru_cache(maxsize=None)(partial(_parse_annotation, annotation_folder))
         files_by_class = (
             {} if classes is not None else _classes(annotation_folder, list(files), parse)
@@ -149,6 +150,7 @@ class PascalVOC(AnnotatedImages):
                     else "these corners count from 0: set dataset.first_pixel=0"
                 )
                 box = check_box(
+                    # VOC's boxes include their last pixel, so only the first corner moves
                     [x1 - first_pixel, y1 - first_pixel, x2, y2],
                     where=str(annotation_folder / f"{name}.xml"),
                     width=image.width,

@@ -95,6 +95,7 @@ class SpeakerMixtures(Dataset[dict[str, Any]]):
             cache=cache,
         )
         counts = torch.tensor([len(names) for names in files_by_speaker.values()])
+        # A speaker's recordings follow each other
         self._first, self._counts = (counts.cumsum(0) - counts).tolist(), counts.tolist()
 
     def __len__(self) -> int:
@@ -112,6 +113,7 @@ class SpeakerMixtures(Dataset[dict[str, Any]]):
         sources = torch.stack([self._track(speaker, draw) for speaker in speakers])
         low, high = self._levels
         decibels = low + (high - low) * torch.rand(self._count, 1, generator=draw)
+        # A silent track stays silent, and is not divided by 0
         loudness = sources.square().mean(1, keepdim=True).sqrt().clamp(min=_SILENCE)
         sources = sources * (_LOUDNESS * 10.0 ** (decibels / 20.0) / loudness)
         name = f"{index} " + "+".join(self.speakers[speaker] for speaker in speakers)

@@ -82,6 +82,7 @@ class SpokenDigits(Utterances):
         self._pause = (float(pause[0]), float(pause[1]))
         speaker_of = [speaker for _, _, speaker, _ in chosen]
         self.speakers = sorted(set(speaker_of))
+        # Tensors: a worker would copy lists, reference count by reference count
         self._speaker = torch.tensor(
             [self.speakers.index(speaker) for speaker in speaker_of], dtype=torch.int64
         )

@@ -105,6 +105,7 @@ class AudioClassification(Classification):
 
     def measure(self, model: nn.Module, batch: Batch) -> MeasuredClassification:
         """Measure as for images; the pictures show the features, low frequencies at the bottom."""
+        # Raises if the transforms add no features
         self.inputs(batch)
         return super().measure(model, {**batch, "image": batch["features"][:, None].flip(2)})
 

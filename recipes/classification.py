@@ -209,6 +209,7 @@ class Classification(Recipe):
         logits = self._mean_logits(model, batch)
         probabilities, prediction = self._probabilities(logits), logits.argmax(1)
         true_labels, is_multilabel = batch["label"], self._separate and batch["label"].dim() == 2
+        # Of several true labels, the one that the model ranks first counts
         best = (
             logits.where(true_labels == true_labels.amax(1, keepdim=True), -torch.inf).argmax(1)
             if is_multilabel
@@ -325,6 +326,7 @@ class Classification(Recipe):
         if not self._range_is_known and batch["label"].dim() == 1:
             check_range(batch["label"], output.shape[1], f"the model has {output.shape[1]} outputs")
             self._range_is_known = True
+        # float64 stays
         return output.to(torch.promote_types(output.dtype, torch.float32))
 
     def _mean_logits(self, model: nn.Module, batch: Batch) -> Tensor:

@@ -124,6 +124,7 @@ class Detection(Recipe):
                     none_hint(losses),
                 )
             )
+        # The model's losses are means over the images
         parts = {name: loss.float() * len(images) for name, loss in losses.items()}
         total = torch.stack(list(parts.values())).sum()
         return Loss(
@@ -245,6 +246,7 @@ class Detection(Recipe):
             return
         height, width = image.shape[-2:]
         bound = torch.tensor([width, height, width, height])
+        # Half a pixel is left for rounding
         wrong = (
             (boxes[:, 2:] < boxes[:, :2]).any(1)
             | (boxes < -0.5).any(1)

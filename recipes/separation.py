@@ -96,6 +96,7 @@ class Separation(Recipe):
         batch: Batch = {"mixture": pad_sequence(mixtures, batch_first=True)}
         if "sources" in samples[0]:
             batch["sources"] = (
+                # pad_sequence pads the first dimension
                 pad_sequence([sample["sources"].t() for sample in samples], batch_first=True)
                 .transpose(1, 2)
                 .contiguous()
@@ -127,6 +128,7 @@ class Separation(Recipe):
         ).cpu()
         after_sdr, before_sdr = self._bss_eval(estimates, batch) if self.sdr else (None, None)
         gain = (reached - before).mean(1)
+        # The worst and the best mixture of a batch are drawn, once if they are the same
         shown = dict.fromkeys((int(gain.argmin()), int(gain.argmax())))
         examples = tuple(Example(place, self._excerpt(batch, estimates, place)) for place in shown)
         return MeasuredSeparation(

@@ -300,6 +300,7 @@ class SpeechRecognition(Recipe):
         nats = ctc.negative_log_likelihood(
             log_probs, lengths, target, torch.where(possible, target_length, 0)
         )
+        # An empty transcript counts as one character
         return nats / target_length.clamp(min=1), possible, explain
 
     def _decode(self, log_probs: Tensor, lengths: Tensor) -> list[str]:

@@ -165,6 +165,7 @@ class Vocoder(Recipe):
     def read(self, file: Path) -> dict[str, Any]:
         """Read a recording to resynthesise."""
         waveform, _ = read_audio(file, sample_rate=self.front_end.sample_rate)
+        # Silence completes the last frame
         context, beyond = self.front_end.context, -len(waveform) % self.front_end.hop_length
         return {
             "waveform": F.pad(waveform, (context, context + beyond)),
@@ -198,6 +199,7 @@ class Vocoder(Recipe):
         """
         if not isinstance(model, WaveRNN):
             return {}
+        # Eight frames of speech
         mel = batch["mel"][:, :, : model.kernel_size + 7].contiguous()
         conditions = list(conditioning(model, mel).values())
         uniform = torch.rand(
@@ -338,6 +340,7 @@ class VocoderScores(Scores):
         self._spoken: list[Resynthesis] = []
 
     def add(self, measured: MeasuredVocoder) -> None:
+        # One clip after the other, so that the sum does not depend on the batches
         for surprise in measured.surprise.tolist():
             self._surprise += surprise
         self._samples += len(measured.surprise) * measured.samples

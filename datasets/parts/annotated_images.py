@@ -156,6 +156,7 @@ class AnnotatedImages(Dataset[dict[str, Any]], abc.ABC):
         height, width = image.shape[-2:]
         scale_y, scale_x = height / int(self._sizes[index, 0]), width / int(self._sizes[index, 1])
         boxes = self._boxes[place] * torch.tensor([scale_x, scale_y, scale_x, scale_y])
+        # A batch shares no memory with the data set
         crowd, labels = self._crowd[place], self._labels[place].clone()
         if self._training:
             boxes, labels = boxes[~crowd], labels[~crowd]
@@ -235,6 +236,7 @@ class AnnotatedImages(Dataset[dict[str, Any]], abc.ABC):
         try:
             return list(pool.map(self._read, range(len(self))))
         finally:
+            # After an error, nothing further is decoded
             pool.shutdown(cancel_futures=True)
 
 
@@ -279,6 +281,7 @@ def require_whole(image: Tensor, probe: Tensor) -> None:
     Boxes that are detected in such an image cannot be converted to pixels of the file.
     """
     height, width = image.shape[-2:]
+    # Half a pixel is left for rounding
     if not torch.allclose(
         probe[0].as_subclass(Tensor), _PROBE * torch.tensor([width, height] * 2), rtol=0.0, atol=0.5
     ):

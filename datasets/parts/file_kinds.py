@@ -25,6 +25,7 @@ _BEGINNINGS: Final = (
     ),  # a frame of layer III
     (0, b".snd", "recording", "an AU recording"),
     (8, b"AIFF", "recording", "an AIFF recording"),
+    # These containers name their brand after "ftyp"; those of other brands are videos
     (4, b"ftypM4A", "recording", "an M4A recording"),
     *(
         (4, b"ftyp" + brand, "photograph", "a HEIC or AVIF photograph")
@@ -68,6 +69,7 @@ def _kind(path: str | os.PathLike[str]) -> tuple[str, str] | None:
     """Return a file's kind and its description; None if unknown."""
     try:
         with open(path, "rb") as handle:
+            # A text may begin with UTF-8's byte order mark
             beginning = handle.read(_LONGEST).removeprefix(b"\xef\xbb\xbf")
     except OSError:
         return None

@@ -197,6 +197,7 @@ class ImageFiles(Dataset[dict[str, Any]], abc.ABC):
             for _ in pool.map(read, range(0, len(self), _BLOCK)):
                 pass
         finally:
+            # After an error, nothing further is decoded
             pool.shutdown(cancel_futures=True)
         return images
 

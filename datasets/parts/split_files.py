@@ -321,6 +321,7 @@ def _saved(file: Path, names_in: Callable[[Any], list[str]]) -> list[str]:
         if (
             not names
             or len({*names}) < len(names)
+            # A name must not lead out of the folder
             or any("\0" in name or "/" in name or not name.strip(".") for name in names)
         ):
             raise ValueError(

@@ -102,6 +102,7 @@ def split_held_out(
     Raises:
         ConfigError: `held_out` leaves no sample for a split.
     """
+    # A slice that ends at -0 would be empty
     if split == "test" or (held_out == 0 and split == "train"):
         return images, labels
     if not 0 < held_out < len(images):

@@ -56,6 +56,7 @@ class Spelling:
         Raises:
             DataError: The text has an unknown letter.
         """
+        # An accent may be a character of its own
         composed = unicodedata.normalize("NFC", text)
         lowered = composed.translate(self._capitals).lower() if self._lowercase else composed
         text = " ".join(lowered.translate(self._ignored).split())

@@ -131,6 +131,7 @@ class RandomShortestSide(BatchTransform):
             isinstance(batch["image"], Tensor) and len({image.shape for image in images}) == 1
         )
         sizes = (
+            # An earlier size stays: results are in pixels of the file
             {"file_size": [tuple(image.shape[-2:]) for image in batch["image"]], **batch}
             if "area" in batch
             else batch

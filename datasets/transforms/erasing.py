@@ -60,6 +60,7 @@ class RandomErasing(ImageTransform):
     def draw(self, batch: Batch, size: int) -> dict[str, Tensor]:
         chosen = torch.rand(size) < self.p
         low, high = self.ratio
+        # `ratio` is height / width, random_boxes' is width / height
         boxes = random_boxes(size, image_size(batch), self.scale, (1 / high, 1 / low), whole=False)
         height = torch.where(chosen & boxes.fits, boxes.height, 0)
         return {"top": boxes.top, "left": boxes.left, "height": height, "width": boxes.width}

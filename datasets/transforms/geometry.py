@@ -106,6 +106,7 @@ class AlternatingHorizontalFlip(Flip):
                 )
             )
         epoch, index = batch["place"].unbind(1)
+        # Half of all numbers are negative
         is_first = _mix_bits(index * _STRIDE + self._start) < 0
         return super().apply(batch, {"flip": is_first == (epoch % 2 == 0)})
 

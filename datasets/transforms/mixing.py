@@ -134,10 +134,12 @@ class CutMix(Mixing):
         self.alpha = _positive(alpha)
 
     def draw_one(self, height: int, width: int) -> dict[str, float]:
+        # A box with the share s of the area has the share sqrt(s) of each side
         half = 0.5 * (1.0 - _beta(self.alpha)) ** 0.5
         x, y = int(torch.randint(width, ())), int(torch.randint(height, ()))
         first_column, last_column = max(0, x - int(half * width)), min(width, x + int(half * width))
         first_row, last_row = max(0, y - int(half * height)), min(height, y + int(half * height))
+        # The border may have cut the box
         share = 1.0 - (last_column - first_column) * (last_row - first_row) / (width * height)
         return {
             "pixel": 1.0,

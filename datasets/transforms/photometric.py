@@ -86,6 +86,7 @@ class RandomPhotometricDistort(ImageTransform):
             )
         contrast, is_before = choices["contrast"], choices["contrast_first"]
         images = colour.brightness(images, choices["brightness"])
+        # Every image goes through both places; a factor of 1 changes nothing
         images = colour.contrast(images, torch.where(is_before, contrast, 1.0))
         images = colour.saturation(images, choices["saturation"])
         images = _shift(images, choices["hue"])

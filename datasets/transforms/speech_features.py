@@ -152,6 +152,7 @@ class _Mel(FrontEnd):
 
     def energies(self, waveform: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
         """Return float32[B, n_mels, N], not negative, and the valid frames."""
+        # torch.stft's own centring would mirror the padding of the batch
         extended = _pad_reflected(waveform, length, self.n_fft // 2)
         spectrum = torch.stft(
             extended,

@@ -54,6 +54,7 @@ class Airbench(nn.Module):
         )
         self.head = nn.Linear(widths[-1], num_classes, bias=False)
         with torch.no_grad():
+            # As in airbench's initialisation
             self.head.weight /= self.head.weight.std()
 
     def forward(self, image: Tensor) -> Tensor:
@@ -94,6 +95,7 @@ def _convolution(inputs: int, width: int) -> nn.Conv2d:
 
 def _norm(width: int) -> nn.BatchNorm2d:
     """Return batch norm without a trained scale; its statistics adapt faster than torch's."""
+    # airbench's 0.6 is the share of the old statistics, torch's momentum that of the new ones
     layer = nn.BatchNorm2d(width, eps=1e-12, momentum=0.4)
     layer.weight.requires_grad_(False)
     return layer

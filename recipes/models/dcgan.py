@@ -57,6 +57,7 @@ class DCGAN(nn.Module):
         side, deepest = image_size // 2**levels, width * 2 ** (levels - 1)
         widths = [width * 2**level for level in range(levels)]
         self.generator = nn.Sequential(
+            # Batch norm follows, which would remove a bias
             nn.Linear(noise, deepest * side * side, bias=False),
             nn.Unflatten(1, (deepest, side, side)),
             nn.BatchNorm2d(deepest),

@@ -47,6 +47,7 @@ class SmallImageResNet(nn.Module):
         in_channels: int = 3,
     ) -> None:
         super().__init__()
+        # Batch norm follows, which would remove a bias
         self.conv1 = nn.Conv2d(in_channels, widths[0], 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(widths[0])
         self.relu = nn.ReLU(inplace=True)

@@ -71,6 +71,7 @@ class RetinaNet(TorchvisionRetinaNet):
         if self.training and not self._weights_are_known:
             _require_pretrained(self.backbone.body)
             self._weights_are_known = True
+        # torchvision's losses would wait for the device
         if self.training and targets is not None and images[0].is_cuda:
             return dense_losses.losses(self, images, targets)
         return super().forward(images, targets)
@@ -256,6 +257,7 @@ def retinanet(
     for_body = None if published else _weights("weights_backbone", backbone, weights_backbone)
     body = getattr(torchvision.models, backbone)(weights=for_body, norm_layer=_norm_layer(norm))
     _freeze(body, trainable_layers)
+    # Each stage has twice as many channels as the one before
     widths = [body.inplanes // 2 ** (4 - stage) for stage in stages]
     if version == 2 and extra_levels:
         extra: ExtraFPNBlock = LastLevelP6P7(widths[-1], channels)

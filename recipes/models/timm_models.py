@@ -64,6 +64,7 @@ def timm_model(
                 hint="pip install 'samewise[timm]'",
             )
         ) from None
+    # timm's names of weights are MODEL.TAG
     base, _, tag = name.partition(".")
     if not timm.is_model(base):
         raise ConfigError(
@@ -91,6 +92,7 @@ def timm_model(
                 hint=hint,
             )
         )
+    # Only models that are made for one size take it
     if image_size is not None and timm.get_pretrained_cfg_value(base, "fixed_input_size"):
         options.setdefault("img_size", image_size)
     if drop_path_rate is not None:

@@ -112,6 +112,7 @@ class TransformersCTC(nn.Module):
         self.config = config_class(vocab_size=num_classes, attn_implementation="sdpa", **options)
         model = model_class(self.config)
         self._encoder = encoder
+        # Under the model's own names, so that its published weights fit
         for name, part in model.named_children():
             self.add_module(name, part)
         if self.config.do_stable_layer_norm:

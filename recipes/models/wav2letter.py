@@ -109,6 +109,7 @@ def length_after_all(layers: Sequence[nn.Conv1d], length: Tensor) -> Tensor:
 
     It is 0 if one of them has fewer frames, with its padding, than its kernel takes.
     """
+    # Backwards from one frame of output to the frames that each layer needs
     shortest = 1
     for layer in reversed(layers):
         margins = 2 * layer.padding[0] if isinstance(layer.padding, tuple) else 0

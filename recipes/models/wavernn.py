@@ -66,6 +66,7 @@ def conditioning(model: WaveRNN, mel: Tensor) -> dict[str, Tensor]:
     first, second, third, fourth = aux.permute(2, 0, 1).split(model.n_aux, dim=2)[:4]
     width, fc = model.n_rnn, model.fc1.out_features
     return {
+        # The first column belongs to the previous sample
         "entry": torch.cat([spectrum.permute(2, 0, 1), first], 2) @ model.fc.weight[:, 1:].t()
         + model.fc.bias,
         "second": second,

@@ -180,9 +180,11 @@ def _annotations(images: Sequence[Image]) -> list[dict[str, Any]]:
             strict=True,
         )
         for (x1, y1, x2, y2), label, crowd, area in rows:
+            # COCO's boxes are [x, y, width, height]
             box = [x1, y1, x2 - x1, y2 - y1]
             entries.append(
                 {
+                    # From 1, since the evaluator takes a match with the id 0 for none
                     "id": len(entries) + 1,
                     "image_id": number,
                     "category_id": label,

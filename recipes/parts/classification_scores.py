@@ -85,6 +85,7 @@ class ClassificationScores(Scores):
         self.confusion.view(-1).index_add_(0, cells, torch.ones_like(cells))
         for k in [k for k in self.top_k if k <= classes]:
             self._hits[k] += int((measured.rank < k).sum())
+        # One after the other, so that the sum does not depend on the batches
         for loss in measured.loss.tolist():
             self._loss += loss
         if self._metrics is not None and measured.probabilities is not None:

@@ -30,6 +30,7 @@ _LARGEST = 8192
 def _log_sum(a, b, c, never: tl.constexpr):
     """Return log(exp(a) + exp(b) + exp(c)); NaN stays NaN."""
     largest = tl.maximum(a, tl.maximum(b, c))
+    # Sums of `never` and other logarithms stay far below any real one
     shift = tl.where(largest <= never * 0.1, 0.0, largest)
     total = shift + tl.log(tl.exp(a - shift) + tl.exp(b - shift) + tl.exp(c - shift))
     return tl.where(largest <= never * 0.1, never, total)
@@ -73,6 +74,7 @@ def passes(
     )
     used = state < count
 
+    # A path begins with the blank or the first label
     alpha = tl.where(used & (state < 2), tl.load(rows + label), NEVER)
     tl.store(alpha_rows + state, alpha)
     for frame in range(1, length):
@@ -81,6 +83,7 @@ def passes(
         emission = tl.load(rows + frame * classes + label)
         alpha = tl.where(used, _log_sum(alpha, stepped, leapt, NEVER) + emission, NEVER)
         tl.store(alpha_rows + frame * SIZE + state, alpha)
+    # A path ends with the last label or the blank after it
     final = used & (state >= count - 2)
     ends = tl.where(final, alpha, NEVER)
     largest = tl.max(ends, 0)
@@ -148,6 +151,7 @@ def launch(
 ) -> tuple[Tensor, Tensor]:
     """Compute `ctc` wherever Triton runs, including its interpreter on the CPU."""
     batch, most_frames, classes = log_probs.shape
+    # Triton's ranges have powers of two as their length
     size = triton.next_power_of_2(2 * max(1, target.shape[1]) + 1)
     labels = torch.zeros(batch, size, dtype=torch.int32, device=log_probs.device)
     skips = torch.zeros_like(labels)

@@ -115,6 +115,7 @@ def _image_losses(
     focal = torch.where((matched != _IGNORED)[:, None], focal, 0.0).sum() / count
     head = model.head.regression_head
     placed = _box_loss(head._loss_type, head.box_coder, anchors, boxes[nearest], regressed)
+    # torchvision checks this on the host, which would wait for the device
     sound = torch.where((boxes[:, 2:] > boxes[:, :2]).all(), 1.0, torch.nan)
     return focal * sound, torch.where(foreground, placed, 0.0).sum() / count * sound
 

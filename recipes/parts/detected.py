@@ -49,6 +49,7 @@ class Detected(Prediction):
         A detection has `label`, `class` if it has a name, `score`, and `box` as [x1, y1, x2, y2].
         """
         image = self.detections
+        # Equal scores stay in the detector's order
         order = image.found_scores.argsort(descending=True, stable=True).tolist()
         return {
             "width": image.size[1],

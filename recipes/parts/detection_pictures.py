@@ -75,6 +75,7 @@ def save_prediction(
     from matplotlib.figure import Figure
 
     height, width = image.size
+    # In inches of 100 pixels
     scale = max(1.0, 480 / max(height, width)) / 100
     figure = Figure(figsize=(width * scale, height * scale), dpi=100)
     axes: Axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
@@ -175,6 +176,7 @@ def _draw(
         )
         caption = f"{_name(label, names)} {image.found_scores[place]:.2f}"
         box = {"facecolor": _colour(label), "alpha": 0.7, "pad": 0.6, "linewidth": 0}
+        # Labels are moved inside later, so the layout leaves no room for them
         axes.text(
             x1, y1, caption, fontsize=6 * scale, color="black", va="bottom", bbox=box
         ).set_in_layout(False)

@@ -54,6 +54,7 @@ class DetectionScores(Scores):
     def add(self, measured: MeasuredDetection) -> None:
         for name, total in measured.losses.items():
             self._losses[name] = self._losses.get(name, 0.0) + total
+        # Thumbnails are those of the first images, without a gap
         if len(self.images) == len(self._thumbnails):
             self._thumbnails.extend(measured.shown[: self._most - len(self._thumbnails)])
         self.images.extend(measured.images)

@@ -172,6 +172,7 @@ def _classes(name: str, weights: tuple[float, ...] | None, logits: Tensor) -> Te
         )
     tensor = torch.tensor(weights, dtype=logits.dtype)
     return (
+        # Only a copy from page-locked memory does not wait
         tensor.pin_memory().to(logits.device, non_blocking=True)
         if logits.device.type == "cuda"
         else tensor.to(logits.device)

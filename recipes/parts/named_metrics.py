@@ -121,6 +121,7 @@ class NamedMetrics:
     def _listening(self, name: str) -> Generator[None]:
         """Collect warnings instead of printing them with the library's source line."""
         with warnings.catch_warnings(record=True) as caught:
+            # By default, a repeated warning is not recorded
             warnings.simplefilter("always")
             yield
         for warning in caught:

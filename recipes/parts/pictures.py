@@ -49,6 +49,7 @@ def thumbnails(images: Tensor, *, longest: int = 96) -> Tensor:
         size = [max(1, round(side / shrink)) for side in images.shape[-2:]]
         images = F.interpolate(images, size=size, mode="bilinear", antialias=True)
     low = images.amin(dim=(1, 2, 3), keepdim=True)
+    # An image of one colour has no span to divide by
     span = (images.amax(dim=(1, 2, 3), keepdim=True) - low).clamp(min=1e-12)
     return ((images - low) / span).nan_to_num().mul(255).round().to(torch.uint8)
 
@@ -207,6 +208,7 @@ def save_confusion_matrix(path: Path, confusion: Tensor, names: Sequence[str]) -
     from matplotlib.figure import Figure
 
     classes = len(confusion)
+    # A class may have no images
     shares = confusion / confusion.sum(1, keepdim=True).clamp(min=1)
     inches = min(16.0, max(5.0, 0.42 * classes if classes <= 30 else 6.4 + 0.1 * classes))
     figure = Figure(figsize=(inches + 1.5, inches + 0.7), dpi=100, layout="constrained")

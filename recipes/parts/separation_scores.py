@@ -100,6 +100,7 @@ class SeparationScores(Scores):
                 count + example.position,
             )
             for heap, order in ((self._worst, -gain), (self._best, gain)):
+                # The number decides between equal gains, so tensors are not compared
                 heapq.heappush(heap, (order, -number, example.signals))
                 if len(heap) > self._most:
                     heapq.heappop(heap)
@@ -152,6 +153,7 @@ class SeparationScores(Scores):
             -place: ("worst", signals) for _, place, signals in sorted(self._worst, reverse=True)
         }
         for _, place, signals in sorted(self._best, reverse=True):
+            # In a small split, a mixture may be among both the worst and the best
             shown.setdefault(-place, ("best", signals))
         rows = list[list[tuple[str, Tensor]]]()
         for number, (kind, signals) in shown.items():

@@ -101,6 +101,7 @@ class SpeechScores(Scores):
     def _keep(self, line: transcripts.Line) -> None:
         if line.spectrogram is not None:
             push = heapq.heappush if len(self._worst) < self._drawn else heapq.heappushpop
+            # The count decides between equal rates, so lines are not compared
             push(self._worst, (line.rate, -self.count, line))
         if len(self._lines) < self._rows:
             self._lines.append(line)

@@ -45,6 +45,7 @@ def views(images: Tensor, kind: str) -> Sequence[tuple[float, Tensor]]:
     if kind == "flip":
         return [(0.5, x) for x in flipped]
     height, width = images.shape[-2:]
+    # torch's reflection padding does not take the five dimensions of clips
     padded = F.pad(images.flatten(0, -4), (1, 1, 1, 1), mode="reflect").unflatten(
         0, images.shape[:-3]
     )

@@ -154,6 +154,7 @@ def spectrogram(waveform: Tensor, *, height: int = 64, width: int = 400) -> Tens
         pad_mode="constant",
         return_complex=True,
     ).abs()
+    # Without the last of 257 bins, every band has as many
     bands = spectrum[:256].square().view(height, -1, spectrum.shape[1]).mean(1)
     decibels = 10.0 * bands.clamp(min=1e-12).log10()
     return (
@@ -180,6 +181,7 @@ def _draw(axes: Axes, picture: Tensor, title: str, seconds: float | None, colour
 def _mark_differences(reference: str, hypothesis: str) -> tuple[str, str]:
     """Return both texts as HTML, with their differences in `<del>` and `<ins>`."""
     marked_reference, marked_hypothesis = "", ""
+    # With autojunk, frequent letters of long texts would count as junk
     for kind, start, stop, begin, end in difflib.SequenceMatcher(
         None, reference, hypothesis, autojunk=False
     ).get_opcodes():

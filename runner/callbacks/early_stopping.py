@@ -66,6 +66,7 @@ class EarlyStopping(Callback):
                 )
             )
         value = self._sign * metrics[self._monitor]
+        # A comparison with NaN is false, so NaN is no improvement
         if value < self._best - self._min_delta:
             self._best, self._waited = value, 0
         else:
@@ -77,6 +78,7 @@ class EarlyStopping(Callback):
     def stop_reason(self) -> str | None:
         if self._waited < self._patience:
             return None
+        # It stays infinite until a value is a finite number
         if self._best == math.inf:
             return f"{self._monitor} has not been a finite number in {self._waited} evaluations"
         return (

@@ -125,6 +125,7 @@ class ExponentialMovingAverage(Callback):
             id(tensor): tensor for tensor in self._averaged.state_dict(keep_vars=True).values()
         }
         for averaged, (_, weight) in zip(tensors.values(), run.weights(), strict=True):
+            # Integers, such as batch norm's count of batches, are copied
             if alpha != 1.0 and (averaged.is_floating_point() or averaged.is_complex()):
                 averaged.lerp_(weight, alpha)
             else:

@@ -129,6 +129,7 @@ class _TerminalBar:
     def __init__(self, console: PlainConsole, total: int, step: int) -> None:
         columns = (
             SpinnerColumn(),
+            # Names of losses are no markup
             TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
@@ -166,6 +167,7 @@ class _NotebookBar:
 
     def _output(self, step: int, epoch: str, losses: str) -> dict[str, str]:
         elapsed_s = time.monotonic() - self._start
+        # Steps of an earlier attempt took none of this time
         remaining_s = (
             elapsed_s / (step - self._first) * (self._total - step) if step > self._first else 0.0
         )

@@ -57,6 +57,7 @@ class ModelInput(NamedTuple):
 
 
 def _is_view(value: Tensor, tensor: Tensor, axis: int) -> bool:
+    # A recipe may insert a dimension, such as a channel, into an entry
     if value.data_ptr() != tensor.data_ptr() or value.dim() + 1 != tensor.dim():
         return False
     view = value.unsqueeze(axis)
@@ -184,6 +185,7 @@ def observe(
         (recipe.measure, modules),
     ]
     if module is None:
+        # A recipe may call a part alone: a GAN's first calls its generator
         attempts.append((recipe.measure, dict(model.named_children())))
     first_call = next(
         filter(None, (_first_call(use, model, batch, parts) for use, parts in attempts)), None
@@ -210,6 +212,7 @@ def observe(
             Problem("--module" if module else "model", message, module or type(model).__name__)
         )
     with torch.no_grad():
+        # The model gets copies, as it may change its inputs in place
         returned = called(
             *pytree.tree_map_only(Tensor, torch.clone, args),
             **pytree.tree_map_only(Tensor, torch.clone, kwargs),
@@ -346,6 +349,7 @@ def _first_call(
     def record(name: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         entries = tuple(ModelInput.of(batch, leaf) for leaf in leaves)
+        # Contiguous, as a file gives tensors
         args, kwargs = pytree.tree_map_only(
             Tensor, partial(torch.clone, memory_format=torch.contiguous_format), (args, kwargs)
         )
@@ -401,6 +405,7 @@ def _names(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> I
         if x.kind not in (x.VAR_POSITIONAL, x.VAR_KEYWORD)
     ]
     for place, value in enumerate(args):
+        # Arguments beyond the named parameters are those of *args
         prefix = parameters[place] if place < len(parameters) else f"input{place}"
         yield from (
             _dotted_name(prefix, path)

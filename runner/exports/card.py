@@ -155,6 +155,7 @@ def _lines(description: Mapping[str, Any]) -> Iterator[str]:
     yield from ("", "## How to run it", "")
     inputs, feed_dict = (
         ", ".join(_plain(name) for name in description["inputs"]),
+        # The ONNX file's names have "_" in place of "."
         ", ".join(f"'{name.replace('.', '_')}': {_plain(name)}" for name in description["inputs"]),
     )
     version = (environment.get("versions") or {}).get("torch", "")
@@ -181,6 +182,7 @@ def _lines(description: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _cell(text: str) -> str:
+    # A bar would end the table's cell
     return printable(str(text)).replace("|", "\\|").replace("\n", " ")
 
 

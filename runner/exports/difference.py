@@ -61,6 +61,7 @@ def _ulps(expected: Tensor, actual: Tensor) -> int:
     a, b = (_bits(x).to(torch.int64) for x in (expected, actual))
     lowest = torch.iinfo(_WHOLE[expected.dtype]).min
     return int(
+        # In float64, since the distance of two int64 may exceed int64
         (torch.where(a < 0, lowest - a, a).double() - torch.where(b < 0, lowest - b, b).double())
         .abs()
         .max()

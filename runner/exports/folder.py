@@ -80,6 +80,7 @@ def write(
         )
     for name in to:
         formats.require(formats.FORMATS[name])
+    # A folder that existed, though empty, is not removed with a refused export
     is_made = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -220,6 +221,7 @@ def run_test_vectors(folder: Path, *, trusted: bool) -> list[Runtime]:
     truth = Truth(
         inputs,
         outputs,
+        # Altered weights say nothing about those in the formats
         {name: tensor for name, tensor in weights.items() if name not in changed_weights},
     )
     for form in formats.FORMATS.values():

@@ -86,6 +86,7 @@ def program_of(call: Call) -> torch.export.ExportedProgram:
     """Export the model to a torch.export program."""
     # torch.export finds out which sizes (batch, length) may vary
     dynamic_axes = tuple(
+        # torch.export takes sizes of 0 and 1 for constants
         {axis: torch.export.Dim.AUTO for axis, size in enumerate(tensor.shape) if size > 1}
         for tensor in call.inputs.values()
     )

@@ -38,6 +38,7 @@ def require_sound(names: Iterable[str], tolerance: float) -> list[str]:
                     hint,
                 )
             )
+    # The weights are always written
     return [name for name in dict.fromkeys(requested) if name != "safetensors"]
 
 

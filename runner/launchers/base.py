@@ -50,6 +50,7 @@ class Job:
     @property
     def arguments(self) -> list[str]:
         """Arguments for the Python interpreter."""
+        # With -P, modules in the current folder are not code
         return ["-P", "-m", "samewise.runner.launchers.job", str(self.sweep), str(self.number)]
 
     @property

@@ -228,6 +228,7 @@ class Kubernetes(Launcher):
             name = read_json(file, shapes.SUBMISSION)["job"]
             if kill and self._cluster:
                 self._cluster.kill(name, [job.index for job in live if job.file == file])
+            # Deleting the Job would end its other runs too
             if self._has_live_runs(file):
                 continue
             if self._cluster:
@@ -265,16 +266,19 @@ class Kubernetes(Launcher):
                 else state
             )
         record = self._sweep.word(number)
+        # The record may still be that of an earlier submission
         has_begun = record.get("began", 0) >= job.record["submitted"]
         is_over = has_begun and "ended" in record
         if is_over and record.get("exit_code") != INTERRUPTED:
             return JobState(Standing.ended)
         if job.mark().exists() and (is_over or not has_begun):
             return JobState(Standing.ended, "cancelled")
+        # Empty states: the cluster answered, and has no such Job. None: it did not answer
         if states is not None and job.record["applied"]:
             return JobState(
                 Standing.ended, f"Kubernetes has no record of its Job {job.record['job']}"
             )
+        # The Job's failure rules ignore this exit code, so another pod follows
         if is_over:
             return JobState(Standing.waiting, "saved; it will be started again")
         hint = "" if job.record["applied"] else f"kubectl apply -f {job.file.with_suffix('.yaml')}"

@@ -159,6 +159,7 @@ class Template:
             ],
             "resources": {
                 "requests": {"cpu": str(cpus), **memory},
+                # Kubernetes takes a GPU's limit for its request
                 "limits": {**memory, **({self.gpu_resource: str(gpus)} if gpus else {})},
             },
             "volumeMounts": [
@@ -200,6 +201,7 @@ def failure_rules() -> list[dict[str, Any]]:
     """Return the rules for a pod's end; the first match applies."""
     # An end that matches none, such as a kill for memory, uses one of the index's retries
     return [
+        # A pod that is preempted or evicted uses none of the index's retries
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
         {
             "action": "Ignore",

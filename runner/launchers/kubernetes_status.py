@@ -143,6 +143,7 @@ def _states(pod: Mapping[str, Any], kind: str) -> list[Mapping[str, Any]]:
 def _end(pod: Mapping[str, Any]) -> str:
     """Return why a pod's index failed."""
     for state in _states(pod, "terminated"):
+        # "Error" only means that the exit code is not 0; others, such as OOMKilled, name the cause
         reason = state.get("reason", "Error")
         return f"failed with exit code {state['exitCode']}" if reason == "Error" else str(reason)
     return str(pod.get("status", {}).get("reason") or "its index failed")

@@ -63,6 +63,7 @@ class Local(Launcher):
 
     def room(self, running: Sequence[Job]) -> int:
         """Return 1 if there are resources left for another job, otherwise 0."""
+        # One job starts even if it needs more than there is
         if not running:
             return 1
         if self.most is not None:
@@ -129,6 +130,7 @@ class Local(Launcher):
 
     def _parent(self, job: Job) -> JobParent:
         """Return the process that forks jobs with these variables, started on first use."""
+        # Variables of samewise differ from job to job, and torch does not read them
         key = tuple(
             sorted(
                 (name, value)
@@ -197,5 +199,6 @@ def _spawn(
             stdout=log,
             stderr=log,
             env={**os.environ, **HASH_SEED, **environment, ENDS_WITH_LAUNCHER: "1"},
+            # Ctrl-C in a terminal reaches the sweep's process, which asks its jobs to save
             start_new_session=True,
         )

@@ -101,6 +101,7 @@ class JobParent:
         *lines, self._buffer = self._buffer.split(b"\n")
         exit_codes = {int(number): int(code) for number, code in map(json.loads, lines)}
         self._live -= set(exit_codes)
+        # Ends that it reported before it died come first
         if not lines and not self.is_alive():
             exit_codes = dict.fromkeys(self._live, -signal.SIGKILL)
             self._live.clear()
@@ -200,6 +201,7 @@ def _become_job(message: Mapping[str, Any]) -> NoReturn:
     code = 1
     try:
         signal.set_wakeup_fd(-1)
+        # A fork inherits the parent's handlers, which do nothing or ignore the signal
         for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
         os.setsid()
@@ -224,6 +226,7 @@ def _become_job(message: Mapping[str, Any]) -> NoReturn:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
+        # The parent's exit handlers are not the job's
         os._exit(code)
 
 

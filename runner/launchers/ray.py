@@ -154,10 +154,12 @@ class Ray(Launcher):
         start = shlex.join([self._python, *Job(job.number, job.name, self._home).arguments])
         log = shlex.quote(str(self._sweep.log(job.number).absolute()))
         mark = shlex.quote(str(self._mark(name)))
+        # A job that was cancelled while it waited ends before it trains
         command = f"cd {shlex.quote(str(Path.cwd()))} && test ! -e {mark} && exec {start}"
         environment = {
             **job.environment,
             **variables(code),
+            # By default Ray kills a job 3 seconds after asking it to stop
             "RAY_JOB_STOP_WAIT_TIME_S": str(self._stop_s),
         }
         return {
@@ -243,8 +245,10 @@ class Ray(Launcher):
             return JobState(
                 Standing.ended,
                 f"{outcome}{last_line and f': {last_line[:_MAX_REASON]}'}",
+                # A killed job may do better the next time
                 failed=code > 0,
             )
+        # A traceback's last line is its error; other messages begin with theirs
         reason = (
             lines[-1]
             if lines and lines[0].startswith("Traceback")

@@ -71,6 +71,7 @@ class Server:
                 return json.loads(answer.read())
         except urllib.error.HTTPError as refusal:
             text = refusal.read().decode(errors="replace")
+            # Another server, or a proxy, answers with a page of HTML
             is_page = text.lstrip().startswith("<")
             raise Refused(
                 refusal.code, (not is_page and last_line(text)) or refusal.reason

@@ -269,6 +269,7 @@ class Slurm(Launcher):
         match = re.search(
             r"^MaxArraySize\s*=\s*(\d+)", _call("scontrol", "show", "config").stdout, re.M
         )
+        # Indices must be below MaxArraySize, by default 1001
         return int(match[1]) - 1 if match else 1000
 
     def _submit(self, jobs: Sequence[Job], needs: _Needs, code: Path) -> None:
@@ -328,6 +329,7 @@ class Slurm(Launcher):
                     )
                 )
             raise ConfigError(Problem("launcher", message, shlex.join(command[1:-1])))
+        # With --parsable sbatch prints JOB, or JOB;CLUSTER
         write_json(file, {**submission, "job": result.stdout.strip().partition(";")[0]})
 
     def _script(self, file: Path, code: Path) -> str:
@@ -350,6 +352,7 @@ class Slurm(Launcher):
 
         None if SLURM answered an earlier call and does not answer now.
         """
+        # Columns of fixed width, since a reason may contain spaces
         columns = "ArrayJobID:24,ArrayTaskID:16,State:24,exit_code:16,Reason:200"
         states = dict[str, JobState]()
         for group in chunks(sorted(arrays), _JOBS_PER_CALL):
@@ -361,6 +364,7 @@ class Slurm(Launcher):
                 f"--jobs={','.join(group)}",
                 f"--Format={columns}",
             )
+            # SLURM answers so about arrays that it has forgotten
             if result.returncode and "Invalid job id" not in result.stderr:
                 if self._last:
                     return None

@@ -158,6 +158,7 @@ def _digest(files: Iterable[tuple[Path, Path]], settings: str) -> str:
             if facts.st_size > _LARGE
             else file.read_bytes()
         )
+        # With their lengths, so that the bytes of two files cannot be divided differently
         total.update(f"{name} {len(body)}\n".encode() + body)
     return total.hexdigest()[:12]
 
@@ -167,6 +168,8 @@ def _copy(files: Iterable[tuple[Path, Path]], target: Path) -> None:
     for name, file in files:
         place = target / name
         place.parent.mkdir(parents=True, exist_ok=True)
+        # A file of another config folder may be there as a link, through which the copy would be
+        # written
         place.unlink(missing_ok=True)
         if file.stat().st_size > _LARGE:
             place.symlink_to(file.resolve())

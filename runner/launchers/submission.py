@@ -78,6 +78,7 @@ def newest(home: Path, numbers: Iterable[int], *, key: str = "points") -> dict[i
         key: Key that a submission has once the cluster has accepted it; others do not count.
     """
     latest = dict[int, Submitted]()
+    # Later submissions have higher numbers, and replace earlier ones
     for file in sorted(home.glob("*.json")):
         submission: Mapping[str, Any] = read_json(file, shapes.SUBMISSION) or {}
         latest |= {
@@ -99,6 +100,7 @@ def group_jobs(
     jobs: Sequence[Job], needs: Callable[[Job], K], longest: int
 ) -> Iterator[tuple[K, Sequence[Job]]]:
     """Group jobs with the same needs, at most `longest` per group."""
+    # An array of SLURM, like a Job of Kubernetes, has one request of resources
     by_needs = dict[K, list[Job]]()
     for job in jobs:
         by_needs.setdefault(needs(job), []).append(job)

@@ -27,6 +27,7 @@ def advise(run: Run, measurement: Mapping[str, Any]) -> list[dict[str, Any]]:
         each override, whether it keeps the bits.
     """
     parts, step_ms = measurement["parts_ms"], measurement["measured_ms"] or 1.0
+    # A container or a job may have only some of the machine's cores
     cores = len(os.sched_getaffinity(0))
     causes = list[dict[str, Any]]()
     for part, (min_share, rule) in _RULES.items():
@@ -58,6 +59,7 @@ def _cause(run: Run, part: str, share: float, why: str, changes: list[str]) -> d
 
 def _keeps_bits(run: Run, override: str) -> bool:
     key = override.partition("=")[0]
+    # What is outside the fingerprint changes no bits, and a rank-invariant strategy neither
     return is_outside(key) or (
         key.startswith("strategy.") and run.config.strategy.get("rank_invariant") is True
     )
@@ -73,6 +75,7 @@ def _data(run: Run, measurement: Mapping[str, Any], cores: int) -> tuple[str, li
         and name != "transforms/batch transforms"
     }
     batch_ms = sum(sample_ms.values())
+    # With workers, a step only waits for its batch; without, it makes the batch
     rest_ms = max(
         measurement["measured_ms"] - (measurement["parts_ms"]["data"] if workers else batch_ms),
         1e-6,
@@ -231,6 +234,7 @@ def _model_settings(run: Run, cores: int) -> Iterator[str]:
     cfg, is_cuda = run.config, run.strategy.device.type == "cuda"
     if is_cuda and cfg.precision.get("dtype") == "float32":
         yield "precision=bf16"
+    # These refuse compile
     cannot_compile = (
         cfg.activation_checkpointing
         or cfg.reproducibility.level == "portable"

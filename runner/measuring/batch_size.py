@@ -189,6 +189,7 @@ def _try_size(run: Run, trial: RepeatedRun, size: int, steps: int) -> Size:
             torch.cuda.empty_cache()
     return Size(
         size,
+        # The first step also makes buffers and chooses kernels
         1000 * median(durations[1:]),
         torch.cuda.max_memory_allocated() if is_cuda else memory_in_use(),
     )
@@ -197,6 +198,7 @@ def _try_size(run: Run, trial: RepeatedRun, size: int, steps: int) -> Size:
 def _skip_too_large(size: int, results: dict[int, Size], bound: int | None) -> Size | None:
     """Return a size, untried, that would exceed the bound by the memory of smaller ones."""
     fitting = sorted((x for x in results.values() if x.fits), key=lambda x: x.batch_size)
+    # Trying such a size could end the process without a message
     if bound is None or len(fitting) < 2 or size < fitting[-1].batch_size:
         return None
     last, previous = fitting[-1], fitting[-2]
@@ -215,4 +217,5 @@ def _skip_too_large(size: int, results: dict[int, Size], bound: int | None) -> S
 
 def memory_in_use() -> int:
     """Return the peak memory of this process so far, in bytes."""
+    # Linux counts in KiB
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

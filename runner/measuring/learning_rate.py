@@ -244,6 +244,7 @@ def draw(
     axes.set_ylim(low - 0.1 * (top - low), top + 0.5 * (top - low) or None)
     axes.set_xlabel("learning rate")
     axes.set_ylabel("training loss")
+    # matplotlib takes text between dollars for a formula
     axes.set_title(title.replace("$", r"\$"), fontsize=9)
     axes.legend(frameon=False, fontsize=8)
     figure.savefig(file, format="png", dpi=110)

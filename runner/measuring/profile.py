@@ -210,6 +210,7 @@ def _measure_steps(run: Run, clock: Clock, *, steps: int, traced: int, out: Path
         "fastest_ms": 1000 * min(durations),
         "median_ms": 1000 * statistics.median(durations),
         "slowest_ms": 1000 * max(durations),
+        # An epoch's last batch may be smaller
         "samples_per_s": sum(samples) / sum(durations),
         "parts_ms": sum_by_part(range_ms),
         "ranges_ms": dict(sorted(range_ms.items(), key=lambda x: -x[1])),

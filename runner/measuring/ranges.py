@@ -204,6 +204,7 @@ def time_samples(run: Run, clock: Clock) -> Generator[None]:
 def time_batches(batches: Iterator[list[MicroBatch]], clock: Clock) -> Iterator[list[MicroBatch]]:
     """Yield the batches; the wait for each counts as "data"."""
     while True:
+        # A for loop would leave the wait for the batch unmeasured
         with clock.range("data"):
             batch = next(batches, None)
         if batch is None:

@@ -63,6 +63,7 @@ class RepeatedRun:
 
     def __init__(self, run: Run) -> None:
         self._run = run
+        # A copy, as training changes the run's own tensors in place
         self._state = copy_to_cpu(state_of(run))
 
     def steps(self, count: int, **parts: Any) -> Iterator[tuple[Outcome, float]]:

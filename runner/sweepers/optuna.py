@@ -118,6 +118,8 @@ class Optuna(Sweeper):
                 )
             )
         self._space, self._folder = space, SweepFolder(folder.absolute())
+        # The study keeps directions by place, and the same sweep may list its objectives in another
+        # order
         self._objectives = dict(sorted((self._objectives or {monitor: mode}).items()))
 
     def settings(self) -> Iterable[Setting]:

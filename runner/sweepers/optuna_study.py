@@ -127,6 +127,7 @@ def open_study(
         load_if_exists=True,
     )
     if study.metric_names is None:
+        # Optuna calls the names of metrics experimental
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             study.set_metric_names(list(objectives))

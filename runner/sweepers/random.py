@@ -110,4 +110,5 @@ class Sobol(_RandomSweeper):
 def _share(seed: int, number: int, key: str) -> float:
     """Return a number in [0, 1) that is a function of the arguments."""
     digest = hashlib.blake2b(f"{seed}/{number}/{key}".encode(), digest_size=8).digest()
+    # A float64 has 53 bits, so the quotient is exact and below 1
     return (int.from_bytes(digest, "big") >> 11) / 2**53

@@ -89,6 +89,7 @@ class Dimension:
         return (
             self.interval.at(share)
             if self.interval
+            # The product may round up to the length
             else self.values[min(int(share * len(self.values)), len(self.values) - 1)]
         )
 
@@ -340,6 +341,7 @@ def _part(
             if isinstance(value, Glob)
             else override.sweep_string_iterator()
         )
+        # A value that is listed twice would be two points with one run
         values = tuple(dict.fromkeys(texts))
     finally:
         random.setstate(random_state)

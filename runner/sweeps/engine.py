@@ -158,6 +158,7 @@ class Sweep:
                 else:
                     self._running[point.number] = (point, self._job(point))
                 continue
+            # A listed point with the run of an earlier one has no job of its own
             if point.number in first_points or not self.sweeper.listed:
                 self._pending.append(point)
         for change in outdated:
@@ -351,6 +352,7 @@ class Sweep:
         if files:
             config, _ = identity(self.space, self.composer, with_code=False)
             kept_sources.write_record(self.folder.sources, config, files)
+        # Comes last, so that every point in the list has its config
         self.folder.add_points(points)
         if existing is self._points:
             self._points.extend(points)
@@ -369,9 +371,11 @@ class Sweep:
                 continue
             point, _ = self._running.pop(number)
             self._should_wait = False
+            # Recorded, since a cluster forgets its jobs
             if "ended" not in self.folder.word(number) and job_state.reason:
                 self.folder.note(number, reason=job_state.reason)
             result = self._prune_with_setting(point_result(self.folder, point, job_state))
+            # Another process trains the run, so the point waits for it
             if self.folder.word(number).get("busy") and not self._stopping:
                 self._pending.append(point)
                 continue
@@ -387,6 +391,7 @@ class Sweep:
                 continue
             self.watcher.show_ended(result)
             self._record_failure(result)
+            # The setting's trial has ended without a value, whatever its other seeds give
             if result.state is State.pruned:
                 self._skip_seeds(point)
         self._report_ended()

@@ -58,6 +58,7 @@ class Composer:
         overrides = self._project.with_experiment(overrides)
         try:
             parsed = self._parser.parse_overrides(overrides)
+            # Composed as a whole, which reports what cannot be removed
             if any(map(removed, parsed)):
                 return compose(overrides, project=self._project, strict=False)
             group_choices = [

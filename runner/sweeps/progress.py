@@ -19,6 +19,7 @@ from samewise.runner.records.files import read_mapping
 from samewise.runner.records.sweep_folder import Point, SweepFolder
 from samewise.runner.sweeps.results import PointResult, State, latest
 
+# Each redraw reads the end of every running run's journal
 _REDRAW_S = 1.0
 _STYLES = {
     State.finished: "green",
@@ -57,6 +58,7 @@ class Watcher:
 
     def say(self, text: str, style: str = "") -> None:
         """Print a line that stays."""
+        # As Text, so that brackets in a value are no markup
         self._console.print(Text(text, style=style))
 
     def count_ended(self, result: PointResult) -> None:
@@ -90,6 +92,7 @@ class Watcher:
         self._last_draw = now
         lines = [self._line(point) for point in sorted(running, key=lambda point: point.number)]
         self._live.update(
+            # rich cuts off what is higher than the terminal, and the foot comes last
             Group(*lines[: max(1, self._console.height - 3)], self._foot(len(running), waiting)),
             refresh=True,
         )
@@ -115,6 +118,7 @@ class Watcher:
         None if unknown.
         """
         now = time.monotonic()
+        # Steps of an earlier attempt took none of this time
         start_time, start_step = self._rates.setdefault(point.number, (now, step))
         if not total or step <= start_step:
             return None

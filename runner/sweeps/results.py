@@ -257,6 +257,7 @@ def _state(record: Mapping[str, Any], job_state: JobState | None) -> tuple[State
     """Return a point's state and the reason, from its job's record and its launcher."""
     reason = str(record.get("reason") or (job_state.reason if job_state else ""))
     message = str(record.get("said") or "")
+    # Comes before the exit code, as a pruned run stops like an interrupted one
     if record.get("pruned"):
         return State.pruned, str(record["pruned"])
     if job_state is not None and job_state.standing is not Standing.ended:
@@ -307,6 +308,7 @@ def latest(run: RunFolder, monitor: str, *, window: int = 1 << 16) -> tuple[int,
         return 0, {}
     step, evaluated = 0, dict[str, float]()
     for line in reversed(lines):
+        # The window may begin within a line, which is then no entry
         entry = journal.parse_line(line)
         if entry is None or entry.status is not None:
             continue

@@ -158,6 +158,7 @@ def run_sweep(prepared: PreparedSweep, *, wait: bool, retry_failed: bool) -> boo
     require_writable("run_root", folder.path, hint="run_root=FOLDER")
     folder.write_facts(
         {
+            # The cluster is asked again
             **{name: value for name, value in folder.facts.items() if name != "refused"},
             **_facts(prepared),
         }
@@ -191,6 +192,7 @@ def run_sweep(prepared: PreparedSweep, *, wait: bool, retry_failed: bool) -> boo
             with watcher:
                 sweep.run()
         except ConfigError:
+            # No point was written, so the sweep leaves nothing behind
             if is_new and not folder.points():
                 folder.discard(root=is_first)
             raise
@@ -240,6 +242,7 @@ def _facts(ready: PreparedSweep) -> dict[str, Any]:
         "id": folder.id,
         "name": shared.name,
         "overrides": list(ready.overrides),
+        # A resumed sweep keeps it, as the ids of jobs on Ray contain it
         "made": folder.facts.get("made", time.time()),
         "root": str(project.root),
         "packages": list(project.packages),

@@ -38,6 +38,7 @@ class Spread:
         if len(numbers) < 2:
             return cls(len(numbers), numbers[0] if numbers else math.nan)
         if not all(map(math.isfinite, numbers)):
+            # statistics.stdev fails on infinite numbers, and fmean on infinities of both signs
             return cls(len(numbers), sum(numbers) / len(numbers))
         deviation = statistics.stdev(numbers)
         return cls(

@@ -59,6 +59,7 @@ def require_sound(
             lambda _, point=point: machine.problems(point.composed.cfg, elsewhere=elsewhere),
         ):
             problems.setdefault((problem.path, problem.message), []).append((point.point, problem))
+    # Other machines have other devices, and a config with problems cannot be built
     if not problems and not elsewhere:
         for point in points:
             what = {
@@ -117,6 +118,7 @@ def _find_once(
     """Return the results of `find` for the parts of a config, each distinct part checked once."""
     problems = list[Problem]()
     for key, part in parts.items():
+        # A thousand points have few distinct parts, and are to be checked within a minute
         text = f"{key} {json.dumps(part, sort_keys=True, default=str)}"
         if text not in problems_of_part:
             problems_of_part[text] = find({key: part})

@@ -113,6 +113,7 @@ def _distinct(results: Sequence[PointResult]) -> list[list[PointResult]]:
 def as_number(text: str) -> float | None:
     """Return a value as a finite number; None if it is not one, such as `adam`."""
     try:
+        # float() also reads "nan" and "inf"
         return value if math.isfinite(value := float(text)) else None
     except ValueError:
         return None
@@ -156,10 +157,12 @@ def _as_distinct(numbers: Sequence[float]) -> Callable[[float], str]:
     """Return a function that writes numbers with enough digits to tell them apart."""
 
     def write(value: float, digits: int) -> str:
+        # Below 1e15 a float64 holds every whole number
         return f"{value:.0f}" if value.is_integer() and abs(value) < 1e15 else f"{value:.{digits}g}"
 
     digits = next(
         digits
+        # 17 digits tell all float64 numbers apart
         for digits in range(3, 18)
         if len({float(write(value, digits)) for value in numbers}) == len(set(numbers))
     )
@@ -204,6 +207,7 @@ def pareto(results: Sequence[PointResult]) -> list[list[PointResult]]:
 
     def is_dominated(score: Sequence[float]) -> bool:
         return any(
+            # Settings with the same means do not dominate each other
             all(a <= b for a, b in zip(other, score, strict=True)) and other != score
             for other in scores
         )

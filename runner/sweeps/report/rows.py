@@ -48,6 +48,7 @@ def setting_rows(results: Sequence[PointResult], *, exact: bool = False) -> list
         row[setting[0].objective] = show(total.mean if total.count else setting[0].value)
         if has_seeds:
             low, high = map(show, total.interval(setting[0].objective))
+            # With one degree of freedom, Student's t is 12.7, and the interval says little
             remark = " (2 seeds: too few)" if total.count == 2 else ""
             interval = (
                 {"95 % from": low, "95 % to": high}
@@ -174,6 +175,7 @@ class Cost:
 def cost(folder: SweepFolder, results: Sequence[PointResult]) -> Cost:
     """Return the cost of all points so far."""
     records = [(result, folder.word(result.point.number)) for result in results]
+    # The cost counts from the first try
     starts = [
         float(record.get("first_began", record["began"]))
         for _, record in records
@@ -181,6 +183,7 @@ def cost(folder: SweepFolder, results: Sequence[PointResult]) -> Cost:
     ]
     ends = [float(record["ended"]) for _, record in records if "ended" in record]
     failed_s = sum(result.seconds for result in results if result.state is State.failed)
+    # A run that belongs to several points was trained once
     distinct = {result.point.folder: result for result in results}.values()
     span = max(0.0, max(ends) - min(starts)) if starts and ends else 0.0
     training_s = sum(result.seconds for result in distinct if result.state is not State.failed)
@@ -218,6 +221,7 @@ def number(value: float) -> str:
 
 def exactly(value: float) -> str:
     """Format with all digits; "" for NaN."""
+    # repr writes the fewest digits that read back as the same number
     return "" if math.isnan(value) else repr(value)
 
 

@@ -60,6 +60,7 @@ def as_plain_values(result: PointResult) -> dict[str, Any]:
         "state": result.state.value,
         "reason": result.reason,
         "monitor": result.objective,
+        # JSON has no NaN
         "value": None if math.isnan(result.value) else result.value,
         "objectives": {name: result.metrics.get(name) for name in result.objectives},
         "best": dict(result.best),
@@ -243,8 +244,10 @@ _UNLIMITED = 10_000
 def _table(rows: Sequence[Row], names: Sequence[str], *, right: Sequence[str]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in names:
+        # By default rich cuts off long cells
         table.add_column(Text(name), justify="right" if name in right else "left", overflow="fold")
     for row in rows:
+        # As Text, so that brackets in a value are no markup
         table.add_row(*(Text(str(row.get(name, ""))) for name in names))
     return table
 
