@@ -31,5 +31,6 @@ def of_labels(dataset: Any, attribute: str) -> Sequence[Any]:
     while dataset is not None:
         if labels := getattr(dataset, attribute, None):
             return labels
+        # `Subset` and other wrappers of torch hold the data set under this name
         dataset = getattr(dataset, "dataset", None)
     return ()

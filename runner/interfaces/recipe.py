@@ -53,6 +53,7 @@ class Phase:
     modules: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        # Each of its letters would be taken for a prefix
         if isinstance(self.modules, str):
             raise ConfigError(
                 Problem(
@@ -164,6 +165,7 @@ class Recipe(abc.ABC):
 
         Its `classes` name the labels, if it has them. Default: mean losses.
         """
+        # MeanLosses could not add up what this `measure` returns
         if type(self).measure is not Recipe.measure and type(self).scores is Recipe.scores:
             message = (
                 f"{type(self).__name__} has a `measure`, but no `scores` that turns its "

@@ -52,6 +52,7 @@ class MeanLosses(Scores):
     def add(self, measured: Mapping[str, tuple[float, Mapping[str, float]]]) -> None:
         """Add a batch's counts and sums, by phase."""
         for phase, (count, sums) in measured.items():
+            # Divided once, at the end, since batches may count different numbers of items
             self._counts[phase] = self._counts.get(phase, 0.0) + count
             totals = self._sums.setdefault(phase, {})
             totals |= {name: totals.get(name, 0.0) + value for name, value in sums.items()}

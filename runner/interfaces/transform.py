@@ -44,4 +44,5 @@ class BatchTransform(nn.Module, abc.ABC):
         """
 
     def forward(self, batch: Batch) -> Batch:
+        # Drawn apart, on the CPU, so that CPU and CUDA choose alike
         return self.apply(batch, self.draw(batch, batch_size(batch)))

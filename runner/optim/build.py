@@ -161,6 +161,7 @@ def _build(partial: Any, groups: list[dict[str, Any]], path: str) -> Optimizer:
                 "a torch.optim.Optimizer",
             )
         )
+    # It would fail for a parameter whose first gradient comes later than the others'
     if isinstance(optimizer, torch.optim.SGD) and optimizer.defaults.get("fused"):
         optimizer.register_step_pre_hook(begin_late_momentum)
     return optimizer
@@ -206,6 +207,7 @@ def _try_options(
     for group in groups:
         options = {key: value for key, value in group.items() if key not in ("name", "params")}
         try:
+            # A matrix, as torch.optim.Muon takes nothing else
             make([nn.Parameter(torch.eye(1))], **{**settings, **options}) if options else None
         except (ValueError, TypeError, RuntimeError) as error:
             problem = _explain(error, options, _where(group))
@@ -216,6 +218,7 @@ def _try_options(
 
 def rule_of(group: Mapping[str, Any]) -> str:
     """Return the rule of `param_groups` that a group comes from."""
+    # Groups with a layer-wise factor are named `RULE x FACTOR`
     return str(group["name"]).partition(" x ")[0]
 
 
@@ -247,6 +250,7 @@ def _choice(
     if (
         "fused" in accepted
         and devices <= set(FUSED_ON[:1] if only_cpu else FUSED_ON)
+        # As torch requires where it chooses itself (`_default_to_fused_or_foreach`)
         and all(parameter.is_floating_point() for parameter in parameters)
     ):
         return {"fused": True}
@@ -315,6 +319,7 @@ def _explain(error: Exception, settings: Mapping[str, Any], path: str) -> Proble
     """Place a constructor's error at the setting that it names, if it names one."""
     message = str(error)
     setting_names = (
+        # Torch's messages are of the kind `Invalid learning rate: -1.0`
         message.replace("learning rate", "lr")
         .replace("beta parameter", "betas")
         .split(":")[0]
@@ -330,6 +335,7 @@ def _explain(error: Exception, settings: Mapping[str, Any], path: str) -> Proble
 
 def _describe_group(group: Mapping[str, Any]) -> dict[str, Any]:
     tensors: list[torch.Tensor] = group["params"]
+    # `implementation` records the choice of kernels
     excluded = ("params", "param_names", "name", "fused", "foreach")
     options = {
         key: value
@@ -346,6 +352,7 @@ def _describe_group(group: Mapping[str, Any]) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     return (
+        # YAML has lists where optimizers take tuples, such as `betas`
         tuple(cast("Sequence[Any]", value))
         if isinstance(value, Sequence) and not isinstance(value, str)
         else value

@@ -123,6 +123,7 @@ def _is_frozen(modules: Mapping[str, nn.Module], name: str, frozen_ids: set[int]
     if _is_bare(module) and any(id(buffer) in frozen_ids for buffer in module.buffers()):
         return True
     parameters = list(module.parameters(recurse=False))
+    # A layer without parameters of its own goes by the module around it
     while not parameters and name:
         name = name.rpartition(".")[0]
         parameters = list(modules[name].parameters())

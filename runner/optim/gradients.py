@@ -27,6 +27,7 @@ def separate_gradients(parameters: Sequence[nn.Parameter]) -> None:
     if any(start + size > next_start for (start, size, _), (next_start, _, _) in pairwise(spans)):
         end = 0
         for start, size, number in spans:
+            # The first of those that overlap keeps its memory
             if start < end:
                 trained[number].grad = trained[number].grad.clone()  # pyright: ignore[reportOptionalMemberAccess]
             end = max(end, start + size)

@@ -68,6 +68,7 @@ def parameter_groups(
             continue
         rule = rule_of_parameter.get(parameter.name, REST)
         factor = factors.get(parameter.name)
+        # A group has one learning rate, so layer-wise factors divide a rule's parameters
         group = groups.get((rule, factor))
         if group is None:
             group = groups[rule, factor] = {
@@ -76,6 +77,7 @@ def parameter_groups(
                 **{
                     key: value
                     for key, value in options.get(rule, {}).items()
+                    # No optimizer has this option: `unfreezing` applies it
                     if key != "frozen_until"
                 },
             }
@@ -197,6 +199,7 @@ def _rules(
                 path=f"{path}.match",
             )
         except ConfigError as error:
+            # Every wrong rule is reported at once
             problems.extend(error.problems)
             continue
         if problem := _option_problem(settings, frozen, statistics, path):
@@ -206,6 +209,7 @@ def _rules(
         if (
             (frozen is True or "frozen_until" in settings)
             and len(own_matches) < len(matches)
+            # A rule for everything may freeze the rest
             and not {x.name for x in parameters} <= {x.name for x in matches}
         ):
             problems.append(
@@ -356,6 +360,7 @@ def _blocks(
         )
         if not blocks or (is_complete and not is_slight):
             blocks.append((key, []))
+        # A block that began with norms alone is named after the child that completes it
         elif not is_slight:
             blocks[-1] = key, blocks[-1][1]
         blocks[-1][1].extend(x.name for x in members)
@@ -390,6 +395,7 @@ def ranked_blocks(model: nn.Module, rules: Mapping[str, Any]) -> list[str]:
 
 
 def _multiply(group: dict[str, Any], factor: float) -> None:
+    # A rule's own rate is multiplied here, the optimizer's rate in `build`
     if "lr" in group:
         group["lr"] *= factor
     else:

@@ -66,6 +66,7 @@ def whitening_(
     # `eigh` returns eigenvectors in columns, by ascending eigenvalue; filters are rows, the largest
     # eigenvalue first.
     values, vectors = torch.linalg.eigh(patches.T @ patches / len(patches))
+    # Rounding may make the smallest eigenvalues negative
     rows = vectors.T.flip(0) / (values.flip(0).clamp(min=0.0) + eps).sqrt()[:, None]
     # An eigenvector's sign is arbitrary: its largest element is made positive.
     rows = rows * rows.gather(1, rows.abs().argmax(1, keepdim=True)).sign()
@@ -151,6 +152,7 @@ def initialise(
         parametrise=partial(parametrise, model, options.get("parametrisations") or {}),
         made_by=made_by,
     )
+    # Last, since parametrising renames parameters and makes new ones
     frozen = (
         matching(
             options["frozen"],
@@ -190,6 +192,7 @@ def _apply_rules(
     if problems:
         raise ConfigError(*problems)
     for parameter in parameters:
+        # In the model's order, so that draws do not depend on the order of rules
         if parameter.name in chosen:
             name, method = chosen[parameter.name]
             _initialise(parameter, method, f"initialise.rules.{name}", images)
@@ -248,6 +251,7 @@ def _method(method_setting: Any, path: str) -> Callable[[Tensor], Any]:
     accepted = [
         key
         for key in inspect.signature(method).parameters
+        # A config cannot hold a generator or images
         if key not in ("tensor", "generator", "images")
     ]
     unknown = [key for key in settings if key not in accepted]
@@ -260,6 +264,7 @@ def _method(method_setting: Any, path: str) -> Callable[[Tensor], Any]:
                 hint=nearest(unknown[0], accepted),
             )
         )
+    # The only method with an argument that has no default
     if name == "constant" and "val" not in settings:
         raise ConfigError(Problem(f"{path}.val", "is missing (the constant to fill with)"))
     return partial(method, **settings)

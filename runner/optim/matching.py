@@ -97,6 +97,7 @@ def named_parameters(model: nn.Module, prefixes: Sequence[str] = ()) -> list[Nam
     With `prefixes`, only those below one of them.
     """
     modules, named_by_id = dict(model.named_modules(remove_duplicate=False)), dict[int, Named]()
+    # With duplicates, since a tied parameter matches under each of its names
     for number, (name, parameter) in enumerate(model.named_parameters(remove_duplicate=False)):
         earlier, module = named_by_id.get(id(parameter)), holder(modules, name)
         if earlier is None:
@@ -181,6 +182,7 @@ def _limit_time(path: str, pattern: Any) -> Generator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    # Python's `re` handles signals while it matches; only the main thread gets any
     with on_signals((signal.SIGVTALRM,), stop):
         signal.setitimer(signal.ITIMER_VIRTUAL, _LONGEST_S)
         try:
@@ -213,6 +215,7 @@ def _predicate(pattern: str, path: str, parameters: Sequence[Named]) -> Callable
     if pattern.startswith("re:"):
         try:
             expression = re.compile(pattern.removeprefix("re:"))
+        # Deep nesting and huge counts of repeats raise the latter two
         except (re.error, RecursionError, OverflowError) as error:
             raise ConfigError(
                 Problem(path, f"is not a valid regular expression: {error}", pattern)

@@ -139,6 +139,7 @@ class Muon(Optimizer):
             **options,
             dampening=0.0,
             maximize=False,
+            # As `optim.build` chooses where nothing is fused: foreach on CUDA, else the loop
             foreach=trained[0].is_cuda,
         )
         if group["momentum"]:
@@ -228,6 +229,7 @@ def _check(group: dict[str, Any]) -> None:
         ("eps", 0.0),
         ("ns_steps", 1),
     ):
+        # Not `<`, so that NaN is refused too
         if not group[name] >= least:
             raise ValueError(f"{name}: must be at least {least:g}")
     if group["momentum"] >= 1.0 or (group["nesterov"] and not group["momentum"]):

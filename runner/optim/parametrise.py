@@ -122,6 +122,7 @@ def parametrise(model: nn.Module, rules: Mapping[str, Any]) -> None:
                 )
             )
         for parameter in matching(pattern, named_parameters(model), path=f"{path}.match"):
+            # A pattern such as `layer4.*` also matches biases, which none of the kinds is for
             if not parameter.is_bias:
                 _require_own_weight(parameter, kind, pattern, path)
                 _parametrise_weight(parameter, kind, settings, path)
@@ -129,6 +130,7 @@ def parametrise(model: nn.Module, rules: Mapping[str, Any]) -> None:
 
 def _require_own_weight(parameter: Named, kind: str, pattern: Any, path: str) -> None:
     """Raise a ConfigError for a tied weight: parametrised, it would become another weight."""
+    # A module with several names is one place, whose weight stays shared
     places = {
         (id(module), name.rpartition(".")[2])
         for name, module in zip(parameter.names, parameter.modules, strict=True)
@@ -159,6 +161,7 @@ def merge(model: nn.Module) -> None:
     Args:
         model: The model in eval mode; changed in place, and no longer trained.
     """
+    # A list, since merging removes modules
     for module in list(model.modules()):
         for name in (
             list(cast("Any", module).parametrizations)

@@ -42,6 +42,7 @@ def load_published(name: str, *, made_by: str = "", sha256: str | None = None) -
     )
     fetch(url, file, checksum or sha256 or "")
     require_checksum(file, checksum or sha256, name)
+    # torchvision's checksum is the beginning of a SHA-256; the config's may say more
     require_checksum(file, sha256, name)
     # The library's model is discarded; it must not draw from the experiment's generator.
     with torch.random.fork_rng(devices=[]):
@@ -111,6 +112,7 @@ def _load_torchvision(name: str, made_by: str) -> Source:
     }
     weights_name = name.removeprefix("torchvision:")
     own_model = made_by.rpartition(".")[2] if made_by.startswith("torchvision.models.") else ""
+    # A name without a class stands for the config's model
     if own_model in weights_of_model and "." not in weights_name:
         weights_name = f"{weights_of_model[own_model].__name__}.{weights_name}"
     if weights_name not in weights_by_name:
@@ -135,6 +137,7 @@ def _load_torchvision(name: str, made_by: str) -> Source:
         )
     model, weights = weights_by_name[weights_name]
     file = weights.url.rpartition("/")[2]
+    # torchvision's file names end in the beginning of the file's SHA-256
     checksum = re.search(r"-([0-9a-f]{8,})\.", file)
     return (
         _hub("checkpoints", file),
@@ -171,6 +174,7 @@ def _load_torchaudio(name: str, sha256: str | None) -> Source:
             )
         )
     bundle: Any = bundles[bundle_name]
+    # torchaudio has no public way to a bundle's file
     if hasattr(bundle, "_model_path"):
         return (
             _hub("torchaudio", bundle._model_path),

@@ -59,6 +59,7 @@ def load_state(
     groups = list[dict[str, Any]](state["param_groups"])
     # Torch refuses another number of groups below.
     for number, (own_group, group) in enumerate(zip(optimizer.param_groups, groups, strict=False)):
+        # Torch makes these averages only in a parameter's first step
         for name in ("amsgrad", "centered"):
             if own_group.get(name) and not group.get(name):
                 raise ConfigError(
@@ -201,6 +202,7 @@ def _misshapen(optimizer: Optimizer, state: Mapping[str, Any]) -> Problem | None
                     len(shape) == parameter.ndim
                     and all(x in (1, size) for x, size in zip(shape, parameter.shape, strict=True))
                 )
+                # Only the shape of another parameter shows that states were mixed up
                 if not fits and shape in shapes:
                     message = (
                         f"the checkpoint's state is of other parameters: {name} of a parameter "
@@ -261,10 +263,12 @@ def _step_of_copy(
     )
     small.grad = torch.ones_like(small)
     try:
+        # Without its constructor, which may need other arguments
         copied_optimizer = original.__class__.__new__(original.__class__)
         attributes = {
             key: value
             for key, value in vars(original).items()
+            # A `step` among the attributes is bound to the original (`sharding.take_whole_states`)
             if key not in ("state", "param_groups", "step")
         }
         vars(copied_optimizer).update(

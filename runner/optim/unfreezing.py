@@ -89,6 +89,7 @@ def waiting(
 
 def _waiting(model: nn.Module, parameters: Sequence[Named], until: int) -> Waiting:
     tensors = [x.tensor for x in parameters]
+    # A layer counts as frozen only while its parameters are
     with temporarily_frozen(tensors):
         return Waiting(until, tensors, frozen_layers(model, parameters))
 

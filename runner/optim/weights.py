@@ -111,6 +111,7 @@ def _locate_files(file: str) -> list[Path]:
             )
         )
     paths = hugging_face.files_at(path)
+    # Reading a pipe would wait for a program that writes to it
     if paths[0].exists() and not paths[0].is_file():
         raise ConfigError(Problem(PATH, "is a pipe or a device, not a file of weights", str(file)))
     if not paths[0].is_file():
@@ -120,6 +121,7 @@ def _locate_files(file: str) -> list[Path]:
             if path.parent.is_dir()
             else f"the folder {path.parent} does not exist"
         )
+        # A fingerprint is 64 hexadecimal digits; a folder's name may end in a number
         if re.fullmatch(r"[0-9a-f]{4,64}(-\d+)?", str(file)):
             hint = f"if it is the start of a run's fingerprint, write run:{file}"
         raise ConfigError(Problem(PATH, "the file does not exist", str(file), hint=hint))
@@ -156,6 +158,7 @@ def _require_same_model(model: nn.Module, folder: Path) -> None:
 
 
 def _read(path: Path) -> Any:
+    # The tensors of a sharded checkpoint are in other files
     if (path.parent / SHARDS).is_dir():
         return checkpoint.load(path.parent)
     if path.suffix == ".safetensors":
@@ -242,6 +245,7 @@ def _unwrap(content: Any) -> dict[str, Tensor]:
 
 def _fitting_prefix(state: dict[str, Tensor], own_state: Mapping[str, Any]) -> dict[str, Tensor]:
     """Remove the prefix that a wrapper has added to all names, unless the model has it too."""
+    # Twice, since wrappers may be around each other in any order
     for prefix in (*PREFIXES, *PREFIXES):
         if all(name.startswith(prefix) for name in state) and not any(
             name.startswith(prefix) for name in own_state
@@ -371,6 +375,7 @@ def _require_consistent_exclusion(
             loaded
             and excluded
             and all(
+                # In one dtype, since 0.1 in float32 is unlike 0.1 in float64
                 state[name].equal(state[loaded[0]].to(state[name].dtype))
                 for name in excluded
                 if name in state
@@ -471,6 +476,7 @@ def _load(
 def _tied_names(target: nn.Module) -> dict[str, set[str]]:
     """Return all names of each tensor that has several, by each of them."""
     by_tensor = dict[int, set[str]]()
+    # With `keep_vars`, a tied tensor is one object under all of its names
     for name, tensor in target.state_dict(keep_vars=True).items():
         by_tensor.setdefault(id(tensor), set()).add(name)
     return {name: names for names in by_tensor.values() if len(names) > 1 for name in names}

@@ -51,6 +51,7 @@ class Tally:
         Its loss was divided by `nominal` before its backward pass.
         """
         sums = {
+            # Numbers on a device are read later, all with one copy (docs/decisions/one_wait.md)
             name: value.item() if value.is_cpu else value.detach().double()
             for name, value in {"loss": loss.total, **loss.parts}.items()
         }
@@ -270,6 +271,7 @@ def add_tallies(tallies: Sequence[Tally]) -> Tally:
 
 
 def _pair(first: Tally, second: Tally) -> Tally:
+    # A micro-batch's loss may lack parts that another's has
     names = dict.fromkeys([*first.sums, *second.sums])
     sums = {name: first.sums.get(name, 0.0) + second.sums.get(name, 0.0) for name in names}
     return Tally(first.count + second.count, first.nominal, sums, first.digests + second.digests)

@@ -328,6 +328,7 @@ def draws(stage: nn.Module) -> str | None:
 
 def _layer_draws(layer: nn.Module) -> bool:
     if isinstance(layer, nn.MultiheadAttention | nn.RNNBase):
+        # A recurrent layer drops values between layers only; MultiheadAttention has no `num_layers`
         return layer.dropout > 0 and getattr(layer, "num_layers", 2) > 1
     return isinstance(layer, nn.FractionalMaxPool2d | nn.FractionalMaxPool3d) or (
         isinstance(layer, DROPOUTS) and getattr(layer, "p", 1.0) > 0
@@ -339,6 +340,7 @@ def _function_draws(node: fx.Node) -> bool:
         node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     )
     if name in MAY_DRAW:
+        # `dropout_p` is the fifth argument of scaled_dot_product_attention
         return bool(
             node.kwargs.get(
                 "dropout_p", node.args[4] if name == MAY_DRAW[0] and len(node.args) > 4 else 0.0

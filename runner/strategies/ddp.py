@@ -340,6 +340,7 @@ class DividedOptimizer(Layout):
         takes_any = any(
             parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in accepted.values()
         )
+        # Its defaults may have more keys than its constructor takes
         settings = {
             key: value for key, value in optimizer.defaults.items() if takes_any or key in accepted
         }

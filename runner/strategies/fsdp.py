@@ -249,7 +249,9 @@ class FSDP(OneReplicaEach):
             yield
         finally:
             model.set_reshard_after_forward(self.reshard_after_forward)
+            # The model's own weights are gathered for the whole step
             model.set_reshard_after_forward(False, recurse=False)
+            # Frees the weights that were gathered above
             model.reset_iter_state()
 
     def prepare_step(self, plan: Plan, step: int) -> None:
@@ -267,6 +269,7 @@ class FSDP(OneReplicaEach):
         lent, lender = None, counts.index(max(counts))
         if min(counts) < max(counts):
             lent = self.peers.gather(
+                # `sent`, a function, cannot be pickled
                 replace(micro_batches[0], sent=None) if self.peers.rank == lender else None
             )[lender]
         tallies = super().carry(micro_batches, forward)
@@ -282,6 +285,7 @@ class FSDP(OneReplicaEach):
         buffers = [buffer.clone() for buffer in self._model.buffers()]
         for _ in range(times):
             loss, gradient, _ = forward(lent.copied())
+            # Takes part in the exchange, and adds nothing
             loss.backward(gradient * 0.0)
         copy_buffers(list(self._model.buffers()), buffers)
 
@@ -300,6 +304,7 @@ def _require_one_dtype_each(model: nn.Module, units: Sequence[str]) -> None:
     dtypes_by_unit: dict[str, dict[torch.dtype, str]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
+            # The innermost unit gathers a weight of nested ones
             unit = max((x for x in units if name.startswith(f"{x}.")), key=len, default="")
             dtypes_by_unit.setdefault(unit, {}).setdefault(parameter.dtype, name)
     for names_by_dtype in dtypes_by_unit.values():

@@ -62,7 +62,9 @@ class UsedParameters:
 
     def take(self) -> tuple[int, str]:
         """Return this process's marks since the last call, and a digest of its calls."""
+        # Without resharding, only a unit's first call gathers its weights
         calls = self._calls if self._reshards else list(dict.fromkeys(self._calls))
+        # Both are short, so that a step's message stays within one collective (`Processes.ROOM`)
         usage = self._marks, hashlib.sha256(str(calls).encode()).hexdigest()
         self._marks, self._calls = 0, []
         return usage

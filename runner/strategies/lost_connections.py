@@ -72,6 +72,7 @@ def machine_name() -> str:
 
 def _is_gone(process: str) -> bool:
     try:
+        # The program's name, in brackets, may have blanks; the state follows: Z zombie, X dead
         return Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2][0] in "ZX"
     except OSError:
         # Systems other than Linux do not show it.

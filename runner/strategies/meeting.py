@@ -99,6 +99,7 @@ def _tcp_store(address: str, timeout_s: float) -> Any:
             int(variables["MASTER_PORT"]),
             is_master=is_keeper,
             timeout=timedelta(seconds=timeout_s),
+            # `wait_for` names the ranks that are missing, as torch does not
             wait_for_workers=False,
         )
     except (RuntimeError, OSError, OverflowError) as error:
@@ -154,6 +155,7 @@ def store_on_this_machine(port: int, timeout_s: float) -> Any:
             is_master=True,
             timeout=timedelta(seconds=timeout_s),
             wait_for_workers=False,
+            # The store owns the socket from here on, so `with` may not close it
             master_listen_fd=listening.detach(),
         )
 
@@ -201,6 +203,7 @@ def announce(error: BaseException) -> bool:
     announcement = f"rank {os.environ['RANK']} failed"
     with contextlib.suppress(RuntimeError):
         return (
+            # Atomic, so that the first rank's message stays
             store.compare_set(FAILED, "", f"{announcement}: {str(error) or type(error).__name__}")
             .decode()
             .startswith(announcement)
@@ -251,6 +254,7 @@ def wait_for(
     """
     end, awaited = time.monotonic() + timeout_s, [FAILED] if until_failed else keys
     try:
+        # `store.wait` would not notice that a rank has failed
         while not store.check(awaited):
             if not until_failed and store.check([FAILED]):
                 raise PeerFailed(

@@ -17,6 +17,7 @@ def pack(tensors: list[Tensor]) -> tuple[Tensor, list[int]]:
     offsets, end = list[int](), 0
     for tensor in tensors:
         offsets.append(end)
+        # Torch views bytes as another dtype only at a multiple of its size, which is at most 16
         end += -(-tensor.numel() * tensor.element_size() // 16) * 16
     flat = torch.zeros(end, dtype=torch.uint8, device=tensors[0].device)
     for tensor, start in zip(tensors, offsets, strict=True):

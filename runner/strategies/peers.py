@@ -130,6 +130,7 @@ class Processes(Peers):
         messages = self._gather_bytes(message, self.ROOM)
         longest = max(length for length, _ in messages)
         if longest > self.ROOM - 8:
+            # A multiple of 8, since each row begins with an int64
             messages = self._gather_bytes(message, -(-longest // 8) * 8 + 8)
         return [pickle.loads(unseal(body, _GATHERED)) for _, body in messages]
 
@@ -138,6 +139,7 @@ class Processes(Peers):
             torch.zeros(room, dtype=torch.uint8),
             torch.empty(self.size * room, dtype=torch.uint8),
         )
+        # The first eight bytes are the length, by which all see that a message needs a second round
         own[:8].view(torch.int64)[0] = len(message)
         if len(message) <= room - 8:
             own[8 : 8 + len(message)] = torch.frombuffer(bytearray(message), dtype=torch.uint8)
@@ -155,6 +157,7 @@ class Processes(Peers):
         if self.rank == 0:
             try:
                 outcome = (True, make())
+            # The other ranks wait in the broadcast below, so they get the error too
             except BaseException as error:
                 announce(error)
                 outcome, raised = (False, f"{type(error).__name__}: {error}"), error

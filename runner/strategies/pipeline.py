@@ -145,9 +145,11 @@ class Pipeline(StageStrategy):
             )
             self._recipe_drew |= drew
             tallies.append(tally)
+            # Torch begins a backward pass with 1
             return total * gradient
 
         schedule, losses, self._stage.strides, name = self._schedule_for(group[0][1], len(group))
+        # Torch's schedule is kept, and this loss refers to the micro-batches of one group
         losses[:] = [loss]
         self._stage.calls = iter([call for _, call in group])
         schedule.step(target=torch.arange(len(group)), return_outputs=False)
@@ -196,6 +198,7 @@ class Pipeline(StageStrategy):
                 input_args=received,
                 output_args=sent,
             )
+            # 1f1b needs as many micro-batches as stages, more than an epoch's last step may have
             kind = SCHEDULES[self.schedule] if count >= len(self._stages) else ScheduleGPipe
             losses: list[Callable[[Any, Tensor], Tensor]] = []
 
@@ -203,6 +206,7 @@ class Pipeline(StageStrategy):
                 return losses[0](output, number)
 
             self._schedules[key] = (
+                # Losses are sums; torch would divide gradients by the number of micro-batches
                 kind(stage, count, loss_fn=loss, scale_grads=False),
                 losses,
                 [tensor.stride() for tensor in inputs],

@@ -150,6 +150,7 @@ class RankStrategy(Strategy, abc.ABC):
                     f"{local}, or null",
                 )
             )
+        # A check may be for a machine with other devices
         devices = torch.cuda.device_count() if device != "cpu" and not is_simulated() else 0
         if devices and count > devices and not self.share_devices:
             reason, expected = (
@@ -168,6 +169,7 @@ class RankStrategy(Strategy, abc.ABC):
         """
         if device != "cpu" and is_rank() and torch.cuda.is_available():
             torch.cuda.set_device(
+                # With `share_devices` there are more processes than devices
                 int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
             )
         chosen_device = choose_device(device)

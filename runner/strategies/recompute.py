@@ -59,6 +59,7 @@ def _forward(module: nn.Module, forward: Callable[..., Any], *inputs: Any, **key
     return checkpoint(
         forward,
         *inputs,
+        # The reentrant kind supports neither keyword arguments nor torch.autograd.grad
         use_reentrant=False,
         context_fn=partial(_recompute_contexts, module),
         **keywords,
@@ -131,6 +132,7 @@ class _Recomputation:
             )
             random.setstate(self._python)
             np.random.set_state(self._numpy)
+            # Clones, since a second derivative begins with the same buffers again
             _restore([(part, name, buffer.clone()) for part, name, buffer in self._before])
             self._undo.append(undo.pop_all())
 

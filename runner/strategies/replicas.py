@@ -199,6 +199,7 @@ class Replicas(Carried):
 
     def close(self) -> list[list[bool]]:
         for bucket in self._buckets[: self._sent]:
+            # A gradient that comes after its bucket was sent would be lost
             if any(parameter.grad is not None for parameter in bucket.parameters):
                 hint = "set strategy.overlap=false"
                 raise TrainingError(
@@ -247,6 +248,7 @@ class Replicas(Carried):
             if not self._is_last:
                 return
             self._waiting[number].discard(index)
+            # In the same order in all processes, whichever bucket is full first
             while self._sent < len(self._buckets) and not self._waiting[self._sent]:
                 bucket = self._buckets[self._sent]
                 self._add(bucket, self._position)

@@ -130,6 +130,7 @@ class RPC(StageStrategy):
             self.peers.doing = "calling the other stages"
             with autograd.context() as context:
                 loss, gradient, tally = forward(micro)
+                # Distributed autograd begins with 1, and takes no other gradient
                 autograd.backward(context, [loss * gradient])  # pyright: ignore[reportPrivateImportUsage]
                 gradients = autograd.get_gradients(context)  # pyright: ignore[reportPrivateImportUsage]
                 if any(id(x) not in own_ids for x in gradients):
@@ -148,6 +149,7 @@ class RPC(StageStrategy):
         if self._serving:
             self._serving = False
             with suppress(RuntimeError):
+                # A graceful one waits for all ranks, of which this one has failed
                 rpc.shutdown(graceful=False)
 
     def end(self) -> None:

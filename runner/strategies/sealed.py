@@ -54,4 +54,5 @@ def unseal(sealed: bytes, purpose: str) -> bytes:
 
 
 def _mark(message: bytes, purpose: str) -> bytes:
+    # The purpose is part of the key, so that a message passes for no other one
     return hmac.digest(f"{os.environ.get(SECRET, '')} {purpose}".encode(), message, "sha256")

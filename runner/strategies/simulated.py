@@ -48,6 +48,7 @@ def simulate_ranks(rank: int, size: int) -> Generator[None]:
     variables = {"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": str(size)}
     previous = {name: os.environ.get(name) for name in (*variables, "LOCAL_WORLD_SIZE")}
     os.environ.update(variables)
+    # torchrun's number would contradict the simulated one
     os.environ.pop("LOCAL_WORLD_SIZE", None)
     _pretending.set(True)
     try:

@@ -49,6 +49,7 @@ class Generators:
             *([(self.cuda, now.cuda)] if self.cuda is not None and now.cuda is not None else []),
         ]
         tensors = all(torch.equal(before, after) for before, after in pairs)
+        # Entry 1 is an array, whose `==` is no single truth value
         numpy = self.numpy[2:] == now.numpy[2:] and np.array_equal(self.numpy[1], now.numpy[1])
         return not (tensors and numpy and self.python == now.python)
 

@@ -43,6 +43,7 @@ def synchronise(model: nn.Module) -> None:
     """Replace the batch norms in place; parameters, buffers and names stay, also frozen norms."""
     frozen = [name for name, module in model.named_modules() if is_kept_in_eval_mode(module)]
     nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    # Converted norms are new modules, without the hooks of the old ones
     for name in frozen:
         keep_in_eval_mode(model.get_submodule(name))
 

@@ -113,6 +113,7 @@ class Bucket:
             if parameter.grad is not None
         }
         copy_all([flat.views[number] for number in gradients], list(gradients.values()))
+        # A buffer that is used again holds another replica's sums
         if empty_views := [
             view for number, view in enumerate(flat.views) if number not in gradients
         ]:

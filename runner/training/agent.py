@@ -43,6 +43,7 @@ def run_agent(
         for part in (f"torch.distributed.elastic.{name}.api", f"torch.distributed.elastic.{name}"):
             logging.getLogger(part).setLevel(logging.CRITICAL)
     strategy = composed.cfg.strategy
+    # Torch passes on all of these but SIGUSR1, by which clusters announce the end of a job
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = SIGNALS
     # Without torch's own reports of lost connections
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -54,12 +55,14 @@ def run_agent(
         role="rank",
         local_world_size=nproc,
         entrypoint=sys.executable,
+        # With -P, since the current folder holds no code to import
         args=("-P", "-u", "-m", module, str(handed)),
         rdzv_handler=handler,
         max_restarts=strategy.max_restarts,
         monitor_interval=0.1,
         local_addr=LOOPBACK,
     )
+    # Only rank 0 writes to the terminal; the others write to files below `logs`
     quiet = dict.fromkeys(range(1, nproc), Std.ALL)
     progress = partial(_newest, composed.folder.checkpoints)
     agent = _agent(
@@ -165,6 +168,7 @@ def _describe_exit(logs: Path, rank: int, code: int) -> str:
         if written
         else ""
     )
+    # faulthandler begins with `Thread` or `Current thread`, and marks a crash in a collection
     line = re.search(
         r'hread .*\n(?:  Garbage-collecting\n)?  File "(.+)", line (\d+) in (.+)', report
     )
@@ -199,6 +203,7 @@ def _agent(
 
         def _monitor_workers(self, worker_group: Any) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
             result: Any = super()._monitor_workers(worker_group)  # pyright: ignore[reportCallIssue]
+            # A rank that has reported an error would only fail in the same way again
             if result.is_failed() and outcomes(handed, spec.local_world_size):
                 self._remaining_restarts = 0
             elif result.is_failed():

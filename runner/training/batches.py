@@ -41,6 +41,7 @@ class TrainingBatches(Iterator[list[MicroBatch]]):
         An error in them is raised by the next `next`.
         """
         if self._run.strategy.device.type == "cuda":
+            # Without workers, samples are made in this process, whose generators they seed
             with streams.preserve_generators():
                 self._loaded.make()
 
@@ -67,6 +68,7 @@ def _load(run: Run) -> Generator[tuple[int, list[MicroBatch]]]:
     ) as loader:
         batches = iter(loader)
         for step in steps:
+            # Micro-batches without samples, in an epoch's last step, are not loaded
             numbers = (
                 own_numbers
                 if run.plan.fills_all

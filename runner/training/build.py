@@ -91,6 +91,7 @@ def build(
     strategy = Single() if alone else configured
     strategy.begin(str(cfg.device), cfg.replicas, cfg.accumulate)
     if strategy.device.type == "cpu":
+        # The kernel then fills no pages with zeros in each step (docs/measurements.md)
         keep_freed_memory()
     precision = make("precision")
     precision.begin(strategy.device)
@@ -117,11 +118,13 @@ def build(
     # Read here: a strategy may leave this process only shards of the weights
     sizes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     recompute(model, cfg.activation_checkpointing, "activation_checkpointing")
+    # By the configured strategy, so that `check` in one process refuses what a training would
     require_possible(cfg, configured, device=strategy.device, phases=recipe.phases)
     strategy.compiled = compiler(
         cfg.compile, strategy.device, deterministic=cfg.reproducibility.deterministic
     )
     network = strategy.wrap(model)
+    # After `wrap`: optimizers must hold the shards that it may have made of the parameters
     optimizers = _optimizers(cfg, project, recipe, model, strategy)
     schedule = make("scheduler")
     schedule.begin(optimizers, steps_per_epoch=plan.steps_per_epoch, total_steps=total_steps)
@@ -243,6 +246,7 @@ def _reporter(project: Project) -> dict[str, Callback]:
 def _level(composed: Composed, strategy: Strategy) -> str:
     if not composed.cfg.reproducibility.deterministic:
         return "none"
+    # Only samewise's own components have been trained on other CPUs
     everywhere = strategy.level == "R2" and not composed.code.files
     return "R3" if everywhere and is_portable(composed.whole, strategy.device) else strategy.level
 
@@ -250,6 +254,7 @@ def _level(composed: Composed, strategy: Strategy) -> str:
 def _trace(cfg: DictConfig, folder: RunFolder, model: nn.Module, strategy: Strategy) -> Trace:
     layout, settings = strategy.layout, cfg.trace
     every, layers = settings.every_steps, settings.layers_every_steps
+    # On CUDA one kernel sums digests, as every device would (docs/decisions/trace.md)
     algorithm = XXH3 if strategy.device.type == "cpu" else ON_DEVICE
     return Trace(
         folder.trace,
@@ -304,6 +309,7 @@ def _libraries(model: nn.Module, packages: Sequence[str]) -> set[str]:
 
 
 def _require_phases(recipe: Recipe) -> None:
+    # The recipe is a user's class, whose `phases` may be anything
     declared: Any = recipe.phases
     phases = (
         [x for x in cast("Sequence[Any]", declared) if isinstance(x, Phase)]

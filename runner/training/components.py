@@ -64,6 +64,7 @@ def make_part(cfg: DictConfig, project: Project, path: str) -> Any:
     try:
         return instantiate(node, path, allowed=project.packages)
     except ConfigError as error:
+        # A value may refer to another key, such as ${dataset.decode}, which is the one to change
         raise type(error)(
             *[at_source(problem, cfg) for problem in error.problems]
         ) from error.__cause__
@@ -150,6 +151,7 @@ def _require_own_elements(model: nn.Module) -> None:
     state = {
         name: tensor
         for name, tensor in model.state_dict().items()
+        # A module loads its extra state by code of its own
         if not name.endswith("_extra_state")
     }
     if expanded := [
@@ -257,6 +259,7 @@ def _make_from_root(make: Make, path: str, root: Any) -> Any:
         ):
             raise
         if not folder_given.exists():
+            # The first part of the path that is missing is the one that may be misspelled
             above = next(folder for folder in folder_given.absolute().parents if folder.is_dir())
             first = folder_given.absolute().relative_to(above).parts[0]
             near = get_close_matches(
@@ -381,6 +384,7 @@ class _BatchTransforms:
 
 def mixes(transform: Any) -> bool:
     """Whether a transform mixes images of a batch, as MixUp does, or contains one that does."""
+    # Torchvision's base class of both is private; compared by name, torchvision is not imported
     if any(kind.__name__ == "_BaseMixUpCutMix" for kind in type(transform).__mro__):
         return True
     if type(transform).__module__.startswith("torchvision."):

@@ -60,6 +60,7 @@ def cautions(config: Any, schedule: Schedule) -> list[Problem]:
     moved = (
         (f"{before:.3g}", f"{after:.3g}")
         for before, same, after in rates
+        # A schedule may move at this step anyway: only a rate that depends on the length is a jump
         if not math.isclose(before, same, rel_tol=1e-6)
     )
     if jump := next(((before, after) for before, after in moved if before != after), None):
@@ -116,6 +117,7 @@ def class_cautions(
             "data", {}
         )
         there: list[str] = data.get("train", {}).get("classes", [])
+        # Another number of classes needs weights of other shapes, which are refused elsewhere
         if len(there) == len(classes) and there != list(classes):
             label, here, was = next(
                 (label, *pair)
@@ -166,6 +168,7 @@ def input_cautions(config: Any) -> list[Problem]:
     }
     hint = " ".join(f"dataset.{key}=[{','.join(map(str, value))}]" for key, value in values.items())
     message = "is not that of the images on which the weights were trained"
+    # One warning is enough, as its hint sets both values
     return [
         Problem("transforms.eval", f"{key} {message}", here[key], str(value), hint)
         for key, value in values.items()
@@ -280,6 +283,7 @@ def _measured(whole: Any) -> dict[str, Any]:
 
 def _config_of(path: Path) -> Any:
     try:
+        # The checkpoint is at checkpoints/step-N in its run's folder, unless it was moved
         return compose.load(path.resolve().parents[1] / "config.yaml").whole
     except ConfigError:
         return {}

@@ -80,6 +80,7 @@ def dry_run(composed: Composed, project: Project) -> list[str]:
                 "checked; the step was tried in one process",
                 *_warnings(run),
             ]
+    # The last rank is only begun, to read its share of the micro-batches
     with simulate_ranks(processes - 1, processes):
         last, _ = _requested_processes(composed, project)
         _begin(last, composed)
@@ -120,6 +121,7 @@ def _step(composed: Composed, project: Project, *, alone: bool) -> Run:
         try:
             require_none_learned(run)
             require_same_model(run)
+            # Otherwise the kernel would kill the process without a message
             with refuse_too_much_memory() if run.strategy.device.type == "cpu" else nullcontext():
                 # max_steps=0 only evaluates
                 before, problems = _take_step(run) if run.total_steps else ({}, [])
@@ -139,6 +141,7 @@ def _step(composed: Composed, project: Project, *, alone: bool) -> Run:
             ) from error.__cause__
         except SamewiseError:
             raise
+        # The user's code may also call sys.exit
         except (Exception, SystemExit) as error:
             raise ConfigError(
                 refused_operator(error)
@@ -172,6 +175,7 @@ def _take_step(run: Run) -> tuple[dict[str, bytes], list[Problem]]:
     with untrained(run) as idle:
         train_step(run, micro_batches)
     if run.total_steps <= LONG:
+        # Some of torch's schedulers cannot be stepped beyond an end of their own
         run.schedule.rates(max(run.total_steps - 1, 0), run.schedule.span)
     for hook in hooks:
         hook.remove()

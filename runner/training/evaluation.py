@@ -112,6 +112,7 @@ def draw(scores: Scores, folder: Path, *, inside: Path | None = None) -> None:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        # In a received folder a link may lead to any file of the user's
         require_no_link(
             *folder.iterdir(),
             *(parent for parent in (folder, *folder.parents) if inside in parent.parents),
@@ -172,6 +173,7 @@ def measure_split(run: Run, split: str, model: nn.Module) -> Scores:
         batches = zip(_share(run, part), _on_device(run, loader_of(run, part)), strict=True)
         # Copied, since a recipe may return the same tensors each time
         outcomes = [copied(measure_batch(run, model, number, batch)) for number, batch in batches]
+        # In the batches' order, since floating-point sums depend on it
         for outcome in run.strategy.peers.collect(outcomes):
             scores.add(outcome)
     return scores
@@ -254,6 +256,7 @@ def _on_device(run: Run, batches: Iterable[Batch]) -> Iterator[Batch]:
 
 def measure_batch(run: Run, model: nn.Module, number: int, batch: Batch) -> Any:
     """Return what the recipe measures of a batch, with random numbers keyed by its number."""
+    # By the batch's number alone, so that any process may measure it
     streams.enter(run.seed, "eval", number)
     transformed = run.transforms["eval"](batch)
     with run.precision.autocast():
@@ -351,6 +354,7 @@ def find_earlier_best(run: Run) -> None:
             for by, evaluation in best.items()
         }
 
+    # Only rank 0 reads the journal, since only it writes one
     progress.also |= (earlier := run.strategy.peers.first(find))
     if unknown := [name for name in added if name not in earlier]:
         message = (

@@ -19,6 +19,7 @@ from samewise.runner.training.run import Run
 
 def explain(run: Run, error: BaseException) -> BaseException:
     """Turn a known error into a problem that a user can solve; return others unchanged."""
+    # First, since torch also raises a RuntimeError in a rank that has lost another
     error = run.strategy.peers.explain(error, step=run.step + 1)
     if isinstance(error, RuntimeError) and (
         problem := refused_operator(error) or killed_worker(error)
@@ -30,6 +31,7 @@ def explain(run: Run, error: BaseException) -> BaseException:
             Problem(str(error.filename or run.folder.path), "the disk is full", hint=hint)
         )
     if too_much := out_of_memory(run, error):
+        # In the first step the settings are at fault, which has another exit code
         return (TrainingError if run.step else ConfigError)(too_much)
     if run.step == 0 and isinstance(error, DataError):
         return DataError(*[name_override(problem, run.composed) for problem in error.problems])

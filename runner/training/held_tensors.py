@@ -118,6 +118,7 @@ def _kinds(state: Mapping[str, Any], *, excluded: tuple[str, ...]) -> dict[str, 
     tensors = {
         name: tensor
         for name, tensor in state.items()
+        # A module loads its extra state by code of its own
         if isinstance(tensor, Tensor) and not name.endswith("_extra_state")
     }
     return {

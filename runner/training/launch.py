@@ -257,6 +257,7 @@ def _agree_on_config(
             "fingerprint": composed.fingerprint,
             "folder": str(composed.folder.path),
         }
+        # Sealed, so that no other process can tell the ranks what to train
         store.set("config", seal(json.dumps(config).encode(), "what to train"))
         return composed, done
     missing = wait_for(store, ["config"], timeout_s)
@@ -300,10 +301,12 @@ def _adopt_config(composed: Composed, request: Mapping[str, Any]) -> Composed:
 def main(handed: Path, work: Callable[..., None] | None = None) -> int:
     """Run as a rank that `launch` has started, and report how it ended."""
     number = int(os.environ["RANK"])
+    # By number: it writes below the filter that stands in for sys.stderr
     faulthandler.enable(file=2)
     try:
         handover = read_json(handed / "handed.json")
         end_with_parent(signal.SIGTERM)
+        # The parent may have died before `end_with_parent` could ask for its signal
         if not handover or os.getppid() != handover["parent"]:
             raise PeerFailed("the process that started this rank ended while it was starting")
         project = Project(

@@ -49,6 +49,7 @@ def losses_of(run: Run, micro: MicroBatch) -> Iterator[Tensor]:
     """
     for phase in run.phases:
         with phase.training(run.step):
+            # Cloned, since a later forward pass may write into the same tensor
             yield loss_of(run, phase, micro.copied(), model=run.model)[1].total.detach().clone()
 
 
@@ -87,6 +88,7 @@ def require_loss(recipe: Recipe, result: object) -> None:
         )
     if not 0 <= count < math.inf:
         raise _wrong_part(recipe, "count", count, "0 or more")
+    # Evaluations compute losses without gradients
     if not loss.total.requires_grad and torch.is_grad_enabled():
         hint = (
             "compute it without .detach() or .item()"

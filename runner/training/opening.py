@@ -59,8 +59,10 @@ def _write_down(run: Run, surroundings: list[Mapping[str, Any]]) -> None:
     ):
         # An earlier session lowered it, and this one continues from its steps
         run.recorder.level = "none"
+    # A run without a checkpoint starts again, so its earlier environment has no effect
     if differing and checkpoint.list_checkpoints(run.folder.checkpoints):
         if run.config.reproducibility.other_environment == "refuse":
+            # Other data have an error of their own, which names their places
             if all(line.startswith("data.") for line in differing):
                 raise ConfigError(_other_data(run))
             reason = (
@@ -213,6 +215,7 @@ def _require_alike(run: Run, surroundings: list[Mapping[str, Any]]) -> None:
                 )
         differing = environment.differences(run.environment, other["environment"])
         differing = [
+            # `differences` speaks of an earlier session, and these two run now
             line.replace(" was ", " is ", 1).replace(" and is ", " for rank 0 and ", 1)
             for line in differing
         ]

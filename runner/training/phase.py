@@ -92,6 +92,7 @@ class TrainingPhase:
             leave_buffers(parameters)
         gradients = [p.grad for p in parameters if p.grad is not None]
         if tally.weight != 1.0 and gradients:
+            # The backward pass began with 1 / `nominal`; this is the rest of the division
             foreach_mul_(gradients, 1.0 / tally.weight)
         norm = self.total_norm(gradients)
         if clip_norm is not None and gradients:

@@ -33,7 +33,9 @@ def expand(paths: Sequence[Path], recipe: Recipe) -> list[Path]:
     """
     files, problems = list[Path](), list[Problem]()
     for path in paths:
+        # A file's own name may contain `[`, `?` or `*`
         pattern = not os.path.lexists(path) and glob.has_magic(str(path))
+        # `glob` returns names in the file system's order
         for each in map(Path, sorted(glob.glob(str(path), recursive=True))) if pattern else [path]:
             below, unreadable = _below(each, recipe) if each.is_dir() else ([each], [])
             if below and unreadable:
@@ -90,6 +92,7 @@ def _below(folder: Path, recipe: Recipe) -> tuple[list[Path], list[str]]:
     """Return the files that the recipe reads, and the names of the others, without hidden files."""
     readable, unreadable, ends = list[Path](), list[str](), tuple(recipe.extensions) or "\0"
     for here, folders, files in os.walk(folder):
+        # In place, so that os.walk does not enter hidden folders
         folders[:] = [name for name in folders if not name.startswith(".")]
         visible = [name for name in files if not name.startswith(".")]
         readable += [Path(here, name) for name in visible if name.lower().endswith(ends)]

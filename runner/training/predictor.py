@@ -121,6 +121,7 @@ class Predictor:
         read = [self._read(Path(x)) if isinstance(x, str | Path) else x for x in samples]
         transformed = WithTransform.of(read, self.samples, "transforms.eval.sample")
         try:
+            # Samples are taken apart for transforms, where anything else would fail less clearly
             for x in read if self.samples else ():
                 if not isinstance(x, Mapping | tuple | list):
                     raise DataError(
@@ -246,6 +247,7 @@ def build_predictor(
     precision = make("precision")
     precision.begin(device)
     if cfg.initialise is not None:
+        # The checkpoint's weights replace these, whose file may not exist here
         cfg.initialise.weights = None
     channels_last = str(cfg.memory_format) == "channels_last"
     model = make_model(cfg, make, device, channels_last=channels_last)

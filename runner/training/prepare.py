@@ -58,6 +58,7 @@ def prepare(
     project = composed.project
     sound = settings_are_sound(composed)
     if sound and not is_rank():
+        # First, as it needs no torch, whose import takes seconds
         done = finished_summary(composed)
         if done is not None:
             return done

@@ -52,6 +52,7 @@ class Readings:
             TrainingError: A loss or gradient is not finite.
         """
         on_cpu, is_last = self._run.strategy.device.type == "cpu", phase is self._run.phases[-1]
+        # The next phase clears the gradients before the host has read whether these are finite
         gradients = None if on_cpu or is_last else largest([x.grad for x in self._run.parameters])
         self._unread.append(
             _Unread(phase, tally, norm, gradients, [x.explain for x in micro_batches if x.explain])

@@ -68,6 +68,7 @@ def at_checkpoint(
     )
     classes: list[str] = data.get("train", {}).get("classes", [])
     if composed.cfg.initialise is not None:
+        # The checkpoint's weights replace these, whose file may not exist here
         composed.cfg.initialise.weights = None
     if classes:
         _set_classes(composed.cfg, project, classes)
@@ -136,6 +137,7 @@ def evaluate_checkpoint(
     changed = _changed(saved.config_in(folder.config), composed)
     run, step = at_checkpoint(composed, project, folder, checkpoint, split)
     models = models_to_evaluate(run, weights)
+    # Overrides change the folder's name, so the run's own pictures stay
     differs = to_json([[path, now] for path, _, now in changed]) if changed else ""
     digest = hashlib.sha256(differs.encode()).hexdigest()[:8] if changed else ""
     name = "-".join(filter(None, (split, f"{step:08d}", weights, digest)))

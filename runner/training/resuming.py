@@ -68,6 +68,7 @@ def resume(run: Run, start: dict[str, Any]) -> None:
             )
         for problem in problems:
             print(f"warning: {problem}\n    using the one before it", file=sys.stderr)
+        # Training writes checkpoints of these steps again
         for path in run.checkpoints.set_aside_after(run.step, sound=untraced):
             print(
                 f"warning: {path}: the "

@@ -216,6 +216,7 @@ def is_done(run: Run) -> bool:
         Interrupted: The run was asked to stop, and is saved.
         TrainingError: The last checkpoint could not be written.
     """
+    # Checkpoints are written in a thread, whose error is raised here
     run.checkpoints.raise_failure()
     if at_end(run):
         return True

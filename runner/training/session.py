@@ -46,6 +46,7 @@ def session(run: Run) -> Generator[dict[str, Any]]:
         if run.strategy.peers.first(
             lambda: not checkpoint.list_checkpoints(run.folder.checkpoints)
         ):
+            # All ranks enter it, to gather weights; only rank 0 evaluates
             with run.strategy.evaluating(run.model):
                 # Before the folder is made: a run that cannot be evaluated or resumed leaves none
                 run.strategy.peers.first(partial(_rehearse, run))
@@ -132,6 +133,7 @@ def _close(run: Run, status: str) -> None:
         try:
             run.checkpoints.wait()
         except TrainingError as error:
+            # Only a warning, since the error that ended the run is being raised
             print(f"warning: {error}", file=sys.stderr)
     run.recorder.trace.close()
     run.progress.stop_clock()

@@ -69,6 +69,7 @@ def load_weights(model: nn.Module, weights: Mapping[str, Any]) -> None:
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
+        # The first line of torch's message says only that there are errors
         lines = [line.strip().rstrip(".") for line in str(error).splitlines()[1:]]
         message = f"is not the one that the checkpoint was taken from: {lines[0]}" + (
             f", and {len(lines) - 1} more differences" if len(lines) > 1 else ""
@@ -86,6 +87,7 @@ def save(run: Run) -> None:
             before this one could not be written.
         ConfigError: A new model could not load it.
     """
+    # Whatever is wrong is found before anything is written
     require_finite_model(run)
     run.held_tensors.require_same_state()
     run.recorder.require_folder()

@@ -18,12 +18,14 @@ from samewise.runner.training.run import Run, at_end, evaluation_interval
 class View:
     """Implements `RunView` for a run."""
 
+    # Two underscores mangle the names, so that no callback reaches the run by mistake
     __slots__ = ("__names", "__run")
 
     def __init__(self, run: Run) -> None:
         self.__run = run
         names = dict[int, str]()
         for name, tensor in run.model.state_dict(keep_vars=True).items():
+            # A tied tensor is listed once, under its first name
             names.setdefault(id(tensor), name)
         # Collected once, since a forward pass may later assign one tensor to two buffers
         self.__names = list(names.values())

@@ -68,6 +68,7 @@ def segments(folder: RunFolder, last: int, *, first: int | None = 0) -> list[Seg
         *(
             (checkpoint_folder.step, checkpoint_folder.path)
             for checkpoint_folder in checkpoint.list_checkpoints(folder.checkpoints)
+            # At step 0 the initial state stands for a checkpoint
             if checkpoint_folder.step and _is_sound(checkpoint_folder.path)
         ),
     ]
@@ -96,6 +97,7 @@ def choose(
         suspected: The signs of errors.
     """
     drawn = (
+        # By a generator of its own, so that --audit-seed draws the same segments again
         parts if count is None else random.Random(seed).sample(list(parts), min(count, len(parts)))
     )
     # After the first of these, all later ones are wrong too
@@ -132,6 +134,7 @@ class Audit:
         )
         self._left_out = left_out_on_resuming(self.folder.metrics)
         self.run.recorder.tracker = Tracker(self.run.folder, resume_step=None)
+        # As a session does, which an audit does not have
         for callback in self.run.callbacks.values():
             callback.on_start(self.run.recorder.view)
 
@@ -150,7 +153,9 @@ class Audit:
         metrics = logged_divergences(
             self.logged,
             logged_values(self.run.folder.metrics),
+            # The first segment includes what was logged at step 0
             after=segment.start or -1,
+            # Beyond the end of training the record may have nothing
             until=None if at_end(self.run) else segment.end,
             left_out=self._left_out,
         )
@@ -191,6 +196,7 @@ class Audit:
         # `replay` compares that checkpoint with the steps before it
         for last in checkpoint.list_checkpoints(self.folder.checkpoints)[-1:]:
             if summary and _is_sound(last.path):
+                # The summary is computed from the state at the end
                 restore(self.run, checkpoint.load(last.path))
                 return summary_divergences(summary, summarise(self.run)) if at_end(self.run) else []
         return []
@@ -275,6 +281,7 @@ def _differing_tensors(there: Any, here: Any, path: str) -> Iterator[tuple[str, 
             if isinstance(there, Tensor)
             else "a tensor here, none there",
         )
+    # By `repr`, so that NaN equals NaN
     elif repr(there) != repr(here):
         yield path, f"{there!r} there, {here!r} here"
 

@@ -41,6 +41,7 @@ def audit(
     Returns:
         The audited steps, and those left out.
     """
+    # Before `segments`, as it restores the step at which a continued run began
     start = begin(again)
     parts = segments(
         folder, max(comparison.steps, default=0), first=None if start is None else again.step

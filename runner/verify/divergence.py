@@ -62,6 +62,7 @@ def unknown_since(step: int, compared: Collection[int]) -> int:
     """
     if step - 1 in compared:
         return step
+    # Before its first line a trace is taken to have had the interval that follows
     first, second = [*sorted(compared), 2 * step][:2]
     return max((x for x in compared if x < step), default=max(0, first - (second - first))) + 1
 
@@ -72,6 +73,7 @@ def comparable_stages(head: Mapping[str, Any], other: Mapping[str, Any]) -> tupl
     They have one algorithm, and as many shards of parameters.
     """
     if head.get("algorithm") != other.get("algorithm"):
+        # Numbers of different algorithms say nothing about each other
         return ANYWHERE
     return tuple(
         stage
@@ -145,6 +147,7 @@ def first_divergence(
             if all(layers)
             else ""
         )
+        # Digests of models with other tensors differ anyway: only a common tensor tells
         if layer or names == other_names:
             return stage, layer
     return None
@@ -306,12 +309,14 @@ def first_altered_tensor(
         _first_layer(
             _by_name(list(state), there), _by_name(list(state), shorten(numbers)), backward=False
         )
+        # Other tensors than the trace's cannot be told apart by their places
         if len(there) == 8 * len(numbers)
         else ""
     )
 
 
 def _by_name(names: Sequence[str], digests: str) -> dict[str, str]:
+    # A line has 8 hexadecimal digits for each tensor (`trace.shorten`)
     return {name: digests[8 * number : 8 * number + 8] for number, name in enumerate(names)}
 
 

@@ -84,6 +84,7 @@ def require_one_process(composed: Composed, project: Project) -> None:
     """Raise a ConfigError if one process cannot repeat the run's strategy to the bit."""
     cfg = composed.cfg
     strategy = make_part(cfg, project, "strategy")
+    # R2 promises the same bits on any number of processes
     if strategy.level != "R2" and strategy.processes(str(cfg.device), cfg.replicas) > 1:
         name = type(strategy).__name__.lower()
         hint = (

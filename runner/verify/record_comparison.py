@@ -67,6 +67,7 @@ def logged_divergences(
                 f"{name} was logged as {value!r}, and training again logs no {name} at this step"
             )
             by_name.setdefault(name, []).append(Divergence(step, "metric", name, reason))
+        # By `repr`, so that NaN equals NaN
         elif repr(value) != repr(computed):
             by_name.setdefault(name, []).append(
                 Divergence(
@@ -96,6 +97,7 @@ def left_out_on_resuming(journal: Path) -> set[str]:
     """
     before, now, sessions = set[str](), set[str](), 0
     for entry, _ in read_entries(journal):
+        # A session's first entry has this status
         if entry.status == "RUNNING":
             before, now, sessions = before | now, set[str](), sessions + 1
         now |= entry.metrics.keys()
@@ -141,6 +143,7 @@ def artifact_divergences(
     tables = [
         Divergence(step, "artifact", "", f"artifacts/{name} differs from a second training's")
         for name in names
+        # Other versions of matplotlib draw other bytes
         if name.suffix != ".png"
     ]
     message = (
@@ -152,6 +155,7 @@ def artifact_divergences(
 
 
 def _same_bytes(recorded: Path, again: Path) -> bool:
+    # A link may lead out of the folder, to any file of the user's
     if recorded.is_symlink() or not recorded.is_file():
         return True
     return (
@@ -216,6 +220,7 @@ def alterations(folder: RunFolder, original: Composed, run: Run, *, foreign: boo
         fields = [key for key in _OF_TRAINING if key in recorded]
         pairs = differences(
             {key: recorded[key] for key in fields},
+            # As it would be read: JSON has lists for tuples
             json.loads(json.dumps({key: here[key] for key in fields})),
         )
         lines += [_describe("environment.json", *pair) for pair in pairs]
@@ -315,6 +320,7 @@ def describe_foreign(foreign: Sequence[str], again: Run, overridden: Collection[
         for name, split in again.splits.items()
         if not hasattr(split.dataset, "fingerprint")
     }
+    # Computed twice, to tell data that have changed from data that do not repeat
     prints = {
         f"dataset.{name}": (
             again.environment["data"][name]["fingerprint"],

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from samewise.runner.config.compose import Composed
     from samewise.runner.records.folder import RunFolder
 
+# A second training is compared as it runs, and keeps nothing
 QUIET = (
     "tracking.enabled=false",
     "checkpoint.keep_best=0",

@@ -91,6 +91,7 @@ class Comparison(Callback):
 
     def on_step(self, run: RunView, outcome: Outcome) -> None:
         expected, actual = self._lines.get(outcome.step), run.traced
+        # Only a run that stopped before its last step needs a reason
         self._is_at_stop = self._stop_at <= outcome.step < run.total_steps
         diverged = None if self._has_begun else other_start(self._head, _head_of(run))
         self._has_begun = True
@@ -121,6 +122,7 @@ class Comparison(Callback):
         }
         if not actual:
             return None
+        # After a difference, steps begin with other weights
         compared = (
             step - 1 in self._lines or same_start(self._head, _head_of(run), step)
         ) and not self.divergences
@@ -166,6 +168,7 @@ class Comparison(Callback):
 
 
 def _head_of(run: RunView) -> dict[str, Any]:
+    # The first line of a trace is its head
     _, line = next(read_lines(run.folder / "trace.jsonl"), (1, b"{}"))
     return parse_json(line)
 
@@ -219,6 +222,7 @@ def _mismatch(
             layer,
             f"the weights in {saved.path.name} differ from those in the trace",
         )
+    # The chain's state belongs to the last traced step, which may be an earlier one
     before = max((step for step in lines if step <= saved.step), default=None)
     if (
         before is not None
@@ -253,6 +257,7 @@ def metric_divergences(
         )
         for place, step, metrics in recorded
         for name, value in metrics.items()
+        # By `repr`, so that NaN equals NaN
         if (noted := logged.get((step, name))) is not None and repr(noted) != repr(float(value))
     ]
 

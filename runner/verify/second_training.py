@@ -69,6 +69,7 @@ def train_again(
         differences = logged_divergences(
             values,
             logged_values(again.folder.metrics),
+            # From the first difference on, all metrics may differ
             until=diverged.divergence.step - 1,
             left_out=left_out,
         )
@@ -162,6 +163,7 @@ def _comparing_checkpoints(
     checkpoints = Compared(again.folder.checkpoints, again.checkpoint, {}, {})
     return replace(
         again,
+        # The greatest interval at which each recorded checkpoint is due
         checkpoint=replace(again.checkpoint, every_steps=math.gcd(*paths) or None),
         checkpoints=checkpoints,
     ), differing

@@ -108,6 +108,7 @@ def inspect_step(run: Run, state: Mapping[str, Any]) -> tuple[list[ComputedValue
     run.recorder.trace.open(run.step, run.recorder.trace.chain)
     with streams.preserve_generators(), _hooks(run, values, note):
         micro_batches = next(TrainingBatches(run))
+        # Before the step, since a recipe may change its batch in place
         for micro in micro_batches:
             for name, value in _entries(micro.batch):
                 note("batch", name, value)
@@ -213,6 +214,7 @@ def explain_difference(
         ) or ("", "")
         agrees = not stage
         if not agrees:
+            # From the same state, so that neither the record nor the overrides can be the reason
             again, _ = inspect_step(there, before)
             if difference := first_difference(values, again):
                 message = (
@@ -240,6 +242,7 @@ def explain_difference(
                     message,
                     f"trained without the overrides, step {at} {matches if agrees else differs}",
                 ], difference[0] or difference[1]
+            # Copied, since the next step changes these tensors in place
             other_state = copy_to_cpu(state_of(here))
         if not agrees:
             return list(
@@ -329,6 +332,7 @@ def _hooks(
             )
             stack.callback(module.register_forward_hook(partial(_gives, note, name, called)).remove)
         for name, parameter in run.model.named_parameters():
+            # Torch allows these hooks on leaves only
             if parameter.requires_grad and parameter.is_leaf:
                 stack.callback(
                     parameter.register_post_accumulate_grad_hook(
@@ -392,6 +396,7 @@ def _before_update(
             if (
                 option in group
                 and option not in ("params", "param_names")
+                # Under such names, schedules keep the options' first values
                 and not option.startswith("initial_")
             ):
                 values.append(

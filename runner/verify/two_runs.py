@@ -44,6 +44,7 @@ def compare(first: RunFolder, second: RunFolder) -> Differences:
     tensors = [only_in(head, other), only_in(other, head)] if both else [[], []]
     stages = comparable_stages(head, other)
     if any(tensors) and (
+        # A line's digest of all tensors says nothing about those that both models have
         set(head["weights"]).isdisjoint(other["weights"])
         or not all("layers" in line for lines in (trace, other_trace) for line in lines.values())
     ):
@@ -55,6 +56,7 @@ def compare(first: RunFolder, second: RunFolder) -> Differences:
     logged = {
         name: values
         for name, values in _logged_apart(first, second).items()
+        # After the traces part, metrics differ anyway
         if not name.startswith(MEASURED) and (divergence is None or values[0] < divergence.step)
     }
     divergence = _earlier_metric(logged, divergence, since=0 if both else 1)
@@ -75,6 +77,7 @@ def compare(first: RunFolder, second: RunFolder) -> Differences:
     steps, weights = (
         [summary.get(key) for summary in summaries] for key in ("steps", "weights_sha256")
     )
+    # Final weights are comparable after as many steps
     ended = None not in weights and steps[0] == steps[1]
     same_metrics = not logged and not (at == at_other and differ)
     altered = [
@@ -138,6 +141,7 @@ def _earlier_metric(
     """
     since = divergence.since if divergence else since
     between = [
+        # Of a step's metrics, its loss comes first
         (step, name != "train/loss", name)
         for name, (step, _, _) in logged.items()
         if name.startswith("train/")

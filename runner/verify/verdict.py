@@ -76,6 +76,7 @@ def verify_run(
                 "none of them",
             )
         )
+    # Before `build`, whose own error for too few processes gives other advice
     require_one_process(composed, project)
     logged = logged_values(folder.metrics)
     comparison = rerun_comparison.Comparison(
@@ -149,6 +150,7 @@ def _compare(
         )
     audited = _repeat(request, record, again, comparison, divergences, verdict)
     first, differing = None, _first_apart(divergences)
+    # No step computes the initial weights
     if differing and differing.stage != "initial" and not request.coarse:
         same_code = not changed and not any(fault.startswith("config.yaml") for fault in altered)
         first, sentences = _inspect_step(record, *parts, differing.step, same_code=same_code)
@@ -184,6 +186,7 @@ def _repeat(
     """
     folder, lines, audited = record.folder, verdict.messages, None
     assert isinstance(lines, list)
+    # Its metrics measure the machine, and are not compared
     again.callbacks.pop("throughput", None)
     # The run may have logged any step
     again.recorder.log_every_steps = 1
@@ -204,6 +207,7 @@ def _repeat(
             count=request.audit,
             seed=request.audit_seed,
         )
+    # A copy, since faults are removed on the way
     for fault in divergences[:]:
         if fault.stage == "checkpoint" and fault.step in comparison.repeated:
             lines[lines.index(str(fault))] = (

@@ -58,6 +58,7 @@ class TorchSchedule(Schedule):
 
     def at(self, step: int, options: Options, group: Group) -> Options:
         time = self.time(step)
+        # A scheduler cannot step back
         if self._running[group.optimizer][2] > time:
             self._start(group.optimizer)
         stand_in, scheduler, now = self._running[group.optimizer]
@@ -80,6 +81,7 @@ class TorchSchedule(Schedule):
         self._running[group.optimizer] = (stand_in, scheduler, time)
         # Groups of a ByOptimizer keep their index within their optimizer.
         group_options = stand_in.param_groups[group.index]
+        # Only what the scheduler changes, so that a schedule chained before it keeps its values
         result = {
             **options,
             **{key: group_options[key] for key in options if group_options[key] != group.base[key]},

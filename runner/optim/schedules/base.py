@@ -118,6 +118,7 @@ class Schedule(abc.ABC):
                 name,
                 index,
                 {
+                    # As torch's schedulers do with `initial_lr`
                     key: options.setdefault(f"initial_{key}", _plain(options[key]))
                     for key in SCHEDULED
                     if key in options

@@ -52,6 +52,7 @@ class Step(LearningRate):
         self.step_size, self.gamma = step_size, gamma
 
     def needs(self) -> Mapping[str, int]:
+        # The first reduction takes effect in the unit of time that follows
         return {"step_size": self.step_size + 1}
 
     def rate(self, time: int, lr: float) -> float:

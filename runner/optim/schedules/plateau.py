@@ -110,6 +110,7 @@ class Plateau(LearningRate):
         self.forget_evaluations()
 
     def rate(self, time: int, lr: float) -> float:
+        # One by one, since `min_lr` and `eps` may stop some of them
         for _ in range(self.reductions):
             lower = max(lr * self.factor, self.min_lr)
             lr = lower if lr - lower > self.eps else lr
@@ -138,6 +139,7 @@ class Plateau(LearningRate):
             self.best, self.bad = current, 0
         else:
             self.bad += 1
+        # As in torch: evaluations during the cooldown are not counted
         if self.cooling:
             self.cooling, self.bad = self.cooling - 1, 0
         if self.bad > self.patience:

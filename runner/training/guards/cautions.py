@@ -47,6 +47,7 @@ def settings_cautions(
         *continued.cautions(cfg, schedule),
         *continued.class_cautions(cfg, class_names(train.dataset) if train else (), sizes),
     ]
+    # Such models load weights of Hugging Face's libraries, beside which is a config.json
     if train and hasattr(run.model, "checkpoint_problems"):
         cautions += continued.input_cautions(cfg)
     if train:
@@ -209,10 +210,12 @@ def mixing_cautions(
                 hint=f"batch_size={2 * micro_batches} or more, or a smaller accumulate or replicas",
             )
         ]
+    # This order and those derived from it take each sample once
     if isinstance(order, InOrder):
         return []
     indices = order.indices(0)
     parts = [indices[slice(*plan.bounds(0, number)[1:])] for number in range(micro_batches)]
+    # torchvision's MixUp and CutMix mix each image with the one before, by `roll(1, 0)`
     share = sum(int((part == part.roll(1)).sum()) for part in parts) / sum(map(len, parts))
     if share < _FEW:
         return []

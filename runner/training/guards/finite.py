@@ -83,6 +83,7 @@ def require_finite_step(
         )
         if names:
             wrong = f"the gradient of {names[0]} is"
+        # The squares of finite gradients may add up to infinity, which matters to clipping only
         elif run.clip_norm is not None:
             wrong = "the gradient is too large to be clipped: the square of its norm is"
     if wrong and (data := nonfinite_data(run)):
@@ -124,4 +125,5 @@ def require_finite_model(run: Run) -> None:
 def _local_values(tensor: Tensor) -> Tensor:
     values: Tensor = tensor.detach()
     values = values.to_local() if hasattr(values, "to_local") else values  # pyright: ignore[reportAttributeAccessIssue, reportCallIssue]  (a DTensor)
+    # Torch has no norm for float8
     return values if values.dtype.itemsize > 1 else values.to(torch.float32)

@@ -66,6 +66,7 @@ def warn_of_hidden_state(
 def untrained(run: Run) -> Generator[list[Problem]]:
     """Watch a step; afterwards the list has a warning if parameters got no gradient in it."""
     problems, reached = list[Problem](), set[nn.Parameter]()
+    # The first entry has all parameters that wait, however long
     waiting = {
         id(x) for phase in run.phases for later in phase.waiting[:1] for x in later.parameters
     }
@@ -104,6 +105,7 @@ def _warn_of_changed_parameters(run: Run, micro_batches: Sequence[MicroBatch]) -
 def _warn(run: Run, problems: Sequence[Problem], level: str = "none") -> None:
     if problems:
         run.recorder.level = level = min(run.recorder.level, level, key=[*LEVELS].index)
+        # The folder has its record by now, with the level before this finding
         if run.strategy.peers.is_main and (
             record := read_json(run.folder.environment, shapes.ENVIRONMENT)
         ):

@@ -149,6 +149,7 @@ class _Pickler(pickle.Pickler):
         self._without = without
 
     def persistent_id(self, obj: Any) -> Any:
+        # A constant in place of what checkpoints hold, whose change is no finding
         if id(obj) in self._without:
             return "elsewhere"
         return value_digest(obj) if isinstance(obj, Tensor) else None
@@ -204,6 +205,7 @@ def state_of_optimizers(run: Run) -> dict[str, bytes]:
         dict[str, bytes](),
         {
             *vars(Optimizer([torch.zeros(())], {})),
+            # Attributes that torch's schedulers and loss scales add to an optimizer
             "step",
             "grad_scale",
             "found_inf",
@@ -269,6 +271,7 @@ def changed_in_optimizers(run: Run, before: Mapping[str, bytes]) -> list[Problem
 
 def lost_by_optimizers(run: Run) -> list[Problem]:
     """Warn if another step with the same gradients changes unsaved attributes of an optimizer."""
+    # The parameters still have the gradients of the step before
     if before := state_of_optimizers(run):
         with suppress(Exception):
             for phase in run.phases:
@@ -293,6 +296,7 @@ def find_in_schedule(run: Run) -> list[Problem]:
                 else ""
             )
             with suppress(Exception):
+                # A copy, since being asked for steps out of order may change the schedule
                 copied = deepcopy(
                     schedule, {id(phase.optimizer): phase.optimizer for phase in run.phases}
                 )

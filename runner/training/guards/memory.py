@@ -74,6 +74,7 @@ def size_of(values: Iterable[Any]) -> int:
         for tensor in tensors_in(value):
             local: Any = tensor.to_local() if hasattr(tensor, "to_local") else tensor  # pyright: ignore[reportAttributeAccessIssue, reportUnknownVariableType, reportUnknownMemberType]
             storage = local.untyped_storage()
+            # Storages without memory, such as the meta device's, have the address 0
             storages[storage.data_ptr() or id(storage)] = storage.nbytes()
     return sum(storages.values())
 
@@ -161,6 +162,7 @@ def _forward(run: Run, samples: int) -> tuple[int, int]:
 
             with phase.training(run.step), saved_tensors_hooks(keep, lambda tensor: tensor):
                 batch, loss = loss_of(run, phase, MicroBatch(0, copied(loaded)), model=run.model)
+            # Batch and weights, which autograd saves too, are counted as parts of their own
             for tensor in tensors_in([batch, *run.model.state_dict(keep_vars=True).values()]):
                 storages.pop(tensor.untyped_storage().data_ptr(), None)
             most, batch_bytes = (

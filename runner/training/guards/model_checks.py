@@ -77,6 +77,7 @@ def require_same_model(run: Run) -> None:
     if different := [
         name
         for name, tensor in here.items()
+        # NaN is unlike itself
         if not torch.equal(tensor.nan_to_num(), again[name].nan_to_num())
     ]:
         message = f"has other initial weights each time it is made ({first_few(different, 3)})"
@@ -96,6 +97,7 @@ def _learned(
     """
     if id(value) in visited:
         return
+    # Objects may refer to each other in a circle
     visited.add(id(value))
     inside: Iterable[tuple[Any, Any]] = ()
     if isinstance(value, Tensor):

@@ -49,6 +49,7 @@ def rehearse(run: Run) -> None:
     before, shared, single = _versions(run.model), _shared(scores, second), _single_samples(run)
     with _noting_vectors(run, single) as normed, evaluating(run.model):
         for number, batch in enumerate(
+            # A single sample does not stand for the split
             islice(loader_of(run, part), 2 if run.evaluate.batch_size == 1 else 1)
         ):
             sent = run.to_device(batch)

@@ -75,6 +75,7 @@ def refused_operator(error: BaseException) -> Problem | None:
 def killed_worker(error: BaseException) -> Problem | None:
     """Explain torch's error for a loader worker that has died."""
     match = re.match(
+        # Two messages of torch: its signal handler's, and that of the loader which waits in vain
         r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\) (is killed by signal: [\w "
         r"]+|exited unexpectedly)",
         str(error),
@@ -150,6 +151,7 @@ def explain_step_error(
             hint="choose other options, or another optimizer; `samewise list optimizer` shows them",
         )
     if re.search(
+        # What a recipe gets in place of the model under ddp, pipeline and rpc; then fsdp's message
         r"'(DistributedDataParallel|CallCapture|Driver)' object has no attribute|mixed "
         r"torch.Tensor and DTensor",
         str(error),
@@ -330,6 +332,7 @@ def _advice(error: Exception, model: Mapping[str, Any]) -> str:
 def rising_loss(folder: RunFolder) -> Problem | None:
     """Warn if the loss of a trial run rose to five times the first: a training would diverge."""
     losses = [
+        # The trace has the exact loss, in hexadecimal
         float.fromhex(line["loss"])
         for _, line in sorted(trace_reader.read_trace_of(folder)[1].items())
     ]

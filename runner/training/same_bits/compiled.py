@@ -89,6 +89,7 @@ class Compiled(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
+            # A recipe may use attributes and methods of the model
             return getattr(super().__getattr__("_network"), name)
 
 
@@ -112,6 +113,7 @@ def compiler(
         "custom_partitioner_fn": KeepsChanged(),
         "triton.cudagraphs": settings.cuda_graphs,
         "triton.cudagraph_or_error": settings.cuda_graphs,
+        # Tuning measures times, by which each run may choose other code
         **(
             {"max_autotune": True, "coordinate_descent_tuning": not deterministic}
             if settings.mode == "max"

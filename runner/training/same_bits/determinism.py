@@ -155,6 +155,7 @@ def fresh_torch_state() -> Generator[None]:
     from samewise.runner.training.same_bits.portable_operators import use_portable_operators
 
     every = switches()
+    # A torch that was imported just now has its own defaults
     before = [switch.read() if was_imported else switch.default for switch in every]
     flushes = flushes_denormals()
     if was_imported:
@@ -225,6 +226,7 @@ def _mkl_report() -> str:
         return ""
     with TemporaryDirectory() as folder:
         file = Path(folder) / "product"
+        # Without it MKL reports to the terminal
         os.environ["MKL_VERBOSE_OUTPUT_FILE"] = str(file)
         with mkl.verbose(mkl.VERBOSE_ON):
             torch.ones(2, 2).mm(torch.ones(2, 2))

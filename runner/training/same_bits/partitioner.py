@@ -40,12 +40,14 @@ class KeepsChanged(CustomPartitionerFn):
         # After the outputs come the values that are saved for the backward pass
         for place in range(options["num_fwd_outputs"], len(values)):
             if isinstance(values[place], Node) and _storage_of(values[place]) in changes:
+                # The last entry is the graph's first change, before which all inputs are unchanged
                 values[place] = _copied(values[place], before=list(changes.values())[-1])
         output.args = (tuple(values),)
         forward.recompile()
         return forward, backward
 
     def uuid(self) -> bytes:
+        # A part of the key of Inductor's cache, so that an edit of this file compiles anew
         return sha256(Path(__file__).read_bytes()).digest()
 
 
@@ -61,5 +63,6 @@ def _copied(node: Node, *, before: Node) -> Node:
         copy = before.graph.call_function(torch.ops.aten.clone.default, (node,))
     value = node.meta["val"]
     with value.fake_mode:
+        # Inductor reads each node's shape and strides there
         copy.meta["val"] = value.clone()
     return copy

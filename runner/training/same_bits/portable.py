@@ -100,6 +100,7 @@ def is_portable(whole: Mapping[str, Any], device: torch.device) -> bool:
     here = (
         device.type == "cpu"
         and platform.machine() == "x86_64"
+        # The variable counts only if it was set before torch was imported
         and torch.backends.cpu.get_cpu_capability() == "AVX2"
     )
     return restricted and here and not untested_components(whole)

@@ -48,6 +48,7 @@ def use_portable_operators(*, enabled: bool) -> None:
     if enabled == bool(_registered):
         return
     if not enabled:
+        # torch.library has no public way to take a registration back
         _registered.pop()._destroy()
         return
     library = torch.library.Library("aten", "IMPL")
@@ -69,6 +70,7 @@ def use_portable_operators(*, enabled: bool) -> None:
     for name, function in some.items():
         _torch_s[name] = torch.library.get_kernel(f"aten::{name}", "CPU")
         library.impl(name, function, "CPU", with_keyset=True, allow_override=True)
+    # Above autograd, since `_Recurrence` has a gradient of its own
     library.impl("gru.input", _gru, "AutogradCPU")
     _registered.append(library)
 
@@ -80,6 +82,7 @@ def _sqrt(value: Tensor) -> Tensor:
         if value.is_floating_point() or value.is_complex()
         else torch.get_default_dtype()
     )
+    # NumPy has no bfloat16
     computed = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
     root = torch.empty_like(value, dtype=computed, requires_grad=False)
     with np.errstate(invalid="ignore"):  # NaN, as in torch
@@ -166,6 +169,7 @@ def _convolve(
         return _torch_s["_slow_conv2d_forward"].call_boxed(
             keys, values, weight, kernel_size, bias, stride, padding
         )
+    # One product for each sample: a kernel of 1 by 1 is a matrix
     product = torch.stack([_product(weight.flatten(1), sample) for sample in values.flatten(2)])
     return (product if bias is None else product.add_(bias[:, None])).view(
         len(values), -1, *values.shape[2:]
@@ -226,6 +230,7 @@ class _Recurrence(torch.autograd.Function):
             reset_update, new = gate[:, : 2 * width], gate[:, 2 * width :]
             reset_update.add_(from_hidden[:, : 2 * width]).sigmoid_()
             new.addcmul_(gate[:, :width], from_hidden[:, 2 * width :]).tanh_()
+            # As torch: h' = n + z (h - n)
             torch.lerp(new, now, gate[:, width : 2 * width], out=after)
         ctx.save_for_backward(gates, recurrent[:, :, 2 * width :], hidden, weight)
         return hidden[1:].clone()
@@ -234,6 +239,7 @@ class _Recurrence(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         gates, from_hidden, hidden, weight = ctx.saved_tensors
+        # Slopes of sigmoid and tanh are s (1 - s) and 1 - t^2
         reset, update, new = gates.chunk(3, dim=2)
         by_new = (1 - update) * (1 - new * new)
         by_reset = by_new * from_hidden * reset * (1 - reset)

@@ -46,6 +46,7 @@ def _convolve(self: nn.Conv1d | nn.Conv2d | nn.Conv3d, input: Tensor) -> Tensor:
 
 def _is_small(self: nn.Conv1d | nn.Conv2d | nn.Conv3d, input: Tensor) -> bool:
     of_volumes = type(self) is nn.Conv3d
+    # "same" adds so much in all; for "valid" it only takes more inputs to be small
     same = [
         dilation * (kernel - 1)
         for dilation, kernel in zip(self.dilation, self.kernel_size, strict=True)
@@ -77,9 +78,11 @@ def _convolve_in_bounds(
     if (
         not pointwise
         or max(self.stride) == 1
+        # An AVX-512 vector holds 16 float32 numbers
         or weight.shape[1] >= 16
         or (input.is_contiguous() and weight.stride(-1) == 1)
     ):
         return self._conv_forward(input, weight, bias)  # pyright: ignore[reportPrivateUsage]
     rows, columns = self.stride
+    # The same products, without a stride: only each stride's first pixel counts
     return conv2d(input[..., ::rows, ::columns], weight, bias, groups=self.groups)
