@@ -82,6 +82,7 @@ class LoadedRun(NamedTuple):
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+# Reentrant, since `predict` may call `load`
 _COMPUTING = threading.RLock()
 
 
@@ -146,11 +147,13 @@ def train(
     from samewise.runner.config.earlier_version import as_trained
     from samewise.runner.training.prepare import finished_summary, prepare
 
+    # Modules of a notebook's earlier cells are not imports of this experiment
     sources.note_loaded()
     composed = _compose_given(experiment, packages, config_dirs)
     # With the current code, in case one config is trained twice
     composed = composed.with_new_folder() if fresh else as_trained(replace(composed))
     with filter_output():
+        # A finished run is found before torch is imported
         if settings_are_sound(composed):
             if (done := finished_summary(composed)) is not None:
                 return _summary_to_trained(done, composed, is_new=False)
@@ -207,6 +210,7 @@ def load(
     from samewise.runner.training.predictor import build_predictor
 
     with fresh_torch_state():
+        # The link of the monitored metric is called `best`; only others bear a metric's name
         which = "best" if checkpoint == composed.cfg.evaluate.monitor else str(checkpoint)
         state = checkpoints.load(kept_checkpoints.choose_checkpoint(folder.checkpoints, which).path)
         labels = (
@@ -505,6 +509,7 @@ def runs(
         }
         for run in listed
     ]
+    # Without rows pandas makes no columns, and `changed` is read below
     table = pandas.DataFrame(rows, columns=None if rows else list(_COLUMNS))
     table["changed"] = pandas.to_datetime(table["changed"], unit="s", utc=True)
     return table
@@ -589,6 +594,7 @@ def sweep(
 
 def _number(text: Any) -> Any:
     """Convert a sweep's value to a number if it is one."""
+    # int first, since float() reads whole numbers too
     for kind in (int, float):
         try:
             return kind(text)

@@ -103,6 +103,7 @@ def for_python(function: Callable[_P, _R]) -> Callable[_P, _R]:
                 )
                 for parameter in error.problems
             )
+            # The text that Python shows was made when the error was created
             error.args = ("\n".join(map(str, error.problems)),)
             raise
 
@@ -167,6 +168,7 @@ def _require_types(
         problems += [
             Problem(name, message, x, expected)
             for x in each
+            # True is an int in Python, but not a number of steps
             if not isinstance(x, kinds) or (bool not in kinds and isinstance(x, bool))
         ]
     if problems:
@@ -176,6 +178,7 @@ def _require_types(
 def _in_python_terms(text: str) -> str:
     """Rephrase a message in Python's terms; names of commands stay as they are."""
     parts = _COMMANDS.split(text)
+    # Every other part is a command in backquotes, which keeps its options
     for place in range(0, len(parts), 2):
         for option, argument in _VALUED.items():
             parts[place] = re.sub(

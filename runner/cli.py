@@ -46,9 +46,11 @@ def entry() -> None:
         "1"  # so that no child process imports modules from the current folder
     )
     _open_closed_streams()
+    # If native code crashes, this prints the line of Python
     faulthandler.enable(file=2)
     if sys.argv[1:2] in (["train"], ["sweep"]) and "RANK" not in os.environ:
         _report_signals()
+    # A shell may have started the command with Ctrl-C ignored
     if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
     code = main(sys.argv[1:])
@@ -70,7 +72,9 @@ def _open_closed_streams() -> None:
 
     Otherwise the next file that is opened would receive what is printed.
     """
+    # Each call takes the lowest free number, so this fills the closed ones
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        # Python opens files that child processes do not inherit; they need these too
         os.set_inheritable(number, True)
     os.close(number)
     sys.stdin, sys.stdout, sys.stderr = (
@@ -93,6 +97,7 @@ def _report_signals() -> None:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return
+        # Not print, which the signal may have interrupted: Python's buffers cannot be entered twice
         os.write(
             2,
             f"interrupted: stopped by {signal.Signals(number).name}; run the same command "
@@ -173,6 +178,7 @@ def _find_command(argv: list[str]) -> Callable[[], int]:
             "--debug", action="store_true", help="show a traceback when something fails"
         )
     try:
+        # Options may stand between overrides
         arguments = parser.parse_intermixed_args(argv[1:])
     except SystemExit as stop:  # --help; a SystemExit from a command itself is an error
         code = stop.code if isinstance(stop.code, int) else 2

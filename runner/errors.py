@@ -34,6 +34,7 @@ _STORAGE = {
 """Errors of a file system, at whatever call they come: no code of samewise's is to blame."""
 _LONGEST = 300
 """Maximum length of a library's message."""
+# The package's folders may be links: a traceback names either place
 _HOMES = {Path(__file__).parents[1], Path(__file__).resolve().parents[1]}
 _NOT_THE_USERS = tuple(
     f"{folder}{os.sep}"

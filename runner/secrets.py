@@ -89,6 +89,7 @@ def redact(text: str) -> str:
 
     Secrets are user and password of an address, and the values of names such as `token`.
     """
+    # Quick tests come first, since all output passes through here
     if "://" in text:
         text = _QUERY.sub(_mask, _USER.sub(_mask, text))
     if "uthorization" in text:
@@ -135,6 +136,7 @@ def redact_values(value: Any) -> Any:
     if isinstance(value, list | tuple):
         parts = cast(Sequence[Any], value)
         return [
+            # `--token VALUE` in a list of arguments
             _redact_value(before[2:], part) if _is_option(before) else redact_values(part)
             for before, part in zip((None, *parts), parts, strict=False)
         ]
@@ -198,6 +200,7 @@ class LastingStream:
         try:
             yield
         except OSError as error:
+            # A closed terminal gives EIO, a closed pipe EPIPE
             if error.errno not in (errno.EPIPE, errno.EIO, errno.ENOSPC, errno.EDQUOT):
                 raise
             nowhere = os.open(os.devnull, os.O_WRONLY)

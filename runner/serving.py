@@ -70,6 +70,7 @@ class ServedModel:
     def _answer(self, content: bytes, name: str, params: Mapping[str, Any]) -> dict[str, Any]:
         safe_name = PurePath(str(name).replace("\\", "/")).name or "file"
         with tempfile.TemporaryDirectory(prefix="samewise-") as folder:
+            # Of the client's name only the extension gets into a path
             file, out = (
                 Path(folder) / f"file{PurePath(safe_name).suffix[:16]}",
                 Path(folder) / "out",

@@ -81,4 +81,5 @@ def _complete(module: ModuleType, error: Exception) -> None:
     )
 
 
+# Before Python's own finders, which would find the module too
 sys.meta_path.insert(0, _Finder)

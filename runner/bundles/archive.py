@@ -99,6 +99,7 @@ def _facts(part: Part) -> dict[str, Any]:
 
 
 def _append(archive: tarfile.TarFile, name: str, part: Part) -> None:
+    # Not made from the file, whose time and owner would get into the header
     info = tarfile.TarInfo(name)
     info.size = len(part) if isinstance(part, bytes) else part.stat().st_size
     with io.BytesIO(part) if isinstance(part, bytes) else open(part, "rb") as source:
@@ -154,6 +155,7 @@ def unpack(file: Path, into: Path, *, expect: str | None = None) -> Contents:
 def _unpack(handle: BinaryIO, into: Path, expect: str | None) -> Contents:
     if not hasattr(tarfile, "data_filter"):
         raise ConfigError(Problem("", "unpacking a bundle needs Python 3.11.4 or newer"))
+    # Without decompression, so that nothing expands without limit
     with tarfile.open(fileobj=handle, mode="r:") as archive:
         manifest, identity = (_read(archive, name) for name in (MANIFEST, IDENTITY))
         contents = Contents(hashlib.sha256(manifest).hexdigest(), _read_manifest(manifest))
@@ -167,7 +169,9 @@ def _unpack(handle: BinaryIO, into: Path, expect: str | None) -> Contents:
                     MANIFEST, "this is not the bundle that was expected", contents.identity, expect
                 )
             )
+        # The first two are the manifest and its digest
         members = {member.name: member for member in archive.getmembers()[2:]}
+        # Two empty blocks end an archive; tarfile also accepts a file that is cut off before them
         if os.fstat(handle.fileno()).st_size < archive.offset + 2 * tarfile.BLOCKSIZE:
             raise tarfile.ReadError("unexpected end of data")
         problems = [Problem(name, "is missing") for name in contents.parts if name not in members]
@@ -179,6 +183,7 @@ def _unpack(handle: BinaryIO, into: Path, expect: str | None) -> Contents:
         if problems:
             raise ConfigError(*problems)
         for member in members.values():
+            # The filter strips leading slashes, so that a name would no longer be the manifest's
             if not member.name or tarfile.data_filter(member, str(into)).name != member.name:
                 raise ConfigError(Problem(member.name, "is not a valid path in a bundle"))
             archive.extract(member, into, filter="data")
@@ -207,6 +212,7 @@ def _read(archive: tarfile.TarFile, name: str) -> bytes:
                 "`samewise bundle RUN --out FILE` makes one",
             )
         )
+    # The part is read whole, before anything of it is checked
     if member.size > LARGEST:
         raise ConfigError(Problem(name, f"is larger than {LARGEST >> 20} MiB"))
     part = archive.extractfile(member)

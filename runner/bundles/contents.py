@@ -98,6 +98,7 @@ def gather(
         for path in (folder.config, folder.environment, folder.sources, folder.summary)
         if path.exists()
     }
+    # Digests and numbers, which hold no secrets
     parts |= {
         f"{RUN}/{path.name}": path for path in (folder.trace, folder.metrics) if path.exists()
     }

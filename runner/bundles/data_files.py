@@ -125,4 +125,5 @@ def _facts(file: Path, *, hashed: bool) -> dict[str, Any]:
 
 
 def _agrees(file: Path, facts: Mapping[str, Any]) -> bool:
+    # The size first, since hashing reads the whole file
     return file.stat().st_size == facts["bytes"] and _facts(file, hashed="sha256" in facts) == facts

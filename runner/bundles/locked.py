@@ -11,6 +11,7 @@ from packaging.utils import canonicalize_name
 
 from samewise.runner.errors import ConfigError, Problem
 
+# No address and no option: the text may be a stranger's, and pip would follow it
 _PIN = re.compile(r"[a-z0-9][a-z0-9.-]*==[A-Za-z0-9][A-Za-z0-9.!+_-]*")
 
 

@@ -50,6 +50,7 @@ def make_environment(folder: Path, *, python: str) -> Path:
         "--quiet",
         "--disable-pip-version-check",
         "--no-input",
+        # The pins are the whole environment, with the dependencies of dependencies
         "--no-deps",
     ]
     # Only the checked pins: pip would honour an encoding that a comment of LOCK names, and then
@@ -90,11 +91,13 @@ def importable(folder: Path) -> Generator[None]:
                 hint="leave out --here",
             )
         )
+    # First, so that installed code of the same name does not take its place
     sys.path.insert(0, str(code))
     try:
         yield
     finally:
         sys.path.remove(str(code))
+        # Later imports of these names mean other code
         for name in [name for name in sys.modules if name.partition(".")[0] in names]:
             del sys.modules[name]
 

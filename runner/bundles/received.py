@@ -28,8 +28,10 @@ RUN = (
     "(runs:/ID), or a bundle"
 )
 _ID = re.compile(r"[0-9a-f]{32}")
+# The address of a run's page in the MLflow UI, which names the server too
 _PAGE = re.compile(r"(https?://[^#]+?)/?#/experiments/\d+/runs/([0-9a-f]{32})(?:[/?].*)?")
 _PARTS = ("config.yaml", "environment.json", "sources.json", "summary.json", "trace.jsonl")
+# Folders of this machine, and files that the server itself hands out
 _NEAR = ("", "file", "mlflow-artifacts")
 
 
@@ -71,6 +73,7 @@ def open_received(
         try:
             folder = saved.find(stored.run_id if stored else name, run_root=run_root)
         except ConfigError:
+            # The run's folder may be gone while MLflow still has the run
             if stored is None or not store.is_file():
                 raise
             stored = stored._replace(uri=f"sqlite:///{store}")
@@ -170,6 +173,7 @@ def _download(client: Any, run_id: str, into: Path, store: str) -> RunFolder:
         )
     sizes = {name: size for name, size in stored.items() if name in (*_PARTS, SIGNATURE)}
     for name in sizes:
+        # The trace is read by lines, the other files whole
         if sizes[name] > LARGEST and name != folder.trace.name:
             raise ConfigError(
                 Problem(

@@ -56,6 +56,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from samewise.runner.config import saved
 
+    # Before the work whose result could not be written
     if args.out.exists():
         raise archive.already_exists(args.out)
     require_writable("--out", args.out, file=True)

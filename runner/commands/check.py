@@ -39,6 +39,7 @@ def run(args: argparse.Namespace) -> int:
 
     composed = compose_arguments(args, strict=False)
     if settings_are_sound(composed):
+        # Before torch is imported, which the rules below do
         variables.prepare(composed.cfg.reproducibility)
     found_problems, notes = (
         problems(composed, composed.project),

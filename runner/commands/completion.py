@@ -77,6 +77,7 @@ def answer(argv: Sequence[str]) -> int:
 
 def _matches(line: str) -> Iterable[str]:
     """Return the possible completions of a line's last word."""
+    # The mark keeps the empty word after a trailing space
     *earlier, word = f"{line}|".split()[1:]
     earlier, word = [word for word in earlier if not word.startswith("-")], word.removesuffix("|")
     if not earlier:

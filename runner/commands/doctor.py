@@ -56,6 +56,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    # Before CUDA is used: cuBLAS is deterministic only with fixed workspaces
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     checks = (
         _python,
@@ -134,6 +135,7 @@ def _device() -> Iterator[Finding]:
                 "ok",
                 f"{facts.name}, {facts.total_memory / 2**30:.0f} GiB, CUDA {torch.version.cuda}",
             )
+    # The driver makes this file, whatever torch was built for
     elif Path("/dev/nvidiactl").exists():
         yield Finding(
             "cuda",

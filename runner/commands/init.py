@@ -98,6 +98,7 @@ def _write_run(args: argparse.Namespace, folder: Path) -> int:
         library_file = sources.place(label)
         if library_file is not None and sources.is_library(library_file):
             continue
+        # A received record may name any place to write to
         if Path(label).is_absolute() or ".." in Path(label).parts:
             raise damaged_file(source.sources, f"{label} is outside of a project")
         if text is None:
@@ -186,10 +187,12 @@ def _write(
     """
     target_folder = folder.resolve()
     existing = next(parent for parent in (target_folder, *target_folder.parents) if parent.is_dir())
+    # On the same disk as the project, so that all files are moved there by renaming
     with tempfile.TemporaryDirectory(prefix=".samewise-init-", dir=existing) as temporary:
         for name, text in files.items():
             target = Path(temporary, name)
             target.parent.mkdir(parents=True, exist_ok=True)
+            # Line ends stay as the run's files had them
             target.write_text(text, encoding="utf-8", newline="")
         check(Path(temporary))
         names = sorted(

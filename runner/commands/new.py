@@ -110,6 +110,7 @@ def _place(name: str, project: Project) -> Path:
         raise ConfigError(
             Problem("", "your project has no config folder to write the experiment to", hint=hint)
         )
+    # Hydra's grammar reads some names as a number, null or a boolean
     if not re.fullmatch(r"\w[\w-]*(/\w[\w-]*)*", name, re.ASCII) or not isinstance(
         OverridesParser.create().parse_override(f"experiment={name}").value(), str
     ):

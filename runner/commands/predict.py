@@ -104,6 +104,7 @@ def run(args: argparse.Namespace) -> int:
             pictures,
             hint="without --output they go into the run's folder: --output FOLDER names another",
         )
+        # The run's folder may be a stranger's, with links to any file of the user's
         require_no_link(pictures, *(pictures.iterdir() if pictures.is_dir() else ()))
     elif pictures is not None:
         require_writable("--output", pictures)
@@ -123,6 +124,7 @@ def run(args: argparse.Namespace) -> int:
     predictions = predictor.predict_files(
         paths, pictures, threshold=args.threshold, batch=args.batch
     )
+    # Listed before the first prediction is made, since the predictions are computed one by one
     existing, replaced = (
         set(pictures.iterdir() if pictures and pictures.is_dir() else ()),
         list[Path](),

@@ -80,6 +80,7 @@ def run(args: argparse.Namespace) -> int:
         for file, text in files.items():
             file.write_text(text, encoding="utf-8")
     except OSError as error:
+        # A sweep that can only be read is reported all the same
         print(f"warning: {report_folder}: CSV cannot be written: {error.strerror}", file=sys.stderr)
     if args.json:
         print(

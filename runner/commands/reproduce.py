@@ -86,6 +86,7 @@ def run(args: argparse.Namespace) -> int:
             f"{contents.identity}",
             file=sys.stderr,
         )
+        # After the bundle is checked, so that the result is known without --trust too
         _require_trust(args, facts)
         run = RunFolder(folder / archive.RUN)
         files = data_files.require(
@@ -145,6 +146,7 @@ def _facts(folder: Path, bundle: Path, contents: Contents) -> dict[str, Any]:
                 for name in missing
             )
         )
+    # The version becomes a part of an interpreter's name, and may be a stranger's text
     python = re.compile(r"\d{1,2}\.\d{1,3}[\w.+-]{0,40}")
     shape = {
         "name": str,
@@ -159,6 +161,7 @@ def _facts(folder: Path, bundle: Path, contents: Contents) -> dict[str, Any]:
         read_json(folder / FACTS, shape),
         read_json(folder / RUN / "summary.json", shapes.SUMMARY),
     )
+    # What is shown before the user trusts the bundle must be what is verified afterwards
     for name in ("steps", "level", "weights_sha256"):
         if facts[name] != summary[name]:
             raise ConfigError(

@@ -113,6 +113,7 @@ def run(args: argparse.Namespace) -> int:
         folders = [saved.find(name, run_root=args.run_root) for name in args.names]
         runs = [
             listing.read_run(folder)
+            # A run may be named twice, or through a link
             for folder in {folder.path.resolve(): folder for folder in folders}.values()
         ]
     elif args.names:

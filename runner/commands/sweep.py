@@ -109,6 +109,7 @@ def run(args: argparse.Namespace) -> int:
     if args.status or args.cancel:
         folder = _find_sweep(args)
         if args.cancel:
+            # Cancelling calls the launcher that the folder names
             _require_trust(folder, args)
             return _cancel(folder, project_from(args))
         # Read first, so that a damaged file is not signed

@@ -152,6 +152,7 @@ def run(args: argparse.Namespace) -> int:
                 "samewise sync 3f2a --register NAME",
             )
         )
+    # mlflow reads the variables when it is imported
     prepare_environment()
     failed = False
     for folder in folders:
@@ -170,6 +171,7 @@ def _send(folder: RunFolder, args: argparse.Namespace) -> Iterator[SyncResult]:
     try:
         settings: dict[str, Any] = plain(compose.load(folder.config).cfg.tracking)
         requested = args.to or (["mlflow"] if args.uri else [])
+        # Unless the user asks for this run and this backend by name
         if not settings["enabled"] and not (args.runs and requested):
             yield SyncResult(name, "disabled")
             return
@@ -207,6 +209,7 @@ def _copy(
             _require_your_address(
                 folder, settings, is_requested=args.uri is not None, trust=args.trust
             )
+        # Without --to, the run's config has chosen the backend
         elif backend == "wandb" and not args.to:
             require(
                 folder.config,
@@ -214,6 +217,7 @@ def _copy(
                 uses="sends what is recorded to your account at Weights & Biases, as its "
                 "config.yaml says",
             )
+        # The run's own sender writes the same progress
         with locks.hold(folder.sending):
             return _synchronise(folder, backend, settings, name)
     except locks.LockHeld:
@@ -242,6 +246,7 @@ def _synchronise(
         result = copy.synchronise(alive=is_alive)
     except RunGone as gone:
         print(f"{name}: {gone}")
+        # The second pass makes a new MLflow run in place of the deleted one
         result = copy.synchronise(alive=is_alive)
     if backend != "mlflow":
         return SyncResult(name, "sent", backend, result.metrics, result.files)

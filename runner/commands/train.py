@@ -131,6 +131,7 @@ def _compose_saved(args: argparse.Namespace) -> Composed:
     file: Path = args.config / "config.yaml" if args.config.is_dir() else args.config
     composed = replace(saved.config_in(file, args.overrides), project=project_from(args))
     trust.require(file, trust=args.trust, uses=trust.MAKES)
+    # Someone else's config may name a folder of another machine
     root = Path(composed.cfg.run_root)
     if (
         root.is_absolute()

@@ -192,6 +192,7 @@ def _lr(args: argparse.Namespace, run: Run, out: Path) -> tuple[dict[str, Any], 
     key = "optimizer.lr" if "lr" in run.config.optimizer else f"optimizer.{phase}.lr"
     return {
         **suggestion,
+        # JSON has no infinity
         "curve": [[rate, loss if loss < float("inf") else None] for rate, loss in curve],
     }, {key: suggestion["lr"]}
 

@@ -91,6 +91,7 @@ def _serve(
         server = subprocess.Popen(
             command,
             env=environment,
+            # A group of its own, by which the server and its worker are ended together
             start_new_session=True,
             stdin=listener.fileno(),
             stdout=subprocess.DEVNULL,
@@ -162,6 +163,7 @@ def _command(uri: str, port: int) -> list[str]:
     options = ["--uvicorn-opts", f"--fd 0 --app-dir {os.devnull}"]
     return [
         sys.executable,
+        # No module of the current folder is imported
         "-P",
         "-m",
         "mlflow",

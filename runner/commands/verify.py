@@ -132,6 +132,7 @@ def print_verdict(args: argparse.Namespace, folder: RunFolder, request: Request)
 
 def _verify_export(args: argparse.Namespace) -> int:
     """Run an export's files on its test vectors."""
+    # Before torch is imported, which would name a folder in /tmp that others can fill with code
     use_own_inductor_cache()
     from samewise.runner.exports.folder import run_test_vectors
 

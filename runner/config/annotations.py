@@ -45,6 +45,7 @@ def evaluate(annotation: Any, component: Callable[..., Any]) -> Any:
     if not isinstance(annotation, str):
         return annotation
     function = inspect.unwrap(component.__init__ if isinstance(component, type) else component)
+    # Names in an annotation are those of the module that defines the function
     scope = getattr(function, "__globals__", None) or vars(sys.modules[component.__module__])
     try:
         # The source's own annotation, from a package that the config may name
@@ -91,6 +92,7 @@ def describe_type(annotation: Any) -> str:
         return "null"
     if typing.get_origin(annotation) is Union or isinstance(annotation, types.UnionType):
         members = typing.get_args(annotation)
+        # Objects that no value of a config can stand for are not named
         plain = [
             member
             for member in members
@@ -133,6 +135,7 @@ def _name(kind: type) -> str:
 def _fits_class(value: Any, kind: type) -> bool:
     if kind is bool:
         return isinstance(value, bool)
+    # bool is a subclass of int in Python
     if kind is int:
         return isinstance(value, int) and not isinstance(value, bool)
     if kind is float:
@@ -140,6 +143,7 @@ def _fits_class(value: Any, kind: type) -> bool:
     if kind is str or issubclass(kind, Path):
         return isinstance(value, str)
     if issubclass(kind, enum.Enum):
+        # OmegaConf reads `Mode.min` as `min`
         members = kind.__members__
         return (
             not isinstance(value, str)
@@ -152,6 +156,7 @@ def _fits_class(value: Any, kind: type) -> bool:
 
 
 def _fits_sequence(value: Any, origin: Any, inner: tuple[Any, ...]) -> bool:
+    # Text is a sequence of texts in Python, but not a list or a tuple
     if isinstance(value, str):
         return origin not in (list, tuple, set) and (not inner or inner[0] in (str, Any))
     if not isinstance(value, list):

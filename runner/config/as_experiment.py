@@ -59,6 +59,7 @@ def render(composed: Composed, name: str, *, project: Project, head: list[str]) 
 def render_whole(composed: Composed, *, project: Project, head: list[str]) -> str:
     """The same with all values and full paths: for a project that has no other configs."""
     places = data_places(composed.whole)
+    # Paths are relative to the current folder, and the new project is in another
     for key in ("initialise.weights", "resume_from"):
         value = at(composed.whole, key)
         if isinstance(value, str) and Path(value).expanduser().exists():
@@ -70,7 +71,9 @@ def render_whole(composed: Composed, *, project: Project, head: list[str]) -> st
         choice = composed.choices.get(group)
         if "@" not in group:
             is_choice = choice in choices_of(group, project=project)
+            # A choice that no file here has is written as values, below
             defaults.append({f"override /{group}": choice if is_choice else None})
+    # Unresolved, so that an override of a value still changes its copies
     values: Any = OmegaConf.to_container(composed.cfg, resolve=False, enum_to_str=True)
     content = {"defaults": [*defaults, "_self_"]}
     return _text(

@@ -46,6 +46,7 @@ GROUPS = {
 @cache
 def field_summaries(kind: type) -> dict[str, str]:
     """The docstring of each field of a settings class: the string literal below it."""
+    # Python keeps no docstrings of fields
     body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
     assert isinstance(body, ast.ClassDef)
     summaries = dict[str, str]()

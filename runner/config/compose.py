@@ -90,6 +90,7 @@ class Composed:
         parts = [
             self.choices[group] for group in ("recipe", "model", "dataset") if group in self.choices
         ]
+        # `experiment=audio/first` has one folder of runs, `audio-first`
         return str(chosen or "-".join(parts) or "experiment").replace("/", "-")
 
     @cached_property
@@ -152,7 +153,9 @@ def compose(overrides: Sequence[str], *, project: Project, strict: bool = True) 
     well, problems = read_overrides(overrides)
     good = [str(override.input_line) for override in well]
     try:
+        # Most overrides are right: only if composing fails is each tried by itself
         cfg = None if problems else loader.compose(good)
+        # Hydra accepts both: the faults are then found one by one
         if cfg is not None and (loader.chooses_several(good) or _has_choice_among_values(cfg)):
             cfg = None
     except faults.FAILURES:
@@ -163,6 +166,7 @@ def compose(overrides: Sequence[str], *, project: Project, strict: bool = True) 
         cfg, good, problems = faults.diagnose(
             overrides, load=reader.compose, groups=loader.groups()
         )
+        # The choice may be in a config folder that is not searched from here
         if not project.configs:
             problems = [
                 replace(problem, hint=problem.hint or NO_FOLDER)
@@ -171,9 +175,11 @@ def compose(overrides: Sequence[str], *, project: Project, strict: bool = True) 
                 for problem in problems
             ]
         problems = [*in_files.problems, *problems]
+        # Keys that seem to be missing may be in the file that is not YAML
         if cfg is None or in_files.is_unreadable:
             raise ConfigError(*problems)
     chosen = reader.choices(good)
+    # Before anything resolves them: a few lines can exceed any memory
     require_modest_references(cfg)
     cautions = other_choice.settle(
         cfg, other_choice.changes(reader, good, chosen.get("experiment")), good
@@ -272,6 +278,7 @@ def _parsed(text: str, name: str) -> bytes:
 
     Commands read a config several times, and unpickling takes a sixtieth of the time to parse.
     """
+    # Before OmegaConf reads the text, which takes it 1 ms for each value
     require_modest(text, name, interpolations="none")
     try:
         parsed = OmegaConf.create(text)

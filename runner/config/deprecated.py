@@ -79,6 +79,7 @@ def _warn(text: str) -> None:
     print(f"warning: {text}", file=sys.stderr)
 
 
+# Not None, which a setting may have as its value
 _ABSENT: Any = object()
 
 

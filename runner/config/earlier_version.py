@@ -38,6 +38,7 @@ def as_trained(composed: Composed) -> Composed:
     A setting may be left out if it is an argument with its default: the call stays the same.
     Without such a run, the experiment is returned unchanged.
     """
+    # A run of exactly this experiment counts before those of other versions
     if not settings_are_sound(composed) or composed.folder.path.exists():
         return composed
     now = identity(composed.whole)
@@ -49,6 +50,7 @@ def as_trained(composed: Composed) -> Composed:
             for path in added:
                 above, _, key = path.rpartition(".")
                 del cast(dict[str, Any], OmegaConf.select(cfg, above))[key]
+        # The user's code counts as well, which equal configs do not show
         if (trained := replace(composed, cfg=cfg)).fingerprint == fingerprint:
             _note(
                 composed.name,
@@ -121,6 +123,7 @@ def _has_default(config: Mapping[str, Any], parts: list[str]) -> bool:
         )
     default = next(_defaults(str(target), parts[-1]), None)
     try:
+        # As JSON, a tuple is a list, and 1 is neither 1.0 nor true
         return default is not None and json.dumps(ast.literal_eval(default)) == json.dumps(
             at(config, parts)
         )
@@ -134,6 +137,7 @@ def _defaults(target: str, argument: str) -> Iterator[ast.expr]:
     Nothing if it has none.
     """
     package, _, name = target.rpartition(".")
+    # The module is read as text, so that composing imports no component
     file = Path(samewise.__file__).parent.joinpath(*package.split(".")[1:])
     # Whose modules a relative import means
     home = package if file.is_dir() else package.rpartition(".")[0]

@@ -96,6 +96,7 @@ class FileFaults:
         self._add(problem_in_file(error))
 
     def _add(self, problem: Problem) -> None:
+        # A file may be read more than once
         self._found[problem.where, problem.path, problem.message] = problem
 
     def _leave_out_choices(
@@ -193,6 +194,7 @@ class FileFaults:
             )
         ((key, value),) = cast(dict[Any, Any], entry).items()
         *keywords, address = str(key).split() or [""]
+        # An optional choice may be missing
         if "optional" in keywords or not address:
             return None
         target = address.partition("@")[0]
@@ -235,12 +237,14 @@ class FileFaults:
             return Problem(group, "no such group", hint=nearest(group, self._groups))
         if (
             choice is None
+            # The choice may depend on another
             or "${" in str(choice)
             or str(choice).removesuffix(".yaml") in self._groups[group]
             or choice == "???"
         ):
             return None
         choices = self._groups[group]
+        # PyYAML follows YAML 1.1, where on and off are booleans
         if isinstance(choice, bool) and (word := "on" if choice else "off") in choices:
             return Problem(
                 group,
@@ -354,6 +358,7 @@ def _wrong_values(whole: dict[str, Any], under: str) -> Iterator[tuple[tuple[str
     for path, value in pending:
         names = [*prefix, *map(str, path)]
         full, above = ".".join(names), ".".join(names[:-1])
+        # Keys of components are checked later, by the signatures of their classes
         if above and not is_typed(typed, above):
             continue
         keys: Mapping[str, Any] = getattr(
@@ -367,6 +372,7 @@ def _wrong_values(whole: dict[str, Any], under: str) -> Iterator[tuple[tuple[str
             ]
         else:
             try:
+                # OmegaConf itself decides which values fit, as when it merges the file
                 OmegaConf.update(typed, full, value)
             except OmegaConfBaseException as error:
                 typed = OmegaConf.structured(schema.Experiment)

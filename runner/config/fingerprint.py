@@ -101,6 +101,7 @@ def data_places(whole: Mapping[str, Any]) -> dict[str, Path]:
 
 def fingerprint_of(whole: dict[str, Any]) -> str:
     """The SHA-256 of `identity`: 64 hexadecimal digits."""
+    # The spelling must never change: the folders of existing runs are named by its hash
     text = json.dumps(identity(whole), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -110,6 +111,7 @@ def combine(config: str, code: Mapping[str, Any]) -> str:
     text = json.dumps(
         {"config": config, "code": code}, sort_keys=True, separators=(",", ":"), ensure_ascii=True
     )
+    # Without user code the fingerprint is the config's, as in versions that left code out
     return hashlib.sha256(text.encode()).hexdigest() if code else config
 
 
@@ -131,6 +133,7 @@ def reached_code(whole: Mapping[str, Any], packages: Sequence[str]) -> sources.C
         for name in targets(whole)
         if any(name.startswith(f"{package}.") for package in packages)
     ]
+    # samewise's own code is part of the environment, not of the experiment
     return sources.reach(own, packages, follows=lambda name: name.partition(".")[0] != "samewise")
 
 
@@ -158,6 +161,7 @@ def identity(whole: dict[str, Any]) -> dict[str, Any]:
     restore_names(identified)
     _spell_out(identified)
     _remove_unchanged(identified)
+    # Configs of versions without this setting have the same identity as its default
     if (taken_over := _content(identified.pop("resume_from", None))) is not None:
         identified["resume_from"] = taken_over
     return identified

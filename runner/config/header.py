@@ -39,6 +39,7 @@ def read(text: str) -> tuple[dict[str, str], str]:
         label, str, "label"
     ):
         raise ValueError(wrong)
+    # The file may be a stranger's, or of a version that did not redact labels
     return choices, redact(label)
 
 

@@ -142,6 +142,7 @@ def _build(
     if is_own:  # the user's own code may allow more
         return call(component, path, *positional, **arguments)
     try:
+        # Otherwise a size with a zero too many makes the kernel kill the process
         with refuse_too_much_memory(), _refuse_empty_weights(arguments):
             return call(component, path, *positional, **arguments)
     except MemoryError as error:
@@ -172,10 +173,12 @@ def call(component: Callable[..., Any], path: str, /, *positional: Any, **named:
     except (MemoryError, KeyboardInterrupt):
         raise
     except OSError as error:
+        # A full disk is not the component's fault
         if error.errno == errno.ENOSPC:
             raise
         raise ConfigError(Problem(path, f"{_name(component)} failed: {error}")) from error
     except SystemExit as error:
+        # A constructor that exits would end the training without a message
         message, where = describe_exit(_name(component), error)
         raise ConfigError(Problem(path, message, hint=where)) from error
     except Exception as error:
@@ -226,6 +229,7 @@ def locate(target: Any, path: str, allowed: Sequence[str]) -> Callable[..., Any]
             target_object = _import(name, target, where, target_object)
         else:
             target_object = _attribute(target_object, part, target, where)
+        # `torch.os.system` begins in an allowed package and leaves it
         if count > 1 and not _reachable(target_object, allowed):
             raise ConfigError(
                 _refusal(
@@ -256,10 +260,12 @@ def _import(name: str, target: str, where: str, parent: Any) -> types.ModuleType
         hint = _in_submodule(parent, last) or (nearest(last, names) if names else "")
         raise ConfigError(Problem(where, fault, target, hint=hint)) from None
     try:
+        # Imported before: no code of the module runs now
         if name in sys.modules:
             return importlib.import_module(name)
         with unchanged_torch_settings() as changed:
             module = importlib.import_module(name)
+        # Every rank imports the module, and one warning is enough
         if changed and os.environ.get("RANK", "0") == "0":
             fault = (
                 f"importing {name} changes settings of torch ({first_few(changed, 3)}), which "

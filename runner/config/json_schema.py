@@ -46,6 +46,7 @@ def project_schemas(project: Project) -> tuple[dict[str, Schema], list[Problem]]
     writer = Writer(project)
     definitions = {_id(name): definition for name, definition in writer.definitions().items()}
     wholes = {name: _id(f"file of {name}") for name in writer.choices} | {ROOT: "root"}
+    # By the mark, `write` recognises the files that it may replace
     head = {"$schema": DRAFT, "$comment": MARK}
     schemas = {
         name: head | {"allOf": [{"$ref": f"definitions.json#/definitions/{whole}"}]}
@@ -182,6 +183,7 @@ class Writer:
             name: json_types.call_schema(member) for name, member in every.items()
         }
         for names in self.used.values():
+            # Components with problems have no definition
             names[:] = [name for name in dict.fromkeys(names) if name in self.found]
         self.found |= json_types.SHARED
         for name, members in (("part", self.parts), *self.places.items()):

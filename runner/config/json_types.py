@@ -174,6 +174,7 @@ def call_schema(component: Callable[..., Any]) -> Schema:
             inspect.Parameter.KEYWORD_ONLY,
         ):
             argument = schema_of(evaluate(parameter.annotation, component))
+            # An argument with the default None takes null, whatever its annotation says
             if parameter.default is None and "anyOf" in argument:
                 argument = {"anyOf": [*argument["anyOf"], {"type": "null"}]}
             elif parameter.default is None and argument == {"type": "string"}:
@@ -225,6 +226,7 @@ def arguments(component: Any) -> dict[str, str]:
             for name, text in UNDESCRIBED.items()
             if name in inspect.signature(returned).parameters
         }
+    # The nearest docstring counts, so it comes last
     for owner in reversed(documented):
         described |= _described(inspect.cleandoc(owner.__doc__ or ""))
     for name, text in described.items():

@@ -31,6 +31,7 @@ def make_harmless(
     ConfigError if it has an address to download from, or asks for thousands of processes.
     """
     try:
+        # By name, since an address may be given by its position
         arguments = inspect.signature(component).bind_partial(*positional, **keywords).arguments
     except TypeError:  # creating it will report this more clearly
         arguments = keywords

@@ -137,6 +137,7 @@ class Loader:
         group_choices = dict[str, list[str]]()
         for name in self.groups_in(under):
             group = f"{under}/{name}" if under else name
+            # Hydra's own settings are not a group to choose from
             if group != "hydra":
                 group_choices[group] = self.choices_of(group)
                 group_choices |= self.groups(group)
@@ -199,6 +200,7 @@ class Loader:
         """
         key = tuple(overrides)
         if key not in self._selected:
+            # Hydra makes its sources once in a process, for all loaders
             asking = _asking.set(self)
             try:
                 with _current_rules():
@@ -229,6 +231,7 @@ class Loader:
     def compose(self, overrides: Sequence[str]) -> DictConfig:
         """The root config with overrides, closed to new keys."""
         selected, cfg = self.select(overrides), OmegaConf.create()
+        # `read` returns a new config each time, so no copy is needed to merge it
         with flag_override(cfg, "no_deepcopy_set_nodes", True):
             for default in selected.defaults:
                 config = self.read(default.config_path).config
@@ -243,6 +246,7 @@ class Loader:
                         f"composing config:\n{error}"
                     )
                     raise ConfigCompositionException(message) from None
+        # Files may add keys to open groups; overrides need a + for that
         OmegaConf.set_struct(cfg, True)
         apply(selected.config_overrides, cfg)
         return cfg
@@ -253,6 +257,7 @@ class Loader:
         The first is the one that is read.
         """
         files = (
+            # Hydra takes a choice's name with its extension too
             (folder, folder / (name if name.endswith(".yaml") else f"{name}.yaml"))
             for folder in self._folders
             if _is_inside(name)
@@ -324,6 +329,7 @@ class _Source(ConfigSource):
         return ConfigResult(
             self.provider,
             self.full_path(),
+            # Hydra sees nothing else of the file, which is merged in `compose`
             OmegaConf.create({"defaults": file.defaults}),
             {"package": file.package},
         )
@@ -378,9 +384,11 @@ def _hydra() -> ConfigLoader:
         Plugins.instance().register(plugin)
     used = GlobalHydra.instance()
     hydra_settings, resolvers = used.hydra, set(filter(OmegaConf.has_resolver, _RESOLVERS))
+    # Hydra refuses to be initialised twice, and the program may use it itself
     used.clear()
     try:
         with (
+            # Hydra's set-up and its plugins warn of what the user cannot change
             warnings.catch_warnings(action="ignore"),
             hydra.initialize_config_module(
                 "samewise.configs", job_name=JobRuntime.instance().get("name"), **_BASE

@@ -79,6 +79,7 @@ def settle(cfg: DictConfig, overrides: Sequence[str] = (), before: Any = None) -
         else [str(listed)]
     )
     if listed is None or not names or len(set(names)) < len(names):
+        # A sound metric, so that the rest of the config can be checked
         cfg.evaluate.monitor, cfg.evaluate.mode = "valid/loss", Mode.min
         shown = OmegaConf.to_container(monitor) if OmegaConf.is_config(monitor) else monitor
         return [
@@ -106,6 +107,7 @@ def settle(cfg: DictConfig, overrides: Sequence[str] = (), before: Any = None) -
     for name in names[1:]:
         if name in cfg.evaluate.also:
             continue
+        # An experiment's own monitor keeps its mode beside further ones
         mode = in_file if [name] == earlier[:1] and in_file is not None else mode_of(name)
         if mode is None:
             problems.append(

@@ -39,6 +39,7 @@ def origins(overrides: Sequence[str], *, project: Project) -> dict[str, str]:
     By config path: `samewise's configs/optimizer/sgd.yaml:3`, a project's own file with its whole
     path, `samewise's runner/config/schema.py:157`, or `override seed=1`.
     """
+    # Faulty parts of files are left out, so that the rest can be located
     loader = Loader(project, faults_in_files(Loader(project)))
     selected, labels = loader.select(overrides), dict[str, str]()
     for file_value in values_of(loader, selected.defaults):
@@ -114,6 +115,7 @@ def locate_problems(
 ) -> list[Problem]:
     """The problems, each with the line of the file that sets its value, if a file does."""
     overridden = {override.lstrip("+").partition("=")[0] for override in overrides}
+    # Only if needed, since `origins` goes through all files again
     if all(problem.where or problem.path in (*overridden, "") for problem in problems):
         return list(problems)
     set_by, located = origins(overrides, project=project), list[Problem]()

@@ -175,6 +175,7 @@ def settle(cfg: DictConfig, changed: Sequence[Change], overrides: Sequence[str])
         settings = [
             value
             for value in change.settings
+            # An override may have removed the value, or set it
             if at(whole, value.path, ...) is not ... and not _overlaps(value.path, by_user)
         ]
         removed = {

@@ -46,6 +46,7 @@ def read_overrides(texts: Sequence[str]) -> tuple[list[Override], list[Problem]]
     """The overrides that can be parsed and have one value, and a problem for each other."""
     parser = OverridesParser.create()
     good, problems = list[Override](), list[Problem]()
+    # First, since each part would be reported as a fault of its own
     texts, split = remove_split_overrides(texts, parser)
     problems += split
     for text in texts:
@@ -138,6 +139,7 @@ def repeated(overrides: Sequence[Override]) -> list[Problem]:
                 override.get_value_element_as_str()
             )
     repeats = {
+        # A password is recognised by the name of its key
         key: [str(redact_values({key: value})[key]) for value in values]
         for key, values in by_key.items()
         if len({*values}) > 1

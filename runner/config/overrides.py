@@ -120,6 +120,7 @@ def diagnose(
     any), those overrides, and the problems.
     """
     read_well, problems = read_overrides(overrides)
+    # Choices come before values, which may be keys of what is chosen
     of_groups = [
         override
         for override in read_well
@@ -270,6 +271,7 @@ def _compose_most(
     try:
         cfg = load([])
     except FAILURES as error:
+        # Without any override, the fault is in a file
         return None, [], [problem_in_file(error)]
     good, problems = list[str](), list[Problem]()
     for text in chosen:

@@ -88,6 +88,7 @@ def find(
             root, settings = folder, table
             problems += [*_wrong_settings(file, table), *_foreign_file(file, here)]
             break
+    # Before anything of the file is used: the packages that it names would be run
     if problems:
         raise ConfigError(*problems)
 
@@ -98,6 +99,7 @@ def find(
         sys.path.append(str(root))
     config_folders = [Path(folder).expanduser().resolve() for folder in configs]
     folders = [
+        # Before the project's, since the first folder that has a file counts
         *config_folders,
         *([(root / settings["configs"]).resolve()] if "configs" in settings else []),
     ]

@@ -52,7 +52,9 @@ def _collect(node: Any, path: tuple[str, ...], references: dict[str, str]) -> No
     elif (
         isinstance(node, str)
         and _refers_only(node)
+        # The text is written into config.yaml, where a secret should not be
         and redact(node) == node
+        # The joined path would lead elsewhere
         and not any("." in part for part in path)
     ):
         references[".".join(path)] = node
@@ -114,6 +116,7 @@ def require_modest_references(cfg: DictConfig) -> None:
     try:
         size, links, values = _measure(whole, (), whole, sizes)
     except RecursionError:
+        # A chain that exceeds Python's stack exceeds the limit too
         size, links, values = 0, LINKS + 1, 0
     if links > LINKS:
         hint = "refer to the first of them"
@@ -167,6 +170,7 @@ def _measure(
             parts, size, links = [], len(str(node)), 0
         size += sum(size for size, *_ in parts)
         sizes[path] = (
+            # Values that each repeat another twice make sums of any size
             min(1 + size, LARGEST),
             links + max((links for _, links, _ in parts), default=0),
             own + sum(values for *_, values in parts),

@@ -75,6 +75,7 @@ def config_in(file: Path, overrides: Sequence[str] = ()) -> Composed:
         if key.startswith("++"):  # sets a key or adds it
             override, key = (override[2:], key[2:]) if exists else (override[1:], key[1:])
         try:
+            # A second run was given in place of an override
             if not separator and Path(override).exists():
                 problems.append(
                     Problem(
@@ -138,6 +139,7 @@ def config_in(file: Path, overrides: Sequence[str] = ()) -> Composed:
     problems += [problem for some in compose.settle(cfg, overrides, before) for problem in some]
     if problems:
         raise ConfigError(*problems)
+    # Configs of earlier versions do not record which values were copies
     if overrides and header.read_references(read_text(file) or "") is None:
         for caution in _cautions_of_copies(plain(saved.cfg), overrides):
             print(f"warning: {caution}", file=sys.stderr)

@@ -101,6 +101,7 @@ KINDS = {
     "sweeper": Kind(
         "a sweeper", ("samewise.runner.sweepers",), "samewise.runner.sweepers.base.Sweeper"
     ),
+    # Not in a config: the variable by which a sweeper gives its jobs a callback
     "SAMEWISE_REPORTER": Kind(
         "a callback", ("samewise.runner.sweepers",), f"{INTERFACES}.Callback"
     ),
@@ -222,6 +223,7 @@ def _is_torch_dataset(cls: type) -> bool:
 
 def return_class(function: Callable[..., Any]) -> type | None:
     """The class in the return annotation of a module's own function."""
+    # Methods and inner functions do not count
     if "." in getattr(function, "__qualname__", "."):
         return None
     returned = evaluate(inspect.signature(function).return_annotation, function)
@@ -229,6 +231,7 @@ def return_class(function: Callable[..., Any]) -> type | None:
         origin
     ):  # of Dataset[Sample]
         return origin
+    # typing.Any is a class since Python 3.11
     return returned if isinstance(returned, type) and returned is not Any else None
 
 

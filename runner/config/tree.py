@@ -182,4 +182,5 @@ def _resolved(cfg: Any, path: tuple[Any, ...], content: Any) -> Any:
 
 def same(a: Any, b: Any) -> bool:
     """Return whether two values are of one type and equal; NaN equals itself."""
+    # 1, 1.0 and True are equal in Python
     return type(a) is type(b) and (a == b or (a != a and b != b))

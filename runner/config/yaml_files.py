@@ -23,6 +23,7 @@ Interpolations = Literal["all", "own", "none"]
 saved config is resolved."""
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+# So many letters of a text count as one more value
 _LONG = 100
 _OWN = re.compile(r"\$\{\s*(?:oc\.select\s*:)?[^{}:$]*\}")
 
@@ -53,6 +54,7 @@ def _quote(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     return dumper.represent_scalar(
         "tag:yaml.org,2002:str",
         text,
+        # PyYAML reads 1e-3 as text, YAML 1.2 as a number; `on` is a boolean in YAML 1.1 alone
         style="'" if text.lower() in _BOOLEANS or _is_number(text) else None,
     )
 

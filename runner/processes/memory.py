@@ -17,6 +17,7 @@ from samewise.runner.errors import ConfigError, Problem
 _SHARE: Final = 0.9
 _LEAST: Final = 2 << 30
 """Bytes that are always allowed: much allocated memory is never touched."""
+# Files of control groups in version 2, then in version 1
 _GROUPS: Final = (
     ("memory.max", "memory.current", "memory.stat"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
@@ -34,6 +35,7 @@ def free_memory(groups: Path = Path("/sys/fs/cgroup")) -> int:
     free = psutil.virtual_memory().available
     for names in _GROUPS:
         limit, used, details = (groups / name for name in names)
+        # Without a limit, version 2 has the word `max`
         if limit.is_file() and used.is_file() and (text := limit.read_text().strip()).isdecimal():
             counts = (
                 dict(line.split() for line in details.read_text().splitlines() if line)
@@ -54,6 +56,7 @@ def refuse_too_much_memory() -> Generator[None]:
     import psutil
 
     try:
+        # The sixth number is data and stack in pages (proc(5))
         used = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
     except OSError:
         yield
@@ -64,6 +67,7 @@ def refuse_too_much_memory() -> Generator[None]:
         # RLIMIT_DATA counts the pages that a process can write and shares with no other.
         resource.RLIMIT_DATA,
         (
+            # RLIM_INFINITY is -1, which is less than any limit
             min([limit, *(x for x in (soft_limit, hard_limit) if x != resource.RLIM_INFINITY)]),
             hard_limit,
         ),

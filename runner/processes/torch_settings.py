@@ -55,6 +55,7 @@ def flushes_denormals() -> bool:
     """Return whether this thread computes with 0 in place of the smallest numbers."""
     import torch
 
+    # torch has a setter for this, but no getter
     return (torch.full((), 1e-310, dtype=torch.float64, device="cpu") * 1).item() == 0
 
 
@@ -84,6 +85,7 @@ def switches() -> list[Switch]:
         ),
         Switch(
             torch.get_default_device,
+            # Any device, even the CPU, makes torch intercept each call; None does not
             lambda device: torch.set_default_device(None if device.type == "cpu" else device),
             torch.device("cpu"),
             "the default device",

@@ -103,6 +103,7 @@ def prepare(settings: Any) -> None:
             )
         )
     for name in changed:
+        # The first value is the user's; later ones are those of experiments
         _REPLACED.setdefault(name, os.environ.pop(name, None))
     os.environ.update(
         HASH_SEED

@@ -108,6 +108,7 @@ def read(path: Path) -> dict[str, Any]:
 
 def _read(path: Path) -> dict[str, Any]:
     expected = str(read_manifest(path).get("sha256"))
+    # Before torch reads the file, whose error would not say that it was altered
     actual = sha256(path / "state.pt")
     if actual != expected:
         reason = "the checkpoint was cut short or altered since it was written"
@@ -124,6 +125,7 @@ def _read(path: Path) -> dict[str, Any]:
     require_shape(path / "state.pt", state, {"shards?": {str: str}})
     require_format(path, state)
     for name, digest in state.get("shards", {}).items():
+        # A received state may name any file of the user's
         if Path(name).name != name:
             raise damaged_file(
                 path / "state.pt", f"it names {name!r}, which is not a file among its shards"

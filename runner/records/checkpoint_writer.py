@@ -79,6 +79,7 @@ class Checkpoints:
         Raises:
             TrainingError: This checkpoint, or the one before it, could not be written.
         """
+        # The checkpoint before must be complete, and its failure is raised here
         self.wait()
         if not self._settings.background:
             self._write(step, state, metrics)
@@ -143,8 +144,10 @@ class Checkpoints:
                 "metrics": dict(metrics),
             }
             write_json(temporary / "manifest.json", {"format": FORMAT, **manifest})
+            # os.replace cannot replace a folder with files in it
             replaced = set_aside(final, "replaced") if os.path.lexists(final) else None
             os.replace(temporary, final)
+            # Durable before a link leads there and older checkpoints are removed
             fsync_folder(self._folder)
             if replaced:
                 shutil.rmtree(replaced, ignore_errors=True)
@@ -170,6 +173,7 @@ class Checkpoints:
     def _link(self, name: str, target: Path) -> None:
         temporary = self._folder / f".{name}.{os.getpid()}.tmp"
         temporary.unlink(missing_ok=True)
+        # Relative, so that the run's folder can be moved
         temporary.symlink_to(target.name)
         link = self._folder / name
         if link.is_dir() and not link.is_symlink():
@@ -241,6 +245,7 @@ def _write_error(folder: Path) -> int | None:
     """
     try:
         with tempfile.TemporaryFile(dir=folder) as probe:
+            # Reserves the space, which a file with holes would not
             os.posix_fallocate(probe.fileno(), 0, 1 << 26)
     except OSError as error:
         return error.errno

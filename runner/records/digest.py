@@ -186,12 +186,14 @@ def _pieces(value: Any, name: str = "") -> Iterator[Any]:
             yield from _pieces(item, str(key))  # pyright: ignore[reportUnknownArgumentType]
         yield from _attributes(value, name)
     elif isinstance(value, list | tuple):
+        # The length tells [[1], 2] from [[1, 2]]
         yield len(value)  # pyright: ignore[reportUnknownArgumentType]
         for item in value:  # pyright: ignore[reportUnknownVariableType]
             yield from _pieces(item, name)
         yield from _attributes(value, name)
     elif isinstance(value, np.ndarray):
         yield f"{value.dtype}{list(value.shape)}".encode()
+        # Such an array holds addresses, which differ in each process
         if value.dtype.hasobject:
             yield from _pieces(value.reshape(-1).tolist(), name)
         elif value.nbytes:
@@ -201,6 +203,7 @@ def _pieces(value: Any, name: str = "") -> Iterator[Any]:
     elif type(value) in (set, frozenset) and all(map(is_written_whole, value)):
         yield written_set(value).encode()
     elif is_written_whole(value):
+        # An address differs in each process
         if " at 0x" in (text := repr(value)):
             raise _undigested(f"of type {type(value).__qualname__}", name)
         yield text.encode()
@@ -343,6 +346,7 @@ def _memory(tensor: Tensor) -> Any:
         dense = dense.to("cpu")
     if not dense.is_contiguous():
         dense = on_device.dense(dense)
+    # NumPy has no bfloat16; the bits are the same in an int16
     if dense.dtype is torch.bfloat16:
         dense = dense.view(torch.int16)
     try:
@@ -381,6 +385,7 @@ def tensor_digests(
 
 def _shards(tensor: Tensor, shards: int) -> list[Tensor]:
     parts = list(tensor.chunk(shards))
+    # torch.chunk may return fewer parts than asked for
     return [*parts, *[tensor[:0]] * (shards - len(parts))]
 
 
@@ -395,6 +400,7 @@ def state_sha256(state: Mapping[str, Any]) -> str:
     Names are paths (`schedule/best`); plain values are hashed as their repr.
     """
     total = hashlib.sha256()
+    # The order in which names were added does not count
     for name, value in sorted(_leaves(state), key=itemgetter(0)):
         if isinstance(value, Tensor):
             dtype, shape = str(value.dtype).removeprefix("torch."), ",".join(map(str, value.shape))

@@ -102,6 +102,7 @@ def record(
     contents["decides"] = {
         **{f"versions.{name}": versions[name] for name in NUMERIC},
         "device": contents["device"],
+        # Portable bits do not depend on the processor's model
         **({} if portable else {f"cpu.{name}": value for name, value in _cpu().items()}),
         "cpu.capability": contents["cpu"]["capability"],
         **{f"optimizers.{phase}": facts["implementation"] for phase, facts in optimizers.items()},
@@ -179,6 +180,7 @@ def expectation(
 RECORDS_DIFF = "SAMEWISE_GIT_DIFF"
 """Environment variable: 0 leaves the diff of uncommitted work out of the record."""
 
+# Pathspecs of git that exclude files of secrets anywhere in the checkout
 _LEFT_OUT = [
     f":(top,exclude,icase,glob)**/{name}{below}" for name in SECRET_FILES for below in ("", "/**")
 ]
@@ -220,6 +222,7 @@ def git_state(folder: Path) -> dict[str, Any]:
             *filters,
             "diff",
             "--no-ext-diff",
+            # Otherwise git runs in each submodule, by the configuration of that one
             "--ignore-submodules=dirty",
             "--name-only",
             "HEAD",
@@ -236,6 +239,7 @@ def git_state(folder: Path) -> dict[str, Any]:
     arguments = (
         "diff",
         "--no-ext-diff",
+        # The checkout's attributes choose converters, which are commands
         "--no-textconv",
         "--ignore-submodules=dirty",
         "HEAD",
@@ -268,6 +272,7 @@ def _filter_options(folder: Path) -> list[str] | None:
         for name in names
         for part in ("-c", f"{name}={'false' if name.endswith('.required') else ''}")
     ]
+    # `git -c` ends the name at the first =, so that such a filter cannot be turned off
     return None if any("=" in name for name in names) else options
 
 
@@ -315,6 +320,7 @@ def _device(device: torch.device) -> dict[str, Any]:
 def _cpu() -> dict[str, str]:
     """Return the processor's model name and, on x86, its generation."""
     try:
+        # The first processor stands for all
         lines = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0].splitlines()
     except OSError:
         return {"model": platform.processor()}

@@ -34,9 +34,11 @@ def write_atomically(path: Path, data: bytes | str) -> None:
         TrainingError: The disk is full or the file cannot be written; the old content is still
             there.
     """
+    # In the same folder, since a rename does not leave its disk
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     raw = data.encode() if isinstance(data, str) else data
     try:
+        # A killed process of the same number may have left it
         temporary.unlink(missing_ok=True)
         # "x" does not write through a link that someone else has made
         with open(temporary, "xb") as handle:
@@ -44,6 +46,7 @@ def write_atomically(path: Path, data: bytes | str) -> None:
             handle.flush()
             os.fsync(handle.fileno())
         os.replace(temporary, path)
+        # Without this a crash may undo the rename
         fsync_folder(path.parent)
     except OSError as error:
         temporary.unlink(missing_ok=True)
@@ -162,6 +165,7 @@ def open_to_read(path: Path) -> BufferedReader | None:
         ConfigError: It cannot be read now.
     """
     try:
+        # Without O_NONBLOCK, opening a pipe waits for someone to write to it
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -200,6 +204,7 @@ def read_text(path: Path) -> str | None:
         return None
     with handle:
         try:
+            # One byte more shows that the file is too large
             raw = handle.read(min(os.fstat(handle.fileno()).st_size, LARGEST) + 1)
         except OSError as error:
             raise _unreadable(path, error) from None
@@ -282,6 +287,7 @@ def cut_torn_line(file: int) -> None:
     """Cut an incomplete last line off an open file, left by a process that died while writing."""
     size = end = os.fstat(file).st_size
     while end > 0:
+        # In blocks from the end, since the file may be large
         start = max(0, end - 65536)
         newline = os.pread(file, end - start, start).rfind(b"\n")
         if newline >= 0:

@@ -119,6 +119,7 @@ class RunFolder:
                 f"{shlex.quote(str(self.path))} --trust` to sign the folder"
             )
             raise DamagedFile(Problem(str(self.checkpoints), message, hint=hint))
+        # The other files are replaced, which writes through no link
         require_no_link(self.artifacts, self.lock, *(self.path / name for name in APPENDED))
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)

@@ -17,6 +17,7 @@ from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.kept_checkpoints import choose_checkpoint, note_if_not_meant
 
 RUN: Final = "a run's folder or name, the start of its fingerprint, or its MLflow run id"
+# Folders of a run root with MLflow's artifacts and the user's code
 _NO_RUNS = ("mlartifacts", ".code")
 RESTORE: Final = (
     "if it is one, restore config.yaml from a copy: nothing else records what was trained"
@@ -159,6 +160,7 @@ def chosen_checkpoint(folder: RunFolder, which: str) -> Path | None:
     `best` is the last one if none is marked best.
     """
     link = _link(folder, which)
+    # A copy that was made without links has none, or a folder in its place
     if link.is_symlink() and link.is_dir():
         return link.resolve()
     with suppress(CheckpointError):

@@ -30,6 +30,7 @@ _NAMED = re.compile(
     r"hf:(?P<name>[\w-][\w.-]*(?:/[\w-][\w.-]*)?)(?:@(?P<revision>[\w-][\w.-]*))?", re.ASCII
 )
 _COMMIT = re.compile("[0-9a-f]{40}")
+# No path, which could lead out of the folder
 _FILE = re.compile(r"[\w-][\w.-]*\.safetensors", re.ASCII)
 
 
@@ -109,6 +110,7 @@ def snapshot(weights: str) -> Path:
 
 def cache() -> Path:
     """Return the folder of Hugging Face's downloads."""
+    # In the order of huggingface_hub; the second is the older name
     for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         if folder := os.environ.get(variable):
             return Path(folder).expanduser()
@@ -182,6 +184,7 @@ def digest_of(files: Sequence[Path]) -> str:
     digests = [sha256(file) for file in files]
     for file, digest in zip(files, digests, strict=True):
         blob = file.resolve().name
+        # Only the blobs of large files are called by their SHA-256
         if SHA256.fullmatch(blob) and blob != digest:
             message = f"the file in Hugging Face's cache does not match its checksum: {file}"
             raise ConfigError(

@@ -55,6 +55,7 @@ def list_checkpoints(folder: Path) -> list[CheckpointFolder]:
     steps = (
         (int(match[1]), folder / name)
         for name in names
+        # Other names are those of unfinished writes, and of folders that were set aside
         if (match := re.fullmatch(r"step-(\d{8,18})", name))
     )
     return [CheckpointFolder(path, step, _metrics(path)) for step, path in sorted(steps)]
@@ -231,6 +232,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     manifest = read_json(file, dict)
     if manifest is None:
         raise incomplete(path)
+    # Before the shape is checked, which another format may not have
     if "format" in manifest:
         require_format(path, manifest)
     return require_shape(file, manifest, {"format": int, **shapes.MANIFEST})

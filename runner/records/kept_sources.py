@@ -40,6 +40,7 @@ def write_record(record: Path, config: str, files: sources.Files) -> None:
     """
     home = _home(record.resolve().parents[2])
     home.mkdir(exist_ok=True)
+    # Until the record names its texts, `remove_unnamed` must not run
     with locks.hold(home / ".lock", wait=True, sign=False):
         texts = dict[str, str]()
         for label, digests in files.items():
@@ -88,6 +89,7 @@ def remove_unnamed(run_root: Path) -> None:
         return
     with locks.hold(home / ".lock", wait=True, sign=False):
         paths = run_root.glob("*/*/sources.json")
+        # By searching the text, so that a damaged record keeps its files too
         names = set(_NAME.findall("\n".join(path.read_text("utf-8", "replace") for path in paths)))
         for path in home.iterdir():
             if path.name not in names and _NAME.fullmatch(path.name):

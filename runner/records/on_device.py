@@ -22,7 +22,9 @@ from samewise.runner.torch_private import foreach_mul_
 NAME = "multilinear64"
 """Name of the digest in a trace's head."""
 _ROW = 1 << 20
+# The int64 products of a group take 128 MiB
 _GROUP = 16 * _ROW
+# The increment of splitmix64: 2**64 divided by the golden ratio
 _STRIDE = 0x9E3779B97F4A7C15
 _PLAIN = (Tensor, nn.Parameter)
 
@@ -179,6 +181,7 @@ def _is_whole(tensor: Tensor) -> bool:
     is_dense = tensor.is_contiguous() or (
         tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
     )
+    # The kernel reads whole words at aligned addresses
     return is_dense and not (tensor.nbytes | tensor.data_ptr()) & 3
 
 
@@ -211,7 +214,9 @@ def _words(tensor: Tensor) -> Tensor:
 @lru_cache(8)
 def _factors(device: torch.device, length: int) -> Tensor:
     """Return the factors of a row's words, int64[length], on the device."""
+    # Overflow is meant: the digest is modulo 2**64
     with np.errstate(over="ignore"):
+        # Odd factors, so that one word that differs always changes the sum
         mixed = _splitmix64(np.arange(length, dtype=np.uint64) * np.uint64(_STRIDE)) | np.uint64(1)
     return torch.from_numpy(mixed.view(np.int64)).to(device)
 

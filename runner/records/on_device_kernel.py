@@ -23,6 +23,7 @@ CHUNK, BLOCK = 1 << 14, 1 << 11
 """Words that a program adds up at most, and at a time."""
 
 
+# Specialised, the kernel would be compiled anew for some numbers of chunks
 @triton.jit(do_not_specialize=["programs"])
 def add_up(chunks, programs, factors, sums, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
     """Add up words times factors, modulo 2**64.

@@ -57,6 +57,7 @@ def _read(own: tuple[str, ...]) -> tuple[Mapping[str, str], str]:
 def changes(environment: Mapping[str, Any]) -> list[str]:
     """Describe in at most one sentence how samewise's code has changed since a run was trained."""
     before: Mapping[str, str] = environment.get("code", {})
+    # If the bytes are the same, no file need be parsed
     if not before or environment.get("code_state") == sources.raw_state(before):
         return []
     return differences(

@@ -177,6 +177,7 @@ def describe_misfit(value: Any, shape: Any, at: str = "") -> str:
         at: The value's place in the file, for the message.
     """
     if isinstance(shape, tuple):
+        # The first of several shapes is the usual one, which the message is about
         misfit = describe_misfit(value, shape[0], at)
         return misfit if misfit and all(describe_misfit(value, x, at) for x in shape[1:]) else ""
     if isinstance(shape, frozenset):
@@ -208,6 +209,7 @@ def describe_misfit(value: Any, shape: Any, at: str = "") -> str:
         value is None
         if shape is None
         else isinstance(value, _KINDS.get(shape, shape))
+        # True is an int in Python
         and (shape is object or not isinstance(value, bool) or shape is bool)
     )
     if fits and isinstance(value, int) and shape in (int, float) and abs(value) >= 2**63:

@@ -181,8 +181,10 @@ def _read_index(folder: Path, listed: Collection[str]) -> Any:
     for place in places.values():
         if (
             not isinstance(place, StorageInfo)
+            # A subclass may compare equal to any name
             or type(place.relative_path) is not str
             or place.relative_path not in listed
+            # These name the extensions by which torch would decode the file
             or place.transform_descriptors
         ):
             raise pickle.UnpicklingError(

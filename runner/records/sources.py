@@ -177,6 +177,7 @@ class _Walk:
                     if part.computes and _is_within(module.name, ["samewise"]):
                         self._whole.add(module.name)
                     elif part.computes:
+                        # Which names are computed is unknown, so the whole package counts
                         self._values.add(module.name.partition(".")[0])
                     imported |= set(_find_imports(module, part))
                 for name in bindings.keys() if is_whole else bindings.keys() & names:
@@ -524,6 +525,7 @@ def _all_files(module: _Module) -> Iterator[tuple[str, Path]]:
         yield module.label, module.file
     for folder in module.places:
         for at, folders, names in os.walk(folder):
+            # In place: os.walk goes only into the folders that are left in its list
             folders[:] = sorted(
                 name for name in folders if name != "__pycache__" and not name.startswith(".")
             )

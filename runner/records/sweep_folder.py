@@ -175,6 +175,7 @@ class SweepFolder:
             try:
                 value = parse_json(line)
             except ValueError:
+                # A line without its end was cut off by a crash, and its point has started no job
                 torn = number if line.endswith(b"\n") else 0
                 continue
             point = Point(**require_shape(file, value, shapes.POINT, f"line {number}"))
@@ -197,6 +198,7 @@ class SweepFolder:
             return
         with open(self.path / "points.jsonl", "ab+") as handle:
             end = handle.tell()
+            # A crash may have cut off the end of the last line
             torn = end and os.pread(handle.fileno(), 1, end - 1) != b"\n"
             text = "".join(json.dumps(asdict(point)) + "\n" for point in points)
             handle.write((("\n" if torn else "") + text).encode())

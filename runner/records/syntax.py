@@ -129,11 +129,13 @@ def _read(file: str, *state: int) -> Syntax:
         part.is_run |= (
             not name
             or bool(getattr(node, "decorator_list", ()))
+            # Python itself calls a module's `__getattr__`, which no text names
             or (isinstance(node, _DEFINITIONS) and name.startswith("__"))
         )
         _collect(node, name, contents.setdefault(name, {}), _Writer(part))
     for name, texts in contents.items():
         parts[name].digests = {
+            # String literals may contain lone surrogates
             inner: hashlib.sha256("\n".join(x).encode("utf-8", "surrogatepass")).hexdigest()[:16]
             for inner, x in texts.items()
         }
@@ -176,6 +178,7 @@ def _collect(node: ast.stmt, name: str, contents: dict[str, list[str]], writer: 
     own = contents.setdefault(name, [])
     own.append(
         writer.write(
+            # Python 3.11 has no type parameters
             [node.bases, node.keywords, node.decorator_list, getattr(node, "type_params", [])]
         )
     )

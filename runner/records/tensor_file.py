@@ -55,6 +55,7 @@ def write_tensors(
         header = json.dumps(
             {"__metadata__": dict(about), **json.loads(content[8:start])}, separators=(",", ":")
         ).encode()
+        # The format aligns the tensors' bytes to 8, by spaces after the header
         header += b" " * (-len(header) % 8)
         content = len(header).to_bytes(8, "little") + header + content[start:]
     write_atomically(path, content)

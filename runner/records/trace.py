@@ -114,7 +114,9 @@ class Trace:
         self._layers_every = layers_every_steps
         self._model = model
         self._parameters = list(model.parameters())
+        # With keep_vars these are the parameters themselves, whose later values are digested
         self._state: dict[str, Tensor | None] = model.state_dict(keep_vars=True)
+        # Shared weights have a name in each of their places, as in the state_dict
         own = {
             **dict(model.named_parameters(remove_duplicate=False)),
             **dict(model.named_buffers(remove_duplicate=False)),
@@ -173,6 +175,8 @@ class Trace:
             _, head = next(read_lines(self._path))
             self.algorithm = algorithm_of(self._path, parse_json(head))
         else:
+            # Format 2 names its algorithm; format 1, which has only xxh3, is that of earlier
+            # versions
             form = (
                 {"format": 1}
                 if self.algorithm == XXH3
@@ -181,6 +185,7 @@ class Trace:
             start = {"initial": {"step": step, "weights": shorten(initial())}} if initial else {}
             head = {**form, **self._shards, **self._names, **start}
             self._path.write_text(json.dumps(head, separators=(",", ":")) + "\n")
+        # Unbuffered, since `_write_lines` writes many lines at once
         self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 (closed by `close`)
         fsync_folder(self._path.parent)
 
@@ -225,6 +230,7 @@ class Trace:
         self._gradients, self._weights = [], list
         if self._file:
             self._pending = partial(self._line, step, batch, inputs, loss, gradients, weights)
+        # On the CPU the digests are there already
         if self.algorithm == XXH3:
             self._write()
 
@@ -347,6 +353,7 @@ def _drop_after(path: Path, *, after: int) -> bool:
     """
     end = at = 0
     unreadable, recent = list[int](), list[int]()
+    # A run that begins anew keeps no line of an earlier trace
     for number, text in read_lines(path) if after else ():
         at += len(text)
         line = parse_line(text)

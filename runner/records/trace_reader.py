@@ -39,6 +39,7 @@ def read_trace(path: Path) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
             algorithm_of(path, head := line)
             continue
         step = line["step"]
+        # The chain before the first line is unknown if the trace begins later
         chain = 0 if step == 1 else previous
         if chain is not None and not _follows(line, chain):
             raise damaged_file(

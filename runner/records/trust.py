@@ -115,6 +115,7 @@ def _signature_file(file: Path) -> Path:
 
 
 def _signature(key: str, file: Path, text: str) -> str:
+    # With the name, so that a signed config does not pass for a signed sweep
     return hmac.new(
         bytes.fromhex(key), f"samewise {file.name}\0{text}".encode(), hashlib.sha256
     ).hexdigest()
@@ -152,6 +153,7 @@ def _make(file: Path) -> None:
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     temporary = file.with_name(f".key.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:
+        # Private from the beginning, not by a later chmod
         with os.fdopen(
             os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w"
         ) as handle:

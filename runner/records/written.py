@@ -84,6 +84,7 @@ def is_written_whole(value: Any) -> bool:
 def written_set(value: Any) -> str:
     """Return the repr of a set or frozenset with its elements in order."""
     try:
+        # The order of a set depends on the hash seed
         reprs = list(map(repr, sorted(value)))
     except TypeError:
         reprs = sorted(map(repr, value))

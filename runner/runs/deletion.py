@@ -53,6 +53,7 @@ def _names_checkpoint(folder: str, deleted: Collection[Path]) -> bool:
     # A link may lead to a checkpoint
     checkpoints = [Path(os.path.realpath(os.path.expanduser(value))) for value in values]
     return any(
+        # The path may be relative to another folder
         f"{path.name}/checkpoints/" in text
         or any(checkpoint.is_relative_to(path) for checkpoint in checkpoints)
         for path in deleted
@@ -115,6 +116,7 @@ def delete(runs: Sequence[ListedRun], run_root: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     # Each lock is an open file
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(soft + 2 * len(runs), hard)), hard))
+    # All locks are held before the first run is deleted: either all runs are, or none
     with contextlib.ExitStack() as stack:
         for run in runs:
             folder = RunFolder(Path(run.folder))

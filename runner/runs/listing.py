@@ -144,6 +144,7 @@ def read_run(folder: RunFolder) -> ListedRun:
         )
     step, best = latest(folder, monitor)[0], best_evaluations(folder, modes)
     metrics = best.pop(monitor, {})
+    # The lock ends with its process: a killed run could not record that it has ended
     state = (
         State.running
         if locks.holder(folder.lock) is not None

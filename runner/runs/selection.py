@@ -49,6 +49,7 @@ def matching(runs: Iterable[ListedRun], conditions: Sequence[str]) -> list[Liste
     """
     selected = all_runs = list(runs)
     for condition in conditions:
+        # `<=` comes before `<`, which would match its beginning
         match = re.fullmatch(r"([\w/. -]+?)\s*(!=|<=|>=|=|<|>|~)\s*(.+)", condition)
         if match is None:
             raise ConfigError(
@@ -191,6 +192,7 @@ def varying(runs: Sequence[ListedRun]) -> dict[str, dict[str, Any]]:
     varying_paths = [
         path
         for path in paths
+        # By repr, since values may be lists
         if len({repr(config.get(path, "-")) for config in configs.values() if config}) > 1
     ]
     return {

@@ -97,6 +97,7 @@ def _list_run(client: MlflowClient, run: Run) -> ListedRun:
     return ListedRun(
         name=name,
         run=fingerprint,
+        # `describing.run_name` appends the experiment's name
         label=label.removesuffix(f" ({name})") if label.endswith(f" ({name})") else "",
         code=tags.get("samewise.code", ""),
         state=_STATES.get(info.status, State.interrupted),
@@ -141,6 +142,7 @@ def _metrics(
             math.nan,
             last_step,
         )
+    # Of equal values the first step counts, as in training
     best = (min if mode == "min" else max)(sorted(monitored), key=monitored.__getitem__)
     return (
         {name: history[best] for name, history in values.items() if best in history},

@@ -25,6 +25,7 @@ def problem(uri: str, *, path: str = "tracking.uri") -> Problem | None:
     """Return the problem of a tracking URI, or None; open and create nothing."""
     scheme, separator, _ = uri.partition("://")
     dialect, _, driver = scheme.partition("+")
+    # `user:password@host` without a scheme, of which the message must not show the password
     if re.match(r"(?:file://)?[^/@]*:[^/@]*@", uri):
         return Problem(
             path,
@@ -151,6 +152,7 @@ def sqlite_file(uri: str) -> Path | None:
     scheme, _, rest = uri.partition("://")
     if scheme.partition("+")[0] != "sqlite":
         return None
+    # `sqlite:///x` is a relative path, `sqlite:////x` an absolute one
     name = unquote(rest.partition("?")[0].removeprefix("/"))
     return Path(name) if name not in ("", ":memory:") else None
 

@@ -43,6 +43,7 @@ class Best:
         value = metrics.get(self._monitor)
         if value is None:
             return False
+        # NaN ranks last, so that the first number takes its place
         self.value = min(value, self.value, key=partial(rank, mode=self._mode))
         return True
 

@@ -21,6 +21,7 @@ from samewise.runner.records.folder import RunFolder
 if TYPE_CHECKING:
     from mlflow.entities import DatasetInput
 
+# 250, 6000 and 8000 characters are limits of MLflow, 64 that of W&B
 _KEY_LENGTH = 250
 _PARAM_LENGTH = 6000
 _TAG_LENGTH = 500
@@ -174,6 +175,7 @@ def _dataset_input(split: str, facts: Mapping[str, Any], config: Mapping[str, An
     }
     entity = Dataset(
         name=_fit(str(facts.get("name") or split), 500),
+        # MLflow takes at most 36 characters
         digest=str(facts.get("digest") or facts.get("fingerprint") or "")[:36] or "unknown",
         source_type="local",
         source=json.dumps({"uri": str(source)}),

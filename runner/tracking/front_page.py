@@ -78,6 +78,7 @@ def _arrange(base: str, experiment: Mapping[str, Any], run_parts: Sequence[Part]
     if (
         _NOTE not in tags
         or _sha256(tags[_NOTE]) == tags.get(_NOTE_DIGEST)
+        # Earlier versions wrote descriptions without a digest
         or tags[_NOTE].startswith(_EARLIER)
     ):
         new_tags[_NOTE] = note(experiment["experiment_id"], run_parts)

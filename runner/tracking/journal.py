@@ -65,6 +65,7 @@ class Journal:
 
     def __init__(self, path: Path, *, resume_step: int | None) -> None:
         self.path = path
+        # Refuses a pipe or a device in the journal's place
         if (handle := open_to_read(path)) is not None:
             handle.close()
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -92,6 +93,7 @@ class Journal:
         else:
             self._known[step] = (*self._known.get(step, ()), *keys)
         values = tuple(map(float, metrics.values()))
+        # One test for all: a sum with NaN or an infinity in it is not finite
         numbers = values if math.isfinite(sum(values)) else tuple(map(_spelled, values))
         self._hold((_line(keys) % (step, time.time_ns() // 1_000_000, *numbers)).encode())
         if time.monotonic() >= self._write_at:

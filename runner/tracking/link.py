@@ -99,6 +99,7 @@ def log_size(folder: Path) -> int:
 def _start_child(folder: Path, request: bytes) -> Link:
     command = [
         sys.executable,
+        # No module of the current folder is imported
         "-P",
         "-m",
         "samewise.runner.tracking.sender",
@@ -186,6 +187,7 @@ def environment() -> dict[str, str]:
     python_path = os.environ.get("PYTHONPATH", "")
     path = (
         python_path
+        # An installed samewise is found without PYTHONPATH
         if "site-packages" in home or home in python_path.split(os.pathsep)
         else os.pathsep.join(filter(None, [python_path, home]))
     )

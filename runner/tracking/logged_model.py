@@ -62,6 +62,7 @@ def log(
         else client.create_logged_model(experiment_id, name=name, source_run_id=run_id)
     )
     if str(model.status) != "READY":
+        # On the run's disk, so that the checkpoint's files are linked and not copied
         with tempfile.TemporaryDirectory(prefix=".model-", dir=folder.path) as place:
             _write(Path(place) / "model", folder, config, model_id=model.model_id, run_id=run_id)
             client.log_model_artifacts(model.model_id, str(Path(place) / "model"))

@@ -69,6 +69,7 @@ def read_line() -> bytes:
     """Read one line of standard input and not a byte more; raise EOFError if it ends first."""
     line = bytearray()
     while not line.endswith(b"\n"):
+        # What follows tells `Lifeline` that the trainer ends
         byte = os.read(0, 1)
         if not byte:
             raise EOFError
@@ -175,6 +176,7 @@ def be(folder: RunFolder, trainer: int) -> int:
         # A scheduler that stops a job signals all its processes; this one ends after the trainer
         signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(OSError):
+        # The trainer comes first
         os.nice(_NICE)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
     _LOG.setLevel(logging.INFO)
@@ -185,6 +187,7 @@ def be(folder: RunFolder, trainer: int) -> int:
         return 1
     prepare_environment()
     since = time.monotonic()
+    # The sender of an earlier process of this run may still be at work
     with hold(folder.sending, wait=True):
         code = run(folder, settings, lifeline, trainer, since=since)
     # The trainer may have ended

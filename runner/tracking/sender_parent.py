@@ -91,6 +91,7 @@ def main(address: str) -> int:
     sender.prepare_environment()
     for name in _PRELOAD:
         importlib.import_module(name)
+    # Garbage collection in a fork would copy the pages that it shares with this process
     gc.freeze()
     while True:
         ready, _, _ = select.select([0, listener], [], [])
@@ -113,6 +114,7 @@ def _be(connection: socket.socket) -> NoReturn:
     code = 1
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        # A session of its own, so that Ctrl-C in the terminal does not reach it
         os.setsid()
         os.dup2(connection.detach(), 0)
         run = json.loads(sender.read_line())

@@ -29,6 +29,7 @@ from samewise.runner.tracking.backends import RunGone, Sent
 from samewise.runner.tracking.store import experiment_id
 
 _LOG = logging.getLogger("samewise.tracking")
+# MLflow takes at most 1000 metrics, 100 params and 100 tags in a request
 _BATCH = 1000
 _PARAMS = 100
 SIGNATURE = "config.signature"
@@ -129,6 +130,8 @@ class Sending:
         experiment = experiment_id(self.client, self.settings["experiment"], self.settings)
         run = None
         if self.progress.intent is None:
+            # Before the run is created, so that it is found again if this process is killed in
+            # between
             self._note_progress(experiment_id=experiment, intent=uuid.uuid4().hex)
         else:
             runs = self.client.search_runs(
@@ -186,6 +189,7 @@ class Sending:
                 f"{status}: a late request changed it"
             )
         keys = {key for keys in self._keys.values() for key in keys.taken}
+        # A server may accept what it does not store: then everything is sent again
         if not self.sent.refused and keys - run.data.metrics.keys():
             self._note_progress(sent={}, status=previous)
             raise RuntimeError("the server accepted metrics that it does not have")
@@ -243,6 +247,7 @@ class Sending:
             else {}
         )
         environment: dict[str, Any] = read_json(self.folder.environment, shapes.ENVIRONMENT) or {}
+        # MLflow refuses another value for a param that it has
         stored = self._require_run().data.params
         choices = describing.choices(texts[0])
         params = describing.params(redact_values(config)) | choices
@@ -279,6 +284,7 @@ class Sending:
     def _send_journal(self, path: Path) -> None:
         size = path.stat().st_size if path.exists() else 0
         offset = self.progress.sent.get(path.name, 0)
+        # A shorter journal is another one, which is sent from its beginning
         if offset > size:
             offset = 0
         if offset == size:
@@ -295,6 +301,7 @@ class Sending:
         monitored = self._best_values(offset) if path == self.folder.metrics else []
         if monitored and not offset:
             started = next((entry.time_ms for entry, _ in journal.read_entries(path)), 0)
+            # Before all other metrics: MLflow's compare page colours by the first
             metrics.extend(Metric(x.name, x.value, started, 0) for x in monitored)
 
         def flush() -> None:

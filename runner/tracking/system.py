@@ -62,6 +62,7 @@ class Sampler:
             values = {"process_cpu_percentage": self._trainer.cpu_percent()}
         children = self._trainer.children(recursive=True)
         for child in children:
+            # The sender is a child of the trainer, too
             if child.pid != os.getpid():
                 try:
                     resident += child.memory_info().rss
@@ -115,6 +116,7 @@ def _visible(count: int) -> list[int]:
     if variable is None:
         return list(range(count))
     numbers = [part.strip() for part in variable.split(",") if part.strip()]
+    # Devices may also be listed by UUID
     if all(part.isdigit() for part in numbers):
         return [int(part) for part in numbers if int(part) < count]
     return list(range(count))

@@ -68,6 +68,7 @@ class TensorBoard:
         )
         if is_there and not alive:
             return self.sent
+        # Until everything is written, no file may say that it is
         self._file.unlink(missing_ok=True)
         if self._writer is None:
             self._writer = EventFileWriter(str(self._place))

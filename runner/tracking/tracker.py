@@ -133,6 +133,7 @@ class WithSender(Tracker):
         ):
             troubles = self._troubles()
             titles = [TITLES[name] for name in backends_of(self._settings)]
+            # An empty reason says that everything has arrived
             behind = [title for title in titles if troubles.get(title) != ""] or titles
             reasons = "; ".join(dict.fromkeys(filter(None, map(troubles.get, behind))))
             _LOG.warning(
@@ -197,6 +198,7 @@ def _require_file(file: Path, uri: str) -> None:
                 "a writable folder",
             )
         ) from None
+    # SQLite writes its own journal beside the file
     if not os.access(file.parent, os.W_OK):
         raise ConfigError(
             Problem(
@@ -220,6 +222,7 @@ def _require_file(file: Path, uri: str) -> None:
             )
         with open(file, "rb") as handle:
             header = handle.read(16)
+        # An empty file becomes a store
         if header and header != b"SQLite format 3\0":
             raise ConfigError(
                 Problem(

@@ -93,6 +93,7 @@ class WeightsAndBiases:
             config={**config, "fingerprint": self.folder.path.name},
             tags=describing.wandb_tags(redact_values(dict(self._settings.get("tags") or {}))),
             settings=Settings(
+                # system.jsonl has the machine's metrics
                 x_disable_stats=True,
                 x_disable_meta=True,
                 disable_git=True,

@@ -63,9 +63,11 @@ def problems(composed: Composed, project: Project) -> list[Problem]:
     ]
     listed = (
         listed
+        # A saved config does not record which file has set a value
         if composed.is_saved
         else locate_problems(listed, composed.overrides, composed.project)
     )
+    # Of two equal problems the first counts, which is that of composing
     return list(
         {
             (problem.path, problem.message): problem

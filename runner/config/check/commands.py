@@ -77,6 +77,7 @@ def _addresses_are_yours(composed: Composed, project: Project) -> Iterator[Probl
     remote = {
         name: value
         for name, value in addresses.items()
+        # MLflow takes the bare word `databricks` for an address
         if ("://" in value and not value.startswith("sqlite")) or value == "databricks"
     }
     if tracking.enabled and project.outside_configs and "wandb" in tracking.report_to:
@@ -119,6 +120,7 @@ def _is_yours(origin: str, project: Project) -> bool:
     if origin.startswith("override "):
         return True
     file = Path(origin.rpartition(":")[0])
+    # An experiment's file in some folder called `launcher` is not a launcher's
     return origin.startswith(f"{OURS}launcher/") or file.parent in [
         folder / "launcher" for folder in project.configs if folder not in project.outside_configs
     ]

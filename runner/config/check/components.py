@@ -112,6 +112,7 @@ def _problems_below(node: Any, path: str, packages: Sequence[str]) -> Iterator[P
     """The problems of a node and of everything below it."""
     if isinstance(node, Mapping):
         mapping = cast(Node, node)
+        # A missing target is reported by `settings.nothing_is_missing`
         if "_target_" in mapping and mapping["_target_"] != "???":
             yield from _component_problems(mapping, path, packages)
         for key, part in mapping.items():
@@ -143,6 +144,7 @@ def _unknown_arguments(node: Node, path: str, component: Callable[..., Any]) -> 
     phases = _phase_keys(node) if path == "optimizer" else []
     for key, value in node.items():
         if key not in names and key not in SPECIAL and key not in phases:
+            # An optimizer's `params` come from the model, never from a config
             alike = nearest(key, (name for name in names if name != "params")) or "it takes none"
             remove = f"leave it out, or remove it with ~{path}.{key}"
             reason = f"{component.__qualname__} {NO_SUCH_ARGUMENT}"
@@ -158,6 +160,7 @@ def _missing_arguments(
     component: Callable[..., Any],
     parameters: Mapping[str, inspect.Parameter],
 ) -> Iterator[Problem]:
+    # The other arguments are given when the partial is called
     if node.get("_partial_", False):
         return
     if path == "loader.order":
@@ -198,6 +201,7 @@ def _mistyped_arguments(
             and not _is_unresolved(node[name])
         ):
             annotation = evaluate(parameter.annotation, component)
+            # `width: int = None` takes null, though its annotation does not say so
             if not fits(node[name], annotation) and not (
                 parameter.default is None and node[name] is None
             ):

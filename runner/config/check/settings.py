@@ -130,6 +130,7 @@ def nothing_is_missing(cfg: Config) -> Iterator[Problem]:
 def numbers_are_possible(cfg: Config) -> Iterator[Problem]:
     for path, lowest in LOWEST.items():
         value = at(cfg, path)
+        # NaN is not at least `lowest`, but not below it either
         if _is_number(value) and not value >= lowest:
             yield Problem(path, "is too small", value, f"at least {lowest:g}")
     for path, highest in HIGHEST.items():
@@ -187,9 +188,11 @@ def monitor_has_a_mode(cfg: Config) -> Iterator[Problem]:
     ]
     for path, of_mode, monitor, mode in monitors:
         usual = mode_of(str(monitor))
+        # Composing reports a reference that leads nowhere
         if "${" in str(monitor):
             continue
         if "/" not in str(monitor):
+            # Other trainers write `val_loss`
             suggestion = "valid/" + re.sub(r"^(val|valid|validation|eval|test)_", "", str(monitor))
             yield Problem(
                 path,
@@ -202,6 +205,7 @@ def monitor_has_a_mode(cfg: Config) -> Iterator[Problem]:
             usual is not None
             and mode in ("min", "max")
             and mode != usual.value
+            # The mode of the same metric is reported once, at `evaluate.mode`
             and (path == "evaluate.monitor" or monitor != at(cfg, "evaluate.monitor"))
         ):
             yield Problem(of_mode, f"would take the worst {monitor} as the best", mode, usual.value)
@@ -210,7 +214,9 @@ def monitor_has_a_mode(cfg: Config) -> Iterator[Problem]:
 def optimizer_is_possible(cfg: Config) -> Iterator[Problem]:
     for root in ("optimizer", "param_groups"):
         for path, value in flat(cfg.get(root) or {}):
+            # `betas.0` is one of the numbers of `betas`
             name = next((part for part in reversed(path.split(".")) if not part.isdigit()), "")
+            # `lr=[0.1,0.01]` is a list where a sweep was meant
             if name in ("lr", "momentum", "weight_decay") and path.endswith(f"{name}.0"):
                 above = f"{root}.{path.removesuffix('.0')}"
                 yield Problem(
@@ -253,6 +259,7 @@ def resumed_checkpoint_is_there(cfg: Config) -> Iterator[Problem]:
         return
     folder = Path(str(value)).expanduser()
     if not (folder / "manifest.json").is_file():
+        # A run's folder may have been given for that of its checkpoint
         near = sorted((folder / "checkpoints").glob("step-*"))
         hint = f"resume_from={near[-1]}" if near else "a run keeps them in RUN/checkpoints"
         if (
