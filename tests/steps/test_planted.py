@@ -31,7 +31,7 @@ DDP = Case(strategy="ddp", memory_format="channels_last", replicas=2, processes=
 
 FAULTS: dict[str, tuple[Case, str, str, str]] = {
     "gradients that share memory": (ONE.varied(model="Sums", groups={}), "optim.gradients", "if start < end:", "if end < start < end:"),
-    "a sum with the wrong sign": (ONE, "strategies.tree", "left.tensor.add_(right.tensor)", "left.tensor.sub_(right.tensor)"),
+    "a sum with the wrong sign": (ONE, "strategies.tree", "target.tensor.add_(source.tensor)", "target.tensor.sub_(source.tensor)"),
     "views that do not lie as the parameters": (
         ONE,
         "strategies.tree",
@@ -47,7 +47,7 @@ FAULTS: dict[str, tuple[Case, str, str, str]] = {
     "clipping to the square root": (ONE, "training.phase", "clip_norm / (norm + 1e-6)", "clip_norm / (norm.sqrt() + 1e-6)"),
     "each micro-batch's own mean": (ONE, "training.loop", "loss.count if run.micro_batches == 1 else run.batch_size", "loss.count"),
     "the next step's learning rate": (ONE, "training.loop", "run.schedule.before_step(run.step)", "run.schedule.before_step(run.step + 1)"),
-    "counts of one replica only": (ONE, "strategies.base", "Tally(left.count + right.count,", "Tally(left.count,"),
+    "counts of one replica only": (ONE, "strategies.base", "Tally(first.count + second.count,", "Tally(first.count,"),
     "a weight upside down": (ONE, "strategies.base", "return self.count / self.nominal", "return self.nominal / self.count"),
     "micro-batches that leave samples out": (
         ONE,
@@ -55,11 +55,11 @@ FAULTS: dict[str, tuple[Case, str, str, str]] = {
         "first + micro_batch * size // self.micro_batches,",
         "first + micro_batch * (size // self.micro_batches),",
     ),
-    "the same samples in every step": (ONE, "data.plan", "first = place * self.batch_size", "first = 0 * place * self.batch_size"),
+    "the same samples in every step": (ONE, "data.plan", "start = step_of_epoch * self.batch_size", "start = 0 * step_of_epoch * self.batch_size"),
     "a factor that is added": (ONE, "optim.build", 'group["lr"] = factor * lr', 'group["lr"] = factor + lr'),
-    "an average the wrong way round": (ONE, "callbacks.ema", "mine.lerp_(theirs, alpha)", "mine.lerp_(theirs, 1 - alpha)"),
-    "a layer that waits for a step too long": (LATER, "training.phase", "if step < one.until", "if step <= one.until"),
-    "a waiting layer whose statistics move": (LATER, "training.phase", "now.layers if now else ()", "()"),
+    "an average the wrong way round": (ONE, "callbacks.ema", "averaged.lerp_(weight, alpha)", "averaged.lerp_(weight, 1 - alpha)"),
+    "a layer that waits for a step too long": (LATER, "training.phase", "if step < x.until", "if step <= x.until"),
+    "a waiting layer whose statistics move": (LATER, "training.phase", "frozen.layers if frozen else ()", "()"),
     "one optimizer for both phases": (LATER, "optim.build", "nodes[phase.name]", "nodes[phases[0].name]"),
     "statistics updated again in the backward pass": (
         LATER,
@@ -68,8 +68,8 @@ FAULTS: dict[str, tuple[Case, str, str, str]] = {
         "pass",
     ),
     "gradients clipped while they are scaled": (HALF, "precision", "self._scaler.unscale_(optimizer)", "self._scaler.get_scale()"),
-    "another process's samples": (TWO, "strategies.elastic", "range(mine.start * self._accumulate,", "range(mine.start,"),
-    "shares added in no place": (TWO, "strategies.replicas", "rows[left].add_(rows[right])", "rows[right].add_(rows[left])"),
+    "another process's samples": (TWO, "strategies.elastic", "range(own_replicas.start * self._accumulate,", "range(own_replicas.start,"),
+    "shares added in no place": (TWO, "strategies.replicas", "rows[target].add_(rows[source])", "rows[source].add_(rows[target])"),
     "a mean of means": (DDP, "strategies.ddp", "total.nominal *= self.peers.size", "total.nominal *= 1"),
     "what another process sends lies otherwise": (DDP, "strategies.packing", "torch.empty_like(tensor)", "torch.empty(tensor.shape, dtype=tensor.dtype)"),
     "pieces that overlap": (
