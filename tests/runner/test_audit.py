@@ -153,7 +153,7 @@ def audit(samewise, run: Path, *given: str) -> dict[str, Any]:
 
 def test_an_audit_of_an_honest_run_draws_its_parts_by_seed(samewise, run) -> None:
     found = audit(samewise, run, "3", "--audit-seed", "7")
-    assert found["same"], found["said"]
+    assert found["same"], found["messages"]
     replayed = found["audit"]["replayed"]
     assert (len(replayed), found["audit"]["steps"], found["compared"]) == (3, 30, 30)
     assert sorted([*replayed, *found["audit"]["left"]]) == [[start + 1, start + 10] for start in range(0, 100, 10)]
@@ -214,7 +214,7 @@ def test_an_evaluation_that_differs_is_named_by_its_metric(samewise, train) -> N
     Path("shift").write_text("0")
     run = train("shifted", *SHORT, "model._target_=lab_of_audits.Shifted")
     Path("shift").write_text("0.5")
-    for said in (audit(samewise, run)["said"], samewise("verify", run).stdout.splitlines()):
+    for said in (audit(samewise, run)["messages"], samewise("verify", run).stdout.splitlines()):
         assert any(line.startswith("step 10: valid/loss was logged as ") for line in said)
 
 
@@ -224,4 +224,4 @@ def test_weights_that_a_callback_changes_after_they_are_traced_are_not_an_altera
     assert words in samewise("verify", run).stdout
     found = audit(samewise, run)
     assert found["same"]
-    assert found["said"][0].startswith(words)
+    assert found["messages"][0].startswith(words)

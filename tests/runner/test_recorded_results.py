@@ -73,7 +73,7 @@ def test_other_metrics_and_summary_values_are_named(samewise, run) -> None:
         lambda one: (one.update(epochs=7.5, stopped_early="it was perfect"), one["metrics"]["final"].update({"valid/top1": 1.0})),
     )
     verdict = verify(samewise, run)
-    said = "\n".join(verdict["said"])
+    said = "\n".join(verdict["messages"])
     assert f"step 2: train/lr was logged as 0.5 and is {rates[2]!r} when computed again (and differs at 1 more step)" in said
     assert "step 3: train/top5 was logged as 1.0, and training again logs no train/top5 at this step" in said
     assert f"step 4: summary.json: epochs is recorded as 7.5, and is {summary['epochs']!r} when computed again" in said
@@ -111,7 +111,7 @@ def test_another_state_in_a_checkpoint_is_named_though_all_digests_agree(samewis
     rewrite(folder / "manifest.json", lambda one: one.update(content=content))
     verdict = verify(samewise, run)
     assert not verdict["same"]
-    assert any(one.startswith(f"step 2: step-00000002 has another state than training again: {words}") for one in verdict["said"]), verdict["said"]
+    assert any(one.startswith(f"step 2: step-00000002 has another state than training again: {words}") for one in verdict["messages"]), verdict["messages"]
 
 
 def test_digests_and_metrics_that_were_removed_are_named(samewise, run) -> None:
@@ -119,9 +119,9 @@ def test_digests_and_metrics_that_were_removed_are_named(samewise, run) -> None:
     (run / "metrics.jsonl").unlink()
     verdict = verify(samewise, run, "--steps", "1")
     assert verdict["altered"] == ["summary.json was altered after the run had ended: it has checkpoints_sha256, but no trace_sha256"]
-    assert f"{run / 'metrics.jsonl'}: is missing: what the run logged was not compared" in verdict["said"]
+    assert f"{run / 'metrics.jsonl'}: is missing: what the run logged was not compared" in verdict["messages"]
     rewrite(run / "summary.json", lambda one: one.pop("checkpoints_sha256"))  # as written by an older version
     verdict = verify(samewise, run)
     assert verdict["same"]
     words = "cannot be verified: whether trace and checkpoints were altered after the run had ended; summary.json has no SHA-256 of them"
-    assert words in verdict["said"]
+    assert words in verdict["messages"]

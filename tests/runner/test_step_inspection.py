@@ -127,8 +127,8 @@ def verify(samewise: Callable[..., Any], run: Path, *given: str) -> dict[str, An
 def test_a_changed_setting_is_named_where_it_first_shows(samewise, run, override, step, kind, name) -> None:
     found = verify(samewise, run, override)
     assert found["parts"]["step"] == step
-    assert found["first"] == {"kind": kind, "name": name}, found["said"]
-    assert f"trained without the overrides, step {step} matches the record: the overrides cause the difference" in found["said"]
+    assert found["first"] == {"kind": kind, "name": name}, found["messages"]
+    assert f"trained without the overrides, step {step} matches the record: the overrides cause the difference" in found["messages"]
 
 
 @contextmanager
@@ -155,12 +155,12 @@ def test_whether_bits_can_agree_is_predicted_from_the_two_environments() -> None
 
 def test_a_nondeterministic_operator_is_named(samewise, lab) -> None:
     run = train(lab, "model.noisy=true")
-    assert "this is not deterministic here: step 1" in "\n".join(verify(samewise, run, "--audit", "all")["said"])
+    assert "this is not deterministic here: step 1" in "\n".join(verify(samewise, run, "--audit", "all")["messages"])
     found = verify(samewise, run)
     assert (found["parts"]["step"], found["parts"]["stage"]) == (1, "loss")
     assert found["first"] == {"kind": "activation", "name": "noise (Noise)"}
     assert (
-        "this is not deterministic here: step 1, taken twice from the same state, differs first in the activation of the module noise (Noise)" in found["said"]
+        "this is not deterministic here: step 1, taken twice from the same state, differs first in the activation of the module noise (Noise)" in found["messages"]
     )
 
 
@@ -168,7 +168,7 @@ def test_an_altered_pixel_is_found_in_the_step_that_loads_it(samewise, lab, run)
     with altered_pixel(lab):
         found = verify(samewise, run)
     assert found["parts"]["stage"] == "batch"
-    (samples,) = [line for line in found["said"] if line.startswith("it loads the samples ")]
+    (samples,) = [line for line in found["messages"] if line.startswith("it loads the samples ")]
     assert " 7," in samples
     assert found["comparable"]
 
@@ -177,4 +177,4 @@ def test_a_sample_that_does_not_repeat_is_named(samewise, lab) -> None:
     run = train(lab, "+dataset.train.noisy_at=[17]", "loader.shuffle=false", "name=noisy")
     found = verify(samewise, run)
     assert found["parts"] == {"step": 3, "stage": "batch", "layer": "", "reason": found["parts"]["reason"]}
-    assert "sample 17, image differs when the sample is made again from the same seeds" in found["said"]
+    assert "sample 17, image differs when the sample is made again from the same seeds" in found["messages"]
