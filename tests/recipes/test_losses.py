@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from samewise_tiny import DIGITS
 from torch import Tensor, nn
 
 from samewise.recipes.classification import Classification
@@ -94,9 +93,6 @@ def test_labels_are_smoothed_only_in_training_and_alike_for_every_loss() -> None
         torch.testing.assert_close(recipe.measure(model, batch).loss, criterion(logits, batch["label"]))
     chosen, plain = (Classification(loss=loss, label_smoothing=0.2).loss(model, batch, Phase()).total for loss in (CrossEntropy(), None))
     torch.testing.assert_close(chosen, plain)
-
-
-TINY = [*DIGITS, "model.width=4", "max_steps=3"]
 
 
 def test_torchs_own_loss_is_accepted_if_it_gives_one_value_for_each_image() -> None:

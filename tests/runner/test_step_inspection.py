@@ -160,7 +160,8 @@ def test_a_nondeterministic_operator_is_named(samewise, lab) -> None:
     assert (found["parts"]["step"], found["parts"]["stage"]) == (1, "loss")
     assert found["first"] == {"kind": "activation", "name": "noise (Noise)"}
     assert (
-        "this is not deterministic here: step 1, taken twice from the same state, differs first in the activation of the module noise (Noise)" in found["messages"]
+        "this is not deterministic here: step 1, taken twice from the same state, differs first in the activation of the module noise (Noise)"
+        in found["messages"]
     )
 
 

@@ -52,8 +52,8 @@ FAULTS: dict[str, tuple[Case, str, str, str]] = {
     "micro-batches that leave samples out": (
         ONE,
         "data.plan",
-        "first + micro_batch * size // self.micro_batches,",
-        "first + micro_batch * (size // self.micro_batches),",
+        "start + micro_batch * size // self.micro_batches,",
+        "start + micro_batch * (size // self.micro_batches),",
     ),
     "the same samples in every step": (ONE, "data.plan", "start = step_of_epoch * self.batch_size", "start = 0 * step_of_epoch * self.batch_size"),
     "a factor that is added": (ONE, "optim.build", 'group["lr"] = factor * lr', 'group["lr"] = factor + lr'),
