@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from samewise.runner.config import project as projects
 from samewise.runner.config.tree import shown
-from samewise.runner.errors import number_of
+from samewise.runner.errors import ConfigError, Problem, number_of
 from samewise.runner.records import kept_sources, sources
 from samewise.runner.records.found import RUN
 from samewise.runner.records.json_text import to_json
@@ -36,12 +36,11 @@ _COLOURS = {"+": "green", "-": "red", "@": "cyan"}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("first", metavar="RUN", help=RUN)
     parser.add_argument(
-        "second",
+        "runs",
         metavar="RUN",
-        nargs="?",
-        help="another run; without it: only the code, as it is now",
+        nargs="+",
+        help=f"{RUN}; one run: only its code, compared with the code as it is now",
     )
     parser.add_argument(
         "--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)"
@@ -52,14 +51,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from samewise.runner.config import saved
 
-    if args.second is None:
-        return _compare_with_now(args, saved.find(args.first, run_root=args.run_root))
+    if len(args.runs) > 2:
+        raise ConfigError(Problem("RUN", "diff compares two runs", args.runs, "one or two runs"))
+    folders = [saved.find(name, run_root=args.run_root) for name in args.runs]
+    if len(folders) == 1:
+        return _compare_with_now(args, folders[0])
     from samewise.runner.verify.two_runs import compare
 
-    differences = compare(
-        saved.find(args.first, run_root=args.run_root),
-        saved.find(args.second, run_root=args.run_root),
-    )
+    differences = compare(*folders)
     if args.json:
         print(to_json(asdict(differences)))
     else:

@@ -166,7 +166,9 @@ class FileFaults:
     def _wrong_choice(self, entry: Any, group: str) -> Problem | None:
         """Return the problem of an entry of the defaults list: its form, group or choice."""
         if isinstance(entry, str) and (
-            written := re.fullmatch(r"(?:override\s+)?/?([\w/]+)[\s=]+([\w/.-]+)", entry.strip())
+            written := re.fullmatch(
+                r"(?:override\s+)?(?!override\b)/?([\w/]+)[\s=]+([\w/.-]+)", entry.strip()
+            )
         ):
             override = "override " if group and written[1] in self._chosen else ""
             return Problem(
@@ -175,6 +177,9 @@ class FileFaults:
                 entry,
                 hint=f"write `- {override}/{written[1]}: {written[2]}`, with a colon",
             )
+        if isinstance(entry, str) and entry.startswith("override "):
+            hint = "write `- override /GROUP: CHOICE`, with a colon"
+            return Problem("defaults", "is not GROUP: CHOICE", entry, hint=hint)
         if isinstance(entry, str) and entry not in ("_self_", "schema") and "${" not in entry:
             target, _, choice = (
                 (entry[1:] if entry.startswith("/") else f"{group}/{entry}")

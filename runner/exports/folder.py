@@ -59,9 +59,9 @@ def write(
     Returns:
         How each format compares, in order.
 
-    Raises: ConfigError: The folder is not empty, a package is missing, an exporter refuses the
-        model, or
-            its results are further off than `tolerance`.
+    Raises:
+        ConfigError: The folder is not empty, a package is missing, an exporter refuses the model,
+            or its results are further off than `tolerance`.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         hint = (

@@ -43,9 +43,9 @@ def matching(runs: Iterable[ListedRun], conditions: Sequence[str]) -> list[Liste
         conditions: `state=failed`, `valid/accuracy>0.9`, `label~lr=0.1`, `scheduler=cosine`,
             `clip_norm=null`.
 
-    Raises: ConfigError: A condition cannot be parsed, names a value that no run has, or compares it
-        with
-            an impossible one.
+    Raises:
+        ConfigError: A condition cannot be parsed, names a value that no run has, or compares it
+            with an impossible one.
     """
     selected = all_runs = list(runs)
     for condition in conditions:
@@ -113,6 +113,8 @@ def values_of(option: str, key: str, runs: Sequence[ListedRun]) -> dict[str, Any
     Raises:
         ConfigError: No run has it.
     """
+    # Two columns of the table have friendlier titles than their fields
+    key = {"overridden": "label", "time": "seconds"}.get(key, key)
     names = [
         *ListedRun.__dataclass_fields__,
         *dict.fromkeys(name for run in runs for name in (*run.metrics, *run.also)),

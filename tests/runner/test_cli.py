@@ -110,6 +110,7 @@ BAD = {
     "a seed without an audit": (["verify", "3f2a", "--audit-seed", "1"], "hint: add --audit"),
     "an unknown key that is shown": (["show", *DIGITS, "+foo=1"], "foo: no such key"),
     "an option as a setting": (["report", "1a2b", "run_root=elsewhere"], "--run-root elsewhere"),
+    "three runs to compare": (["diff", "3f2a", "91bc", "0d4e"], "RUN: diff compares two runs"),
     "a misspelt option": (["runs", "--were", "state=finished"], "did you mean '--where'?"),
     "a misspelt option beside a name": (["sweep", "1a2b", "--stats"], "did you mean '--status'?"),
     "an option that must be given": (["export", "a"], "samewise export: needs --out FOLDER"),

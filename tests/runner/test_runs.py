@@ -68,6 +68,7 @@ def test_runs_are_filtered_and_sorted_by_columns_settings_and_metrics(runs) -> N
     assert runs("--sort=-optimizer.lr")[0] == runs("--where", "seed=1")[0]
     losses = [run["metrics"]["valid/loss"] for run in runs("--where", "state=finished", "--sort=-valid/loss")]
     assert losses == sorted(losses)
+    assert runs("--sort", "overridden") == runs("--sort", "label"), "a column of the table goes by its title as well"
     assert len(losses) == 2
     assert [run["metrics"].get("valid/loss") for run in runs("--sort", "valid/loss")][:2] == losses[::-1]
     assert len(runs("--where", f"valid/loss<={losses[0]!r}", "--where", "state!=failed")) == 1
