@@ -1,4 +1,4 @@
-"""Which of two values of a monitored metric is better: decided here alone."""
+"""The order of a monitored metric: which of two values is better is decided here alone."""
 
 from __future__ import annotations
 
