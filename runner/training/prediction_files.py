@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from samewise.runner.errors import ConfigError, Problem, number_of
-from samewise.runner.interfaces import Recipe
 from samewise.runner.records.files import require_writable, write_atomically, write_json
 
 
@@ -101,7 +100,7 @@ def _below(folder: Path, recipe: Recipe) -> tuple[list[Path], list[str]]:
 
 
 if TYPE_CHECKING:
-    from samewise.runner.interfaces import Prediction
+    from samewise.runner.interfaces import Prediction, Recipe
 
 Form = Literal["json", "csv", "coco"]
 SUFFIXES: dict[str, Form] = {".json": "json", ".csv": "csv"}

@@ -162,7 +162,7 @@ with rehearse(compose(sys.argv[1:], project=Project(Path.cwd(), ("lab_of_tuning"
     list(batch_size.RepeatedRun(run).steps(2))
     has = int(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmSize:"))) * 1024
     resource.setrlimit(resource.RLIMIT_AS, (has + 400 * 2**20,) * 2)
-    tried = batch_size.find(run, steps=1, largest=True, memory=None, tell=lambda one: None)
+    tried = batch_size.find(run, steps=1, largest=True, memory=None, report=lambda size: None)
     found = batch_size.suggest(tried, samples=96)
 print(found["largest"], found["is_largest"])
 """
