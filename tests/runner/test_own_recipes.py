@@ -281,7 +281,10 @@ TOTAL = torch.ones((), requires_grad=True)
         (Loss(TOTAL, torch.tensor(16)), "whose count is Tensor; expected: a number; hint: count=mask.sum().item()"),
         (Loss(TOTAL, -16), "whose count is -16; expected: 0 or more"),
         (Loss(TOTAL, math.nan), "whose count is nan"),
-        (Loss(TOTAL.detach(), 1), "whose total is a tensor without a gradient; expected: what the model's outputs give; hint: compute it without .detach() or .item()"),
+        (
+            Loss(TOTAL.detach(), 1),
+            "whose total is a tensor without a gradient; expected: what the model's outputs give; hint: compute it without .detach() or .item()",
+        ),
         (Loss(torch.zeros(()), 0), "whose total is a tensor without a gradient; expected: what the model's outputs give; hint: 0.0 * output.sum()"),
         (Loss(TOTAL.expand(3), 3), "whose total is a tensor of shape [3]; expected: a tensor without dimensions; hint: a sum: .sum()"),
         (Loss(TOTAL, 1, parts={"loss": TOTAL.detach()}), "returns a part called 'loss', which samewise logs itself; expected: parts with other names"),
