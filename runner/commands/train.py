@@ -149,9 +149,7 @@ def _compose_saved(args: argparse.Namespace) -> Composed:
 
 
 def _explain_sweep(text: str) -> str:
-    """Explain what an override with several values does, and what may have been meant: a list, or a
-    number with a decimal comma.
-    """
+    """Explain an override with several values: a list or a decimal comma may have been meant."""
     key, _, value = text.partition("=")
     suggestion = f"'{key}=[{value}]'" if "(" not in value else ""
     if re.fullmatch(r"[+-]?\d+,\d+", value):
