@@ -144,14 +144,13 @@ def train(
         Interrupted: A signal stopped it, and it is saved; call again to resume.
     """
     from samewise.runner.config.check import settings_are_sound
-    from samewise.runner.config.earlier_version import as_trained
     from samewise.runner.training.prepare import finished_summary, prepare
 
     # Modules of a notebook's earlier cells are not imports of this experiment
     sources.note_loaded()
     composed = _compose_given(experiment, packages, config_dirs)
     # With the current code, in case one config is trained twice
-    composed = composed.with_new_folder() if fresh else as_trained(replace(composed))
+    composed = composed.with_new_folder() if fresh else replace(composed)
     with filter_output():
         # A finished run is found before torch is imported
         if settings_are_sound(composed):

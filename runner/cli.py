@@ -148,10 +148,6 @@ def _find_command(argv: list[str]) -> Callable[[], int]:
         from samewise import __version__
 
         return partial(_show, f"samewise {__version__}")
-    if argv[0] in ("-sc", "--shell-completion"):  # called by the scripts of `samewise completion`
-        from samewise.runner.commands.completion import answer
-
-        return partial(answer, argv[1:])
     commands_by_name = commands()
     if argv[0] not in commands_by_name:
         expected = "one of the commands that `samewise --help` lists"

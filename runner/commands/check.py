@@ -35,7 +35,6 @@ examples:
 
 def run(args: argparse.Namespace) -> int:
     from samewise.runner.config.check import problems, settings_are_sound
-    from samewise.runner.config.earlier_version import as_trained
 
     composed = compose_arguments(args, strict=False)
     if settings_are_sound(composed):
@@ -59,7 +58,6 @@ def run(args: argparse.Namespace) -> int:
             if not args.json:
                 raise
             found_problems = list(error.problems)
-    composed = as_trained(composed)
     has_warnings = args.strict and any(note.startswith("warning: ") for note in notes)
     if args.json:
         values = [

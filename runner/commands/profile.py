@@ -1,4 +1,4 @@
-"""Show where a training step's time and memory go, and which settings change that."""
+"""Show where a training step's time and memory go."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print what was measured as JSON")
     parser.epilog = """\
 Takes a few steps of the experiment and shows where their time goes: data, transfer, transforms, forward, backward, exchange, optimizer, trace, callbacks,
-tracking, other. The shares add up to the step. Then it lists settings to change, and says for each whether it gives the same bits or makes another experiment.
+tracking, other. The shares add up to the step. docs/performance.md has the settings that change each of them.
 
 It trains in a temporary folder: it creates no run, and leaves existing runs as they are. The steps compute what `train` computes, to the bit.
 

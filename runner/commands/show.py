@@ -45,11 +45,10 @@ examples:
 
 def run(args: argparse.Namespace) -> int:
     from samewise.runner.config.check.settings import keys_are_known
-    from samewise.runner.config.earlier_version import as_trained
     from samewise.runner.config.origins import origin_of
     from samewise.runner.config.tree import flat
 
-    composed = as_trained(compose_arguments(args))
+    composed = compose_arguments(args)
     if problems := list(keys_are_known(composed.whole)):
         raise ConfigError(*problems)
     for caution in composed.cautions:

@@ -96,11 +96,11 @@ def run(args: argparse.Namespace) -> int:
                 )
             )
         return start(args)
-    from samewise.runner.config.earlier_version import as_trained
     from samewise.runner.training.prepare import prepare
 
     composed = _compose_saved(args) if args.config else compose_arguments(args, strict=False)
-    composed = composed.with_new_folder() if args.fresh else as_trained(composed)
+    if args.fresh:
+        composed = composed.with_new_folder()
     ready = prepare(composed, as_json=args.json, debug=args.debug)
     if isinstance(ready, Mapping):
         print_summary(

@@ -19,7 +19,6 @@ from omegaconf.errors import OmegaConfBaseException
 
 from samewise.runner.config import header, monitors, other_choice
 from samewise.runner.config import overrides as faults
-from samewise.runner.config.deprecated import rename_settings
 from samewise.runner.config.file_faults import NO_FOLDER, NO_SUCH_CHOICE, is_choice, problem_in_file
 from samewise.runner.config.fingerprint import combine, fingerprint_of, is_outside, reached_code
 from samewise.runner.config.loader import Loader, faults_in_files
@@ -284,7 +283,7 @@ def _parsed(text: str, name: str) -> bytes:
         parsed = OmegaConf.create(text)
         if not isinstance(parsed, DictConfig) or not parsed:
             raise ConfigError(Problem(name, "is not a config: no mapping in it"))
-        cfg = OmegaConf.merge(OmegaConf.structured(Experiment), rename_settings(parsed, name))
+        cfg = OmegaConf.merge(OmegaConf.structured(Experiment), parsed)
         choices, label = header.read(text)
         assert isinstance(cfg, DictConfig)
         restore_references(cfg, header.read_references(text) or {})

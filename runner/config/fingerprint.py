@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from samewise.runner.config.deprecated import restore_names
 from samewise.runner.config.tree import flat, without
 from samewise.runner.errors import ConfigError
 from samewise.runner.records import hugging_face, sources
@@ -158,7 +157,6 @@ def identity(whole: dict[str, Any]) -> dict[str, Any]:
         identified["dataset"] = _remove_host_settings(identified["dataset"])
     if isinstance(initialise, dict) and "weights" in initialise:
         identified["initialise"]["weights"] = _content(cast(dict[str, Any], initialise)["weights"])
-    restore_names(identified)
     _spell_out(identified)
     _remove_unchanged(identified)
     # Configs of versions without this setting have the same identity as its default

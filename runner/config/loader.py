@@ -35,8 +35,7 @@ from hydra.version import VersionBase, setbase
 from omegaconf import DictConfig, OmegaConf, flag_override, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from samewise.runner.config.deprecated import rename_settings
-from samewise.runner.config.file_faults import FileFaults, place_in_config
+from samewise.runner.config.file_faults import FileFaults
 from samewise.runner.config.override_text import ONE_CHOICE
 from samewise.runner.config.project import Project
 from samewise.runner.config.schema import Experiment
@@ -167,20 +166,10 @@ class Loader:
             )
         if not is_project or self._faults is None:
             package, defaults, config = pickle.loads(_parsed(str(path), text))
-            return ConfigFile(
-                path,
-                is_project,
-                package,
-                defaults,
-                rename_settings(config, str(path), place_in_config(package, name))
-                if is_project
-                else config,
-            )
+            return ConfigFile(path, is_project, package, defaults, config)
         package = _package(text)
         try:
-            config = rename_settings(
-                cast(DictConfig, OmegaConf.load(path)), str(path), place_in_config(package, name)
-            )
+            config = OmegaConf.load(path)
         except yaml.YAMLError as error:
             self._faults.unreadable(error)
             return ConfigFile(path, is_project, "_global_", [], OmegaConf.create())

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from samewise.runner.config.deprecated import rename_overrides
 from samewise.runner.errors import ConfigError, Problem, nearest
 
 _KEYS = ("packages", "configs", "experiment")
@@ -41,17 +40,11 @@ class Project:
     experiment: str = ""
 
     def with_experiment(self, overrides: Sequence[str]) -> list[str]:
-        """Return the overrides by their current names, after the project's default experiment.
-
-        The default is left out if the overrides choose an experiment.
-        """
+        """Return the overrides after the project's default experiment, unless they choose one."""
         chosen = not self.experiment or any(
             re.match(r"[+~]*experiment($|[=@])", text) for text in overrides
         )
-        return [
-            *([] if chosen else [override_of_experiment(self.experiment)]),
-            *rename_overrides(overrides),
-        ]
+        return [*([] if chosen else [override_of_experiment(self.experiment)]), *overrides]
 
 
 def override_of_experiment(name: str) -> str:

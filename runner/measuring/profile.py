@@ -6,7 +6,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,20 +17,19 @@ from torch.profiler import ProfilerActivity, profile
 
 from samewise.runner.config.compose import Composed
 from samewise.runner.data import streams
-from samewise.runner.data.keyed import training_keys
 from samewise.runner.errors import ConfigError, Problem, SamewiseError, first_line
-from samewise.runner.measuring.advice import advise
 from samewise.runner.measuring.ranges import (
+    RANGES,
     Clock,
     sum_by_part,
     time_batches,
     time_samples,
     with_clock,
 )
-from samewise.runner.measuring.report import print_report
 from samewise.runner.processes.this_process import end_rank
 from samewise.runner.records.files import write_json
 from samewise.runner.records.folder import RunFolder
+from samewise.runner.records.json_text import to_json
 from samewise.runner.torch_private import dump_memory_snapshot, record_memory_history
 from samewise.runner.tracking.tracker import Tracker
 from samewise.runner.training import launch
@@ -61,12 +60,11 @@ class Scope:
 
 
 @contextmanager
-def rehearse(composed: Composed, *, alone: bool = False) -> Generator[Run]:
+def rehearse(composed: Composed) -> Generator[Run]:
     """Build a config's run in a temporary folder, with journal and trace open as in training.
 
     Args:
         composed: The config.
-        alone: Whether this process is the only rank.
 
     Yields:
         The run.
@@ -82,7 +80,7 @@ def rehearse(composed: Composed, *, alone: bool = False) -> Generator[Run]:
     ):
         folder = RunFolder(Path(temporary) / composed.name / composed.fingerprint[:12])
         try:
-            run = build(composed, composed.project, folder, alone=alone)
+            run = build(composed, composed.project, folder)
             folder.create()
             if run.strategy.peers.is_main:
                 run.recorder.trace.open(0, 0)
@@ -163,7 +161,6 @@ def take_profile(composed: Composed, scope: Scope) -> dict[str, Any]:
             "chain": f"{run.recorder.trace.chain:016x}",
             "parameters": sum(x.numel() for x in run.parameters),
         }
-        result["advice"] = advise(run, ranks[0])
         if run.strategy.peers.is_main:
             result["files"] = sorted(
                 {"profile.json", *(path.name for path in out.iterdir() if path.is_file())}
@@ -188,8 +185,6 @@ def _measure_steps(run: Run, clock: Clock, *, steps: int, traced: int, out: Path
             run.recorder.record(outcome)
         return time.perf_counter() - began, outcome.samples
 
-    has_workers = run.config.loader.num_workers > 0
-    batch = _batch(run, clock) if has_workers else {}
     with time_samples(run, clock):
         for _ in range(_WARMUP_STEPS):
             step()
@@ -214,27 +209,7 @@ def _measure_steps(run: Run, clock: Clock, *, steps: int, traced: int, out: Path
         "samples_per_s": sum(samples) / sum(durations),
         "parts_ms": sum_by_part(range_ms),
         "ranges_ms": dict(sorted(range_ms.items(), key=lambda x: -x[1])),
-        "batch_ms": batch,
     }
-
-
-def _batch(run: Run, clock: Clock) -> dict[str, float]:
-    """Return the milliseconds that a worker takes for a step's batches, by range."""
-    # Measured in this process, by making the batches once
-    keys = list(
-        training_keys(
-            run.order, run.plan, first_step=0, steps=1, micro_batches=run.strategy.micro_batches
-        )
-    )
-    with time_samples(run, clock):
-        # The first time, other things are initialised too
-        for key in keys:
-            run.splits["train"].keyed[key]
-        clock.restart()
-        for key in keys:
-            with clock.range("data"):
-                run.splits["train"].keyed[key]
-        return {name: 1000 * seconds for name, seconds in clock.stop().items()}
 
 
 def _trace(run: Run, clock: Clock, step: Any, traced: int, out: Path) -> None:
@@ -276,9 +251,66 @@ def _snapshot(device: torch.device, file: Path) -> Generator[None]:
 
 def profile_rank(composed: Composed, options: Mapping[str, Any]) -> None:
     """Run `samewise profile` as one rank; the main rank prints the result."""
-    result = take_profile(composed, Scope(**options["scope"]))
-    if "files" in result:
-        print_report(result, options)
+    result, out = take_profile(composed, Scope(**options["scope"])), options["scope"]["out"]
+    if "files" in result and options["json"]:
+        print(to_json({**result, "folder": out}, indent=2))
+    elif "files" in result:
+        print("\n".join(report_lines(result, Path(out))))
+
+
+def report_lines(result: Mapping[str, Any], out: Path) -> Iterator[str]:
+    """Yield the profile as lines of text."""
+    main_rank = result["ranks"][0]
+    rank_text = f", rank 0 of {len(result['ranks'])}" if len(result["ranks"]) > 1 else ""
+    yield f"{result['name']} ({result['fingerprint'][:12]}) on {result['device']}{rank_text}"
+    spread = (
+        f"median of {result['steps']} steps, {main_rank['fastest_ms']:.4g} to "
+        f"{main_rank['slowest_ms']:.4g}"
+    )
+    yield (
+        f"  a step of {result['batch_size']} samples takes {result['step_ms']:.4g} ms "
+        f"({spread}): {result['samples_per_s']:,.4g} samples a second"
+    )
+    yield (
+        "where its time goes"
+        + (
+            ", waiting for the device after each part"
+            if result["device"].startswith("cuda")
+            else ""
+        )
+        + " (means)"
+    )
+    total_ms = sum(main_rank["parts_ms"].values()) or 1.0
+    for part, meaning in RANGES.items():
+        yield (
+            f"  {part:<12} {main_rank['parts_ms'][part]:>9.3f} ms "
+            f"{main_rank['parts_ms'][part] / total_ms:>7.1%}   {meaning}"
+        )
+    for rank, measurement in enumerate(result["ranks"][1:], start=1):
+        step_ms = sum(measurement["parts_ms"].values()) or 1.0
+        largest_parts = sorted(measurement["parts_ms"].items(), key=lambda x: -x[1])[:4]
+        yield f"  rank {rank}: {measurement['median_ms']:.4g} ms, " + ", ".join(
+            f"{name} {ms / step_ms:.0%}" for name, ms in largest_parts
+        )
+    yield "what memory it takes"
+    yield "  " + ", ".join(
+        f"{name} {memory.format_bytes(main_rank['memory'][name])}"
+        for name in memory.PARTS
+        if main_rank["memory"].get(name)
+    )
+    yield f"written to {out}"
+    for file in result["files"]:
+        yield f"  {file:<28} {_meaning(file)}".rstrip()
+    if result["device"] == "cpu":
+        yield "  (no memory snapshot: torch takes one on CUDA only)"
+
+
+def _meaning(file: str) -> str:
+    kinds = {
+        ".trace.json.gz": "for https://ui.perfetto.dev or chrome://tracing",
+        ".memory.pickle": "for https://pytorch.org/memory_viz",
+    }
+    return next((meaning for end, meaning in kinds.items() if file.endswith(end)), "")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ from omegaconf import DictConfig, OmegaConf
 from samewise.runner.config import other_choice
 from samewise.runner.config import overrides as faults
 from samewise.runner.config.compose import Composed, compose, dump_plain, label_of, settle
-from samewise.runner.config.earlier_version import as_trained
 from samewise.runner.config.fingerprint import fingerprint_of
 from samewise.runner.config.loader import Loader, apply
 from samewise.runner.config.override_text import removed
@@ -218,7 +217,6 @@ def _make_point(
         isinstance(value, str) and "${" in value for _, value in flat(config)
     ):
         composed = dataclasses.replace(composed, problems=tuple(faults.unresolvable(composed.cfg)))
-    composed = as_trained(composed)
     config, identity = composed.whole, composed.fingerprint
     run_folder = composed.folder.path
     evaluate = config["evaluate"]

@@ -178,8 +178,6 @@ def checks(trainings: Trainings, devices: int) -> Iterator[tuple[str, Callable[[
         large = ["model=resnet50", "dataset=generated_classification", "dataset.image_size=224", "dataset.samples=64", "transforms=images", "batch_size=64"]
         small = ["train", *large, "max_steps=2", *place]
         yield "memory: a batch that does not fit", partial(trainings.refused, small, "memory", "accumulate", samewise=(str(FILL),))
-        tuned = ["tune", "batch_size", *large[:4], "dataset.samples=2048", "transforms=images", "max_steps=2", *place, "--memory", "8"]
-        yield "memory: tune batch_size, with 8 GB", partial(trainings.works, *tuned, words="batch_size")
 
 
 def as_on_cpu(trainings: Trainings, recipe: str) -> tuple[str, bool]:

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from pretended_cuda import pretended, steps
+from pretended_cuda import steps
 from torch import Tensor
 
 from samewise.datasets.image_folder import ImageFolder
 from samewise.datasets.transforms.decode import Decode
 from samewise.recipes.classification import Classification
-from samewise.runner.config.compose import compose
-from samewise.runner.config.project import find
 from samewise.runner.errors import DataError
 from samewise.runner.interfaces import Batch
-from samewise.runner.measuring.advice import advise
-from samewise.runner.records.folder import RunFolder
-from samewise.runner.training.build import build
 
 
 @pytest.fixture
@@ -71,20 +64,3 @@ def test_an_image_that_nvjpeg_refuses_is_named(root: Path, monkeypatch: pytest.M
     monkeypatch.setattr(torch.ops.image, "decode_jpegs_cuda", picky)
     with pytest.raises(DataError, match=r"3\.jpg: nvJPEG cannot decode this image: .*stream: 4(.|\n)*dataset\.decode=worker"):
         Decode()(batch)
-
-
-@pytest.mark.parametrize(
-    ("where", "given", "told"), [("cuda", [], True), ("cuda", ["dataset.decode=device", "transforms=imagenet_on_device"], False), ("cpu", [], False)]
-)
-def test_decoding_on_the_device_is_advised_if_no_core_is_left_for_workers(root: Path, tmp_path: Path, where: str, given: list[str], told: bool) -> None:
-    data = ["dataset=image_folder", f"dataset.root={root}", "dataset.num_classes=2", "dataset.channels=3", "transforms=imagenet", *given]
-    project = find(tmp_path)
-    settings = [f"device={where}", "batch_size=8", "loader.num_workers=64", "loader.prefetch_factor=4"]
-    composed = compose(["experiment=resnet18_digits", "model.width=4", *data, *settings], project=project)
-    parts = Counter(data=90.0)
-    measured = {"measured_ms": 100.0, "parts_ms": parts, "ranges_ms": {}, "batch_ms": {"data/data set": 9000.0}}
-    with pretended() if where == "cuda" else nullcontext():
-        run = build(composed, project, RunFolder(tmp_path / "run"))
-        (cause,) = advise(run, measured)
-    assert ("dataset.decode=device transforms=imagenet_on_device" in cause["change"]) is told
-    assert not cause["change"].get("dataset.decode=device transforms=imagenet_on_device")

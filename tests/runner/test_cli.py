@@ -25,7 +25,6 @@ LIGHT = [
     ["show"],
     ["show", "debug=tiny", "--origin", "--json"],
     ["train", "--help"],
-    ["completion", "bash"],
 ]
 
 
@@ -58,7 +57,7 @@ def test_quick_commands_import_neither_torch_nor_mlflow(arguments: list[str], tm
 
 def test_help_lists_every_command_with_a_summary(samewise: Run) -> None:
     told = samewise("--help").stdout
-    assert {"train", "check", "show", "list", "completion"} <= set(commands())
+    assert {"train", "check", "show", "list"} <= set(commands())
     for name, command in commands().items():
         assert re.search(rf"^  {name} +\S", told, re.MULTILINE)
         assert command.summary
@@ -231,23 +230,3 @@ def on_path(tmp_path: Path) -> dict[str, str]:
     command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m samewise "$@"\n')
     command.chmod(0o755)
     return {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
-
-
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("samewise tra", {"train"}),
-        ("samewise train optimizer=ad", {"optimizer=adam", "optimizer=adamw"}),
-        ("samewise show loader.num", {"loader.num_workers="}),
-        ("samewise train --json max_", {"max_epochs=", "max_steps="}),
-        ("samewise list prec", {"precision"}),
-    ],
-)
-def test_bash_completes_commands_choices_and_keys(line: str, expected: set[str], tmp_path: Path, on_path: dict[str, str]) -> None:
-    script = f"""eval "$(samewise completion bash)"
-COMP_LINE='{line}' COMP_POINT={len(line)} COMP_CWORD={len(line.split()) - 1}
-_samewise_completion
-printf '%s\\n' "${{COMPREPLY[@]}}" """
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=tmp_path, env={**os.environ, **on_path}, timeout=120, check=False)
-    assert expected <= set(done.stdout.split()), done.stderr
-    assert all(word.startswith(line.split()[-1]) for word in done.stdout.split())

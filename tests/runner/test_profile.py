@@ -71,10 +71,10 @@ SMALL = [
     *("~dataset.valid", "+dataset.valid={_target_: lab_of_profiles.Digits}", "batch_size=4"),
 ]
 SLOW = {
-    "data": (["+dataset.train.slow=0.02"], "the data set Digits", "loader.num_workers="),
-    "transforms": (["+transforms.train.sample=[{_target_: lab_of_profiles.Sharpen}]"], "the transform Sharpen", "loader.num_workers="),
-    "forward and backward": (["+model.slow=0.1"], "the model's own work", "compile=default"),
-    "optimizer": (["~optimizer", "+optimizer={_target_: lab_of_profiles.Sleepy, _partial_: true, lr: 0.1}"], "the update of 2,410 parameters", "batch_size=8"),
+    "data": "+dataset.train.slow=0.02",
+    "transforms": "+transforms.train.sample=[{_target_: lab_of_profiles.Sharpen}]",
+    "forward": "+model.slow=0.1",
+    "optimizer": "~optimizer +optimizer={_target_:lab_of_profiles.Sleepy,_partial_:true,lr:0.1}",
 }
 
 
@@ -89,17 +89,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("part", SLOW)
-def test_a_planted_slowness_is_named_as_the_cause(part: str, here: Path, samewise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(4)))
-    overrides, named, change = SLOW[part]
+def test_a_planted_slowness_is_found_in_its_part(part: str, here: Path, samewise: Callable[..., Any]) -> None:
+    overrides = [SLOW[part]] if part == "transforms" else SLOW[part].split()
     done = samewise("profile", *SMALL, *overrides, "--steps", 2, "--traced", 0, "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert found["advice"][0]["part"] == part
-    assert named in found["advice"][0]["why"]
-    assert any(one.startswith(change) for one in found["advice"][0]["change"])
     assert sum(found["ranks"][0]["parts_ms"].values()) == pytest.approx(found["ranks"][0]["measured_ms"], rel=1e-9)
-    assert max(found["ranks"][0]["parts_ms"].items(), key=lambda one: one[1])[0] == part.partition(" ")[0]
+    assert max(found["ranks"][0]["parts_ms"].items(), key=lambda one: one[1])[0] == part
 
 
 def digests(folder: Path) -> dict[str, str]:

@@ -28,7 +28,6 @@ COMMANDS = {
     "train": ["train", *TINY, "max_steps=3"],
     "check": ["check", *TINY],
     "profile": ["profile", *TINY, "max_steps=20"],
-    "tune lr": ["tune", "lr", *TINY, "max_steps=20"],
     "verify": ["verify", "{run}"],
     "verify of a bundle": ["verify", "{bundle}", "--trust"],
     "eval": ["eval", "{run}"],
