@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from samewise.datasets.transforms.erasing import inside
-from samewise.datasets.transforms.images import image_size, needs_floats, per_sample
+from samewise.datasets.transforms.images import chance, image_size, needs_floats, per_sample
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.interfaces import Batch, BatchTransform
 
@@ -83,12 +83,15 @@ class Mixing(BatchTransform):
         }
 
     def _mix_labels(self, label: Tensor, partner: Tensor, share: Tensor) -> Tensor:
-        soft = one_hot(label, self.num_classes).to(torch.float32) if label.dim() == 1 else label
+        soft = self._soften(label)
         own_share, partner_share = (
             value.to(device=label.device, dtype=soft.dtype).view(-1, 1)
             for value in (share, 1 - share)
         )
         return soft.index_select(0, partner).mul_(partner_share).add_(soft * own_share)
+
+    def _soften(self, label: Tensor) -> Tensor:
+        return one_hot(label, self.num_classes).to(torch.float32) if label.dim() == 1 else label
 
 
 @final
@@ -156,13 +159,15 @@ class MixUpOrCutMix(Mixing):
     """MixUp or CutMix, drawn for each batch.
 
     Args:
-        mixup_alpha: The `alpha` of MixUp.
-        cutmix_alpha: The `alpha` of CutMix.
-        p_mixup: Probability of MixUp; the rest is CutMix's.
+        mixup_alpha: The `alpha` of MixUp; 0: only CutMix.
+        cutmix_alpha: The `alpha` of CutMix; 0: only MixUp.
+        p_mixup: Probability of MixUp, if both may be drawn; the rest is CutMix's.
+        p: Probability that a batch is mixed at all.
+        epochs: Number of epochs in which batches are mixed; None: all.
         num_classes: K, the number of classes.
 
     Raises:
-        ConfigError: An alpha is not greater than 0.
+        ConfigError: An alpha is negative, or a probability is not in [0, 1].
     """
 
     def __init__(
@@ -171,15 +176,40 @@ class MixUpOrCutMix(Mixing):
         mixup_alpha: float = 0.2,
         cutmix_alpha: float = 1.0,
         p_mixup: float = 0.5,
+        p: float = 1.0,
+        epochs: int | None = None,
         num_classes: int,
     ) -> None:
         super().__init__(num_classes=num_classes)
-        self.p_mixup = p_mixup
-        self.mixup = MixUp(mixup_alpha, num_classes=num_classes)
-        self.cutmix = CutMix(cutmix_alpha, num_classes=num_classes)
+        self.p_mixup, self.p, self.epochs = chance("p_mixup", p_mixup), chance("p", p), epochs
+        self.needs_places = epochs is not None
+        self.kinds = [
+            kind(alpha, num_classes=num_classes)
+            for kind, alpha in ((MixUp, mixup_alpha), (CutMix, cutmix_alpha))
+            if alpha != 0
+        ]
+
+    def apply(self, batch: Batch, choices: dict[str, Tensor]) -> Batch:
+        mixed = super().apply(batch, choices)
+        if self.epochs is None:
+            return mixed
+        # On the batch's device: to read the epoch here, the host would wait for it
+        is_over = batch["place"][:, 0] >= self.epochs
+        images = batch["image"]
+        return {
+            **mixed,
+            "image": torch.where(
+                is_over.view(-1, *[1] * (images.dim() - 1)), images, mixed["image"]
+            ),
+            "label": torch.where(is_over.view(-1, 1), self._soften(batch["label"]), mixed["label"]),
+        }
 
     def draw_one(self, height: int, width: int) -> dict[str, float]:
-        chosen = self.mixup if float(torch.rand(())) < self.p_mixup else self.cutmix
+        # Without a draw where nothing is to be chosen: the bits of earlier versions
+        if not self.kinds or (self.p < 1 and float(torch.rand(())) >= self.p):
+            return {"pixel": 1.0, "label": 1.0, "top": 0, "left": 0, "height": 0, "width": 0}
+        first, last = self.kinds[0], self.kinds[-1]
+        chosen = first if first is last or float(torch.rand(())) < self.p_mixup else last
         return chosen.draw_one(height, width)
 
 
