@@ -388,8 +388,6 @@ def verify(
     run: str | Path | Trained,
     *overrides: str,
     steps: int | None = None,
-    audit: int | None = None,
-    audit_seed: int | None = None,
     coarse: bool = False,
     anyway: bool = False,
     run_root: str | Path = "runs",
@@ -403,9 +401,6 @@ def verify(
         run: As in `load`; or a bundle's file.
         overrides: As in `load`.
         steps: How many steps to compare; None: all.
-        audit: Repeat only so many parts of the training, drawn at random, 0 for all; None: all of
-            it, from the start.
-        audit_seed: The seed with which they are drawn; None: a new one.
         coarse: Do not repeat the first step that differs to name its first tensor.
         anyway: Train even if the environments differ in what can change bits.
         run_root: As in `load`.
@@ -424,8 +419,6 @@ def verify(
         run_root=Path(run_root),
         overrides=overrides,
         steps=steps,
-        audit=audit,
-        audit_seed=audit_seed,
         coarse=coarse,
         anyway=anyway,
     )

@@ -39,13 +39,11 @@ class Verification:
 
     Args:
         run: The run's folder; a temporary one for a bundle, or a run in an MLflow store.
-        same: Whether the bits are the same, and nothing in the record was altered.
+        same: Whether the bits are the same, and nothing else in the record differs.
         comparable: Whether the environments can give the same bits; otherwise nothing was trained.
         compared: Number of steps whose lines in the trace were compared.
-        altered: What was altered in the record, as sentences.
         parts: The first difference: `step`, `stage`, `layer`, `reason`; None if there is none.
         messages: The whole result, as sentences.
-        audit: The segments that an audit repeated, and those that it left out.
         first: The first value that differs within the first step that does: `kind`, `name`.
     """
 
@@ -53,10 +51,8 @@ class Verification:
     same: bool = False
     comparable: bool = True
     compared: int = 0
-    altered: Sequence[str] = ()
     parts: Mapping[str, Any] | None = None
     messages: Sequence[str] = ()
-    audit: Mapping[str, Any] | None = None
     first: Mapping[str, str] | None = None
 
 
@@ -65,7 +61,7 @@ class Differences:
     """The differences of two runs. Pairs have the first run's value first.
 
     Args:
-        same: Whether all that can be compared has the same bits, and no trace was altered.
+        same: Whether all that can be compared has the same bits.
         config: Path and two values of each setting that differs.
         environment: Differences of the environments that can change bits, as sentences.
         code: Differences of the user's code, as sentences.
@@ -80,7 +76,6 @@ class Differences:
         tensors: Names of tensors that only one of the runs has.
         weights: Whether the last weights agree: `step`, `same`, `traced`; None if that is unknown.
         missing: What a trace lacks, as sentences.
-        altered: What was altered in a trace, as sentences.
         parts: The first difference of the traces: `step`, `stage`, `layer`, `reason`, `since`.
         messages: What the traces show, as sentences.
     """
@@ -100,7 +95,6 @@ class Differences:
     tensors: Sequence[Sequence[str]]
     weights: Mapping[str, Any] | None
     missing: Sequence[str]
-    altered: Sequence[str]
     parts: Mapping[str, Any] | None
     messages: Sequence[str] = ()
 

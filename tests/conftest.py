@@ -155,16 +155,6 @@ def ffmpeg() -> None:
         pytest.skip(str(error))
 
 
-@pytest.fixture(scope="session")
-def senders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address, for the variable `link.SHARED`, of a process that has imported mlflow and forks senders: five seconds quicker than a run's own."""
-    from samewise.runner.tracking.sender_parent import SenderParent
-
-    made = SenderParent(tmp_path_factory.mktemp("senders") / "parent.log")
-    yield made.address
-    made.close()
-
-
 def pytest_sessionstart() -> None:
     """Collection imports torch and more, and makes no garbage worth collecting: without the collector it takes half the time."""
     gc.disable()

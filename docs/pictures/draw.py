@@ -3,8 +3,6 @@
     finished.png         a run in the terminal, repeated and verified
     mlflow.png           what `samewise ui` opens: twenty runs of an experiment, twelve of them a sweep
 
-The pictures of a sweep, sweep_table.png and sweep_compared.png, come from the test that reads those pages in a browser:
-`SAMEWISE_PICTURES=docs/pictures python -m pytest tests/sweeps/test_report.py -k mlflow_ui`.
 All need a Chromium and playwright, and some minutes of training.
 """
 

@@ -26,19 +26,12 @@ from samewise.runner.launchers.snapshot import CONFIGS, collect_sources, setting
 from samewise.runner.records import environment, kept_checkpoints, own_code, shapes, sources
 from samewise.runner.records.files import read_json, read_text
 from samewise.runner.records.folder import RunFolder
-from samewise.runner.records.roots import alterations
 from samewise.runner.secrets import (
     looks_secret,
     redact,
     redact_file,
     redact_values,
     remove_private_keys,
-)
-from samewise.runner.tracking.journal import logged_values
-from samewise.runner.verify.rerun_comparison import (
-    checkpoint_divergences,
-    loss_divergences,
-    metric_divergences,
 )
 
 _CHECKED_OUT = (
@@ -59,7 +52,7 @@ def gather(
         hash_data: Whether to read all files of the data for their SHA-256.
 
     Raises:
-        ConfigError: The run is not finished, has no trace or was altered; or code or versions have
+        ConfigError: The run is not finished, or has no trace; or code or versions have
             changed since the training.
     """
     summary = _require_sound(folder)
@@ -79,8 +72,6 @@ def gather(
         "level": summary["level"],
         "steps": summary["steps"],
         "weights_sha256": summary["weights_sha256"],
-        "checkpoints_sha256": summary.get("checkpoints_sha256", {}),
-        "trace_sha256": summary.get("trace_sha256"),
         "python": platform.python_version(),
         "packages": list(project.packages),
     }
@@ -135,21 +126,6 @@ def _require_sound(folder: RunFolder) -> Mapping[str, Any]:
                 str(folder.trace),
                 "is missing: nothing could be compared with it",
                 hint="train with trace.every_steps=1",
-            )
-        )
-    altered = alterations(folder)
-    if altered:
-        raise ConfigError(*(Problem(str(folder.path), message) for message in altered.values()))
-    logged = logged_values(folder.metrics)
-    if divergences := [
-        *checkpoint_divergences(folder),
-        *metric_divergences(folder, logged),
-        *loss_divergences(folder, logged),
-    ]:
-        raise ConfigError(
-            *(
-                Problem(str(folder.path), f"was altered since: {divergence}")
-                for divergence in divergences
             )
         )
     return summary

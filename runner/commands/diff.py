@@ -26,7 +26,7 @@ EXAMPLES = """examples:
 
 exit codes with one RUN: 0 its code has not changed since; 1 it has
 exit codes with two: 0 the same bits in all common steps, and the same metrics as far as both runs have them, or the same final weights and metrics if the
-traces have no step in common; 1 they differ, a trace was altered, or there is nothing to compare; 2 the input was wrong
+traces have no step in common; 1 they differ, or there is nothing to compare; 2 the input was wrong
 """
 
 
@@ -94,7 +94,7 @@ def _print(differences: Differences) -> None:
                 f"  {name:<24} {' | '.join(_numbers(*pair))}   "
                 f"{_differs(*pair, comparable=key == 'logged' or len({*differences.evaluated}) == 1)}".rstrip()
             )
-    for line in (*differences.missing, *differences.altered):
+    for line in differences.missing:
         print(f"  {line}")
     for line in differences.messages:
         print(f"trace:       {line}")

@@ -1,4 +1,4 @@
-"""Report what a sweep found: best points, effect of each parameter, spread over seeds, cost."""
+"""Report what a sweep found: best points, spread over seeds, cost."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from samewise.runner.records import trust
 from samewise.runner.records.files import require_no_link
 from samewise.runner.records.json_text import to_json
 from samewise.runner.records.sweep_folder import SweepFolder, find
-from samewise.runner.sweeps.report.effects import Effect, effects, left_out, pareto
 from samewise.runner.sweeps.results import PointResult, current_results
-from samewise.runner.sweeps.settings import rank_settings
+from samewise.runner.sweeps.settings import pareto, rank_settings
 
 EXAMPLES = """examples:
   samewise report resnet18_digits-1a2b3c4d            print the tables; write CSV to the sweep's folder
-  samewise report 1a2b --json | jq .effects           for programs
+  samewise report 1a2b --json | jq .settings          for programs
 
 For an unfinished sweep, the report covers the results so far. In MLflow, its runs have the tag `sweep`."""
 
@@ -41,7 +40,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_project(parser)
     add_trust(parser)
     parser.add_argument(
-        "--json", action="store_true", help="print settings, effects, cost and points as JSON"
+        "--json", action="store_true", help="print settings, cost and points as JSON"
     )
 
 
@@ -53,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         point_rows,
         setting_rows,
     )
-    from samewise.runner.sweeps.report.tables import print_effects, print_pages, print_settings
+    from samewise.runner.sweeps.report.tables import print_settings
 
     folder = find(args.sweep, run_root=args.run_root)
     # Read first, so that a damaged file is not signed
@@ -68,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
                 hint=f"samewise sweep --status {folder.path}",
             )
         )
-    effect_list, total_cost = effects(results), cost(folder, results)
+    total_cost = cost(folder, results)
     report_folder = folder.path / "report"
     files = {
         report_folder / "settings.csv": as_csv(setting_rows(results, exact=True)),
@@ -85,15 +84,13 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(
             to_json(
-                _report_values(folder, results, effect_list, dataclasses.asdict(total_cost)),
+                _report_values(folder, results, dataclasses.asdict(total_cost)),
                 indent=2,
             )
         )
         return 0
     print_settings(folder, results)
-    print_effects(effect_list, left_out(results))
     print(f"cost     {cost_in_words(total_cost)}")
-    print_pages(folder, results)
     print(f"CSV      {', '.join(map(str, files))}")
     return 0
 
@@ -101,21 +98,16 @@ def run(args: argparse.Namespace) -> int:
 def _report_values(
     folder: SweepFolder,
     results: Sequence[PointResult],
-    effect_list: Sequence[Effect],
     total_cost: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return the whole report as plain values, with None for NaN."""
-    from samewise.runner.sweeps.report.comparison import pages
     from samewise.runner.sweeps.report.tables import as_plain_values, setting_values
 
-    addresses = pages(folder, results)
     return {
         "id": folder.id,
         "folder": str(folder.path),
         "settings": [setting_values(x) for x in rank_settings(results)],
         "pareto": [setting_values(x) for x in pareto(results)],
-        "effects": [dataclasses.asdict(x) for x in effect_list],
         "cost": dict(total_cost),
-        "pages": dataclasses.asdict(addresses) if addresses else None,
         "points": [as_plain_values(x) for x in results],
     }

@@ -315,13 +315,12 @@ def _live(folder: SweepFolder, launcher: Launcher) -> list[int]:
 
 def _report(folder: SweepFolder, project: Project, *, as_json: bool) -> int:
     """Print the sweep's result; return 1 if a point failed, or kept ending without a reason."""
-    from samewise.runner.sweeps.report.effects import pareto
     from samewise.runner.sweeps.report.tables import (
         as_plain_values,
-        print_pages,
         print_settings,
         setting_values,
     )
+    from samewise.runner.sweeps.settings import pareto
 
     results = current_results(folder, project)
     if as_json:
@@ -337,7 +336,6 @@ def _report(folder: SweepFolder, project: Project, *, as_json: bool) -> int:
         )
     else:
         print_settings(folder, results, more=f"samewise report {shlex.quote(str(folder.path))}")
-        print_pages(folder, results)
     _warn_of_unsent(folder, results)
     return int(any(x.state not in (State.finished, State.pruned) for x in results))
 

@@ -21,8 +21,6 @@ EXAMPLES = """examples:
   samewise verify 3f2a seed=1                              another seed: diverges at step 1
   samewise verify 61df...0b --uri http://tracking:5000     by its MLflow run id, from MLflow alone: its folder may be gone
   samewise verify result.bundle                            a bundle from `samewise bundle`, with the code installed here
-  samewise verify 3f2a --audit 2                           two parts of the training, drawn at random
-  samewise verify 3f2a --audit all                         all parts
   samewise verify digits                                   an export, in every runtime that is installed
 
 exit codes: 0 the same bits; 1 they differ, or the environments cannot be compared; 2 the input was wrong
@@ -40,17 +38,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "overrides", nargs="*", metavar="KEY=VALUE", help="values to change in the run's config"
     )
     parser.add_argument("--steps", type=int, help="how many steps to compare (default: all)")
-    audit = (
-        "repeat only parts of the training, each from one kept checkpoint to the next: N drawn "
-        "at random (default: 2), or all"
-    )
-    parser.add_argument("--audit", nargs="?", const=2, type=_parts, metavar="N|all", help=audit)
-    parser.add_argument(
-        "--audit-seed",
-        type=int,
-        metavar="S",
-        help="the seed with which the parts are drawn (default: a new one, which is printed)",
-    )
     parser.add_argument(
         "--coarse",
         action="store_true",
@@ -79,17 +66,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_packages(parser)
     add_trust(parser)
     parser.add_argument("--json", action="store_true", help="print a JSON object")
-
-
-def _parts(text: str) -> int:
-    """Parse the number of parts to audit; 0 means all."""
-    if text == "all":
-        return 0
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is neither a number of parts nor `all`; RUN goes before --audit"
-        )
-    return int(text)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -136,7 +112,7 @@ def _verify_export(args: argparse.Namespace) -> int:
     use_own_inductor_cache()
     from samewise.runner.exports.folder import run_test_vectors
 
-    if args.overrides or args.steps or args.uri or args.audit is not None:
+    if args.overrides or args.steps or args.uri:
         raise ConfigError(
             Problem(
                 "verify",

@@ -18,8 +18,6 @@ from samewise.runner.processes.memory import require_few
 from samewise.runner.processes.this_process import ENDS_WITH_LAUNCHER
 from samewise.runner.processes.variables import HASH_SEED
 from samewise.runner.records.sweep_folder import SweepFolder
-from samewise.runner.tracking.link import SHARED
-from samewise.runner.tracking.sender_parent import SenderParent
 
 
 @dataclass(frozen=True)
@@ -38,8 +36,8 @@ class Local(Launcher):
         jobs: Maximum number of jobs at a time; null: as many as there are cores and, if there are
             any, GPUs for. Each gets the GPUs with the fewest running jobs.
         pin: Keep each job to its own cores.
-        preload: Start jobs as copies of a process that has imported torch already, and their
-            senders as copies of one that has imported mlflow; false: all from scratch.
+        preload: Start jobs as copies of a process that has imported torch already; false: all from
+            scratch.
 
     Raises:
         ConfigError: `jobs` is below 1, or more than this machine can hold.
@@ -55,11 +53,9 @@ class Local(Launcher):
         self._shares = dict[int, _Share]()
         self._processes = dict[int, subprocess.Popen[bytes]]()
         self._parents = dict[tuple[tuple[str, str], ...], JobParent]()
-        self._senders: SenderParent | None = None
-        self._tracks = False
 
     def open(self, sweep: SweepFolder) -> None:
-        self._tracks = bool(sweep.facts["tracking"]["enabled"])
+        pass
 
     def room(self, running: Sequence[Job]) -> int:
         """Return 1 if there are resources left for another job, otherwise 0."""
@@ -78,7 +74,7 @@ class Local(Launcher):
     def submit(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
             share = self._take(job)
-            environment = {**_environment(job, share), **self._sender_variables(job)}
+            environment = _environment(job, share)
             cores = share.cores if self._pin and share.cores else None
             if self._preload and job.processes == 1:
                 self._parent(job).start(job, environment, cores)
@@ -117,16 +113,6 @@ class Local(Launcher):
         for parent in self._parents.values():
             parent.close()
         self._parents.clear()
-        if self._senders is not None:
-            self._senders.close()
-            self._senders = None
-
-    def _sender_variables(self, job: Job) -> dict[str, str]:
-        """Return the address of a process that has imported mlflow, as the run's variables."""
-        if not (self._preload and self._tracks and hasattr(os, "pidfd_open")):
-            return {}
-        self._senders = self._senders or SenderParent(job.sweep / "logs" / "parent.log")
-        return {SHARED: self._senders.address}
 
     def _parent(self, job: Job) -> JobParent:
         """Return the process that forks jobs with these variables, started on first use."""

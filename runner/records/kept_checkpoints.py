@@ -180,29 +180,6 @@ def note_if_not_meant(folder: Path, summary: Mapping[str, Any], which: str) -> N
         )
 
 
-def misled_links(folder: Path, summary: Mapping[str, Any]) -> list[str]:
-    """Describe each link to a best checkpoint that does not lead to the best evaluation.
-
-    Links whose right checkpoint is gone are left out.
-    """
-    measured = summary.get("metrics", {})
-    bests = {
-        "best": measured.get("best", {}),
-        **{best_by(name): best for name, best in measured.get("also", {}).items()},
-    }
-    targets = {
-        folder / name: folder / f"step-{int(best['step']):08d}"
-        for name, best in bests.items()
-        if "step" in best
-    }
-    return [
-        f"{folder.name}/{link.name} leads to {link.resolve().name}, and summary.json has "
-        f"the best evaluation at {target.name}"
-        for link, target in targets.items()
-        if link.is_symlink() and target.exists() and link.resolve() != target.resolve()
-    ]
-
-
 def best_by(metric: str) -> str:
     """Return the name of the link to the best checkpoint by a metric of `evaluate.also`."""
     return f"best-{metric.replace('/', '-')}"

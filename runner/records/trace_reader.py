@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from samewise.runner.errors import DamagedFile, Problem
 from samewise.runner.records import shapes
 from samewise.runner.records.digest import ALGORITHMS, XXH3, combine
 from samewise.runner.records.files import (
@@ -17,7 +16,6 @@ from samewise.runner.records.files import (
     read_lines,
     read_text,
     require_shape,
-    sha256,
 )
 from samewise.runner.records.folder import RunFolder
 
@@ -65,12 +63,6 @@ def read_trace_of(folder: RunFolder) -> tuple[dict[str, Any], dict[int, dict[str
         raise damaged_file(folder.trace, "it is empty")
     every = _interval(folder, lines)
     last = steps - steps % every if lines and every else 0
-    if lines and max(lines) < last and summary.get("trace_sha256") == sha256(folder.trace):
-        message = (
-            f"`steps` was altered: it is {steps}, but the trace that the summary was written "
-            f"with ends at step {max(lines)}"
-        )
-        raise DamagedFile(Problem(str(folder.summary), message))
     if lines and max(lines) < last:
         raise damaged_file(folder.trace, f"it ends at step {max(lines)}, but the run took {steps}")
     return head, lines

@@ -158,3 +158,37 @@ def rank_settings(results: Sequence[PointResult]) -> list[list[PointResult]]:
         return (math.isnan(mean), lacks_seeds(setting), sign * mean)
 
     return sorted(settings, key=place)
+
+
+def pareto(results: Sequence[PointResult]) -> list[list[PointResult]]:
+    """Return the settings that no other dominates in the objectives, the best in the first first.
+
+    Empty if there is only one objective.
+    """
+    objectives = results[0].objectives if results else {}
+    if len(objectives) < 2:
+        return []
+    # As in Optuna's study, only settings with a value from every seed count
+    complete = [
+        setting
+        for setting in rank_settings(results)
+        if all(spread(setting, name).count == len(setting) for name in objectives)
+    ]
+    scores = [
+        [
+            -mean if objectives[name] == "max" else mean
+            for name, mean in objective_means(setting).items()
+        ]
+        for setting in complete
+    ]
+
+    def is_dominated(score: Sequence[float]) -> bool:
+        return any(
+            # Settings with the same means do not dominate each other
+            all(a <= b for a, b in zip(other, score, strict=True)) and other != score
+            for other in scores
+        )
+
+    return [
+        setting for setting, score in zip(complete, scores, strict=True) if not is_dominated(score)
+    ]

@@ -1,38 +1,40 @@
-"""Prepares the page that `samewise ui` opens: the latest experiment's runs, the best first.
+"""Prepares the page that `samewise ui` opens: the runs of the latest experiment, the best first.
 
 MLflow keeps a view of an experiment's runs as a tag of it (`mlflow.sharedViewState.KEY`), which
 `viewStateShareKey=KEY` in an address opens; `workflowType` chooses the sidebar for training instead
-of that for language models. Both are as in the source of the pages of MLflow 3.17 and 3.18, which
-tests/sweeps/test_report.py opens in a browser. Speaks HTTP to samewise's own server, and imports
+of that for language models. Both, and the names in the view (`ExperimentPageUIState`), are as in
+the source of the pages of MLflow 3.17 and 3.18. Speaks HTTP to samewise's own server, and imports
 neither torch nor mlflow.
 """
 
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 import urllib.request
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from samewise.runner.config.fingerprint import is_outside
 from samewise.runner.records import tested
-from samewise.runner.tracking.views import Part, StoredRun, note, parts, view
+from samewise.runner.tracking.best import column
+from samewise.runner.tracking.describing import key
 
+_KEY = "samewise"
 _KIND = "mlflow.experimentKind"
-_VIEW = "mlflow.sharedViewState."
-_NOTE = "mlflow.note.content"
-_NOTE_DIGEST = "samewise.note"
-"""SHA-256 of the description that `samewise ui` wrote; any other description is the user's."""
-_EARLIER = "Runs of samewise, the best "
+_VIEW = f"mlflow.sharedViewState.{_KEY}"
 _RUNS = 300
-"""Maximum number of an experiment's latest runs that are compared."""
+"""Maximum number of the latest runs that are compared."""
+_COLUMNS = 6
+_WIDTHS = {"attributes.`Run Name`": 340, "runDateAndNestInfo": 150}
+_WIDTH = 130
+"""Width of a column in pixels."""
 _SECONDS = 30.0
 
 
 def prepare(base: str) -> str:
-    """Set up the pages of all experiments with samewise runs; return the address of the latest.
+    """Set up the page of the runs of the latest experiment, and return its address.
 
     Returns the list of experiments if there are no such runs, MLflow is newer than tested, or the
     server's answer is unexpected: then MLflow's pages stay as they are.
@@ -40,66 +42,96 @@ def prepare(base: str) -> str:
     if tested.is_newer("mlflow"):
         return f"{base}/#/experiments"
     try:
-        experiments = _ask(
-            base, "experiments/search", {"max_results": 200, "order_by": ["last_update_time DESC"]}
-        ).get("experiments", [])
-        latest = dict[str, int]()
-        for experiment in experiments:
-            entries = _ask(base, "runs/search", _query(experiment["experiment_id"])).get("runs", [])
-            runs = [run for run in map(StoredRun, entries) if "samewise.fingerprint" in run.tags]
-            if runs:
-                run_parts = parts(runs)
-                _arrange(base, experiment, run_parts)
-                page = run_parts[0].address(experiment["experiment_id"])
-                latest[page] = max(run.start for run in runs)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        experiments = {
+            str(experiment["experiment_id"]): experiment
+            for experiment in _ask(base, "experiments/search", {"max_results": 200})["experiments"]
+        }
+        query = {
+            "experiment_ids": list(experiments),
+            "filter": "tags.`samewise.fingerprint` != ''",
+            "max_results": _RUNS,
+            "order_by": ["attributes.start_time DESC"],
+        }
+        runs = _ask(base, "runs/search", query)["runs"]
+        experiment = experiments[str(runs[0]["info"]["experiment_id"])]
+        here = [x for x in runs if x["info"]["experiment_id"] == experiment["experiment_id"]]
+        _arrange(base, experiment, view([_values(run) for run in here]))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return f"{base}/#/experiments"
     return (
-        f"{base}/{max(latest, key=lambda page: latest[page])}"
-        if latest
-        else f"{base}/#/experiments"
+        f"{base}/#/experiments/{experiment['experiment_id']}/runs?viewStateShareKey={_KEY}"
+        "&workflowType=machine_learning"
     )
 
 
-def _query(experiment: str) -> dict[str, Any]:
+def _values(run: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return a run's params and metrics by name."""
     return {
-        "experiment_ids": [experiment],
-        "max_results": _RUNS,
-        "order_by": ["attributes.start_time DESC"],
+        kind: {entry["key"]: entry["value"] for entry in run["data"].get(kind, [])}
+        for kind in ("params", "metrics")
     }
 
 
-def _arrange(base: str, experiment: Mapping[str, Any], run_parts: Sequence[Part]) -> None:
-    """Set an experiment's description and each page's view; do not replace a user's own."""
+def view(runs: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, Any]:
+    """Return the view of the runs of the latest run's experiment file.
+
+    They are sorted by the best value of the latest run's monitored metric, with columns for the
+    settings in which they differ.
+
+    Args:
+        runs: Params and metrics of each run, the latest first.
+    """
+    latest: Mapping[str, str] = runs[0]["params"]
+    file = latest.get("choices.experiment", "")
+    runs = [run for run in runs if run["params"].get("choices.experiment", "") == file]
+    monitor = latest.get("evaluate.monitor", "")
+    # Older versions of samewise logged only the metric's last value
+    names = [
+        name
+        for name in (column(monitor), key(monitor))
+        if any(name in run["metrics"] for run in runs)
+    ]
+    params = [f"params.`{name}`" for name in varying([run["params"] for run in runs])]
+    metrics = [f"metrics.`{name}`" for name in names]
+    columns = [*metrics[:1], *params, *metrics[1:], "attributes.`Duration`"]
+    is_lower_better = latest.get("evaluate.mode") == "min"
+    return {
+        "selectedColumns": columns,
+        "columnOrder": [*_WIDTHS, *columns],
+        "columnWidths": {**_WIDTHS, **dict.fromkeys(columns, _WIDTH)},
+        "searchFilter": f"params.`choices.experiment` = '{file}'" if file else "",
+        **({"orderByKey": metrics[0], "orderByAsc": is_lower_better} if metrics else {}),
+    }
+
+
+def varying(params: Sequence[Mapping[str, str]]) -> list[str]:
+    """List the settings in which runs differ, those with the most values first."""
+    counts = {
+        name: len({x.get(name) for x in params})
+        for name in {name for x in params for name in x}
+        if not (name.startswith("choices.") or is_outside(name))
+    }
+    names = [name for name, count in counts.items() if count > 1]
+    return sorted(names, key=lambda name: (-counts[name], name))[:_COLUMNS]
+
+
+def _arrange(base: str, experiment: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+    """Set the view of an experiment's page."""
     tags = {tag["key"]: str(tag["value"]) for tag in experiment.get("tags", [])}
-    new_tags = {f"{_VIEW}{part.key}": _pack(view(part)) for part in run_parts}
-    if _KIND not in tags:
-        new_tags[_KIND] = "custom_model_development"
-    if (
-        _NOTE not in tags
-        or _sha256(tags[_NOTE]) == tags.get(_NOTE_DIGEST)
-        # Earlier versions wrote descriptions without a digest
-        or tags[_NOTE].startswith(_EARLIER)
-    ):
-        new_tags[_NOTE] = note(experiment["experiment_id"], run_parts)
-        new_tags[_NOTE_DIGEST] = _sha256(new_tags[_NOTE])
-    for key, value in new_tags.items():
-        if tags.get(key) != value:
+    # Packed as MLflow's *Share* does, since a tag in some stores has at most 5000 characters
+    packed = base64.b64encode(zlib.compress(json.dumps(state).encode())).decode()
+    new_tags = {_KIND: "custom_model_development", **tags, _VIEW: f"deflate;{packed}"}
+    for name in (_KIND, _VIEW):
+        if tags.get(name) != new_tags[name]:
             _ask(
                 base,
                 "experiments/set-experiment-tag",
-                {"experiment_id": experiment["experiment_id"], "key": key, "value": value},
+                {
+                    "experiment_id": experiment["experiment_id"],
+                    "key": name,
+                    "value": new_tags[name],
+                },
             )
-
-
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _pack(state: Mapping[str, Any]) -> str:
-    """Return a view's state as MLflow's *Share* packs it."""
-    # Packed, since a tag in some stores has at most 5000 characters
-    return f"deflate;{base64.b64encode(zlib.compress(json.dumps(state).encode())).decode()}"
 
 
 def _ask(base: str, path: str, body: Mapping[str, Any]) -> dict[str, Any]:

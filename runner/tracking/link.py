@@ -1,4 +1,4 @@
-"""The trainer's connection to its sender: a child process, or a fork of a sweep's shared process.
+"""The trainer's connection to its sender, a child process.
 
 Imports neither torch nor mlflow. The trainer sends its settings as one line of JSON, then nothing
 until it is about to end.
@@ -11,50 +11,56 @@ import json
 import logging
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 from samewise.runner.tracking.address import describe_failure
 
 _LOG = logging.getLogger("samewise.tracking")
-SHARED = "SAMEWISE_SENDERS"
-"""Environment variable that a sweep sets: the socket of a process that forks senders.
-
-See `sender_parent`.
-"""
-
-
 LOG = "sender.log"
 FAILING = "cannot send to"
 TROUBLE = ", retrying:"
 REACHED = "everything has reached"
 _REPORT = re.compile(rf"(?:{FAILING} (.+?){TROUBLE} (.*)|{REACHED} (.+))$")
 _TAIL = 1 << 16
-_LAST_S = 10.0
-"""Maximum seconds from a sender's last message to its end."""
 
 
-def start(folder: Path, settings: Mapping[str, Any]) -> Link | None:
+def start(folder: Path, settings: Mapping[str, Any]) -> subprocess.Popen[bytes] | None:
     """Start a sender, in milliseconds; its imports run during training.
 
     None, with a warning, if it cannot be started.
     """
-    request = json.dumps(settings).encode() + b"\n"
-    shared = os.environ.get(SHARED)
-    if shared:
-        # The shared process ends with the launcher, which this run may outlive
-        with contextlib.suppress(OSError):
-            return _ask_shared_process(shared, folder, request)
+    command = [
+        sys.executable,
+        # No module of the current folder is imported
+        "-P",
+        "-m",
+        "samewise.runner.tracking.sender",
+        str(folder.absolute()),
+        "--trainer",
+        str(os.getpid()),
+    ]
     try:
-        return _start_child(folder, request)
+        with open(folder / LOG, "ab") as log:
+            sender = subprocess.Popen(
+                command,
+                bufsize=0,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env=_environment(),
+                # A session of its own, so that Ctrl-C in the terminal does not reach it
+                start_new_session=True,
+            )
     except OSError as error:
         _LOG.warning("the process that sends metrics cannot be started: %s", error)
         return None
+    _write(sender, json.dumps(settings))
+    return sender
 
 
 def last_trouble(folder: Path, *, since: int = 0) -> str:
@@ -96,90 +102,7 @@ def log_size(folder: Path) -> int:
         return 0
 
 
-def _start_child(folder: Path, request: bytes) -> Link:
-    command = [
-        sys.executable,
-        # No module of the current folder is imported
-        "-P",
-        "-m",
-        "samewise.runner.tracking.sender",
-        str(folder.absolute()),
-        "--trainer",
-        str(os.getpid()),
-    ]
-    own_end, child_end = socket.socketpair()
-    # A session of its own, so that Ctrl-C in the terminal does not reach it
-    with child_end, open(folder / LOG, "ab") as log:
-        process = subprocess.Popen(
-            command,
-            stdin=child_end.fileno(),
-            stdout=log,
-            stderr=log,
-            env=environment(),
-            start_new_session=True,
-        )
-    own_end.sendall(request)
-    return Link(own_end, process)
-
-
-def _ask_shared_process(address: str, folder: Path, request: bytes) -> Link:
-    connection = socket.socket(socket.AF_UNIX)
-    run = {"folder": str(folder.absolute()), "trainer": os.getpid()}
-    try:
-        connection.settimeout(5)
-        connection.connect(address)
-        connection.sendall(json.dumps(run).encode() + b"\n" + request)
-    except OSError:
-        connection.close()
-        raise
-    return Link(connection)
-
-
-@final
-class Link:
-    """A running sender at the other end of a socket.
-
-    The sender writes its exit code as a line; an end of file without one means that it was killed.
-    """
-
-    def __init__(self, end: socket.socket, process: subprocess.Popen[bytes] | None = None) -> None:
-        self._socket, self._process = end, process
-        self._exit_code: bytes | None = None
-
-    def has_ended(self) -> bool:
-        """Whether the sender has ended."""
-        return self._listen(0) is not None
-
-    def tell_end(self) -> bool:
-        """Tell the sender that the trainer is about to end; return whether it still listens."""
-        try:
-            # By a line, and not by end of file, since forked loader workers hold the socket open
-            self._socket.sendall(b"end\n")
-        except OSError:
-            return False
-        return True
-
-    def wait(self, seconds: float) -> bool:
-        """Wait for the sender to end; return whether it has sent everything in this time."""
-        return self._listen(seconds) == b"0"
-
-    def _listen(self, seconds: float) -> bytes | None:
-        """Return the sender's exit code; empty if it ended without one, None if it is running."""
-        if self._exit_code is None:
-            self._socket.settimeout(seconds)
-            try:
-                self._exit_code = self._socket.recv(16).strip()
-            except (TimeoutError, BlockingIOError):
-                return None
-            except OSError:
-                self._exit_code = b""
-            if self._process is not None:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._process.wait(_LAST_S)
-        return self._exit_code
-
-
-def environment() -> dict[str, str]:
+def _environment() -> dict[str, str]:
     """Return a sender's environment variables: the same samewise, and one thread."""
     import samewise
 
@@ -194,11 +117,26 @@ def environment() -> dict[str, str]:
     return {**os.environ, **({"PYTHONPATH": path} if path else {}), "OMP_NUM_THREADS": "1"}
 
 
-def wait_for(link: Link, seconds: float) -> bool:
-    """Call `Link.wait`; Ctrl-C stops the waiting."""
+def wait_for_end(sender: subprocess.Popen[bytes], seconds: float) -> bool:
+    """Tell a sender that the trainer ends, and wait; Ctrl-C stops the waiting.
+
+    Returns:
+        Whether it has sent everything in this time.
+    """
     start_time = time.monotonic()
+    # By a line, and not by end of file, since forked loader workers hold the pipe open
+    _write(sender, "end")
     try:
-        return link.wait(seconds)
+        return sender.wait(seconds) == 0
+    except subprocess.TimeoutExpired:
+        return False
     except KeyboardInterrupt:
         _LOG.warning("stopped waiting for MLflow after %.0f s", time.monotonic() - start_time)
         return False
+
+
+def _write(sender: subprocess.Popen[bytes], line: str) -> None:
+    assert sender.stdin is not None
+    # It may have been killed
+    with contextlib.suppress(OSError):
+        sender.stdin.write(line.encode() + b"\n")

@@ -168,10 +168,7 @@ def _sampler(folder: RunFolder, trainer: int) -> Sampler | None:
 
 @filter_output()
 def be(folder: RunFolder, trainer: int) -> int:
-    """Run as a run's sender, with settings from standard input; return the exit code.
-
-    The code is also written to the other end of standard input, if that reads.
-    """
+    """Run as a run's sender, with settings from standard input; return the exit code."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         # A scheduler that stops a job signals all its processes; this one ends after the trainer
         signal.signal(number, signal.SIG_IGN)
@@ -189,11 +186,7 @@ def be(folder: RunFolder, trainer: int) -> int:
     since = time.monotonic()
     # The sender of an earlier process of this run may still be at work
     with hold(folder.sending, wait=True):
-        code = run(folder, settings, lifeline, trainer, since=since)
-    # The trainer may have ended
-    with contextlib.suppress(OSError):
-        os.write(0, f"{code}\n".encode())
-    return code
+        return run(folder, settings, lifeline, trainer, since=since)
 
 
 def main() -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import shlex
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -93,7 +94,7 @@ class WithSender(Tracker):
     ) -> None:
         super().__init__(folder, resume_step=resume_step)
         self._settings = settings
-        self._sender: link.Link | None = None
+        self._sender: subprocess.Popen[bytes] | None = None
         self._starts = 0
         self._log_began = link.log_size(folder.path)
         self._warned = set[str]()
@@ -126,11 +127,8 @@ class WithSender(Tracker):
         super().finish(status)
         self._revive()
         sender = self._sender
-        if (
-            sender is None
-            or not sender.tell_end()
-            or not link.wait_for(sender, float(self._settings["flush_timeout_s"]))
-        ):
+        seconds = float(self._settings["flush_timeout_s"])
+        if sender is None or not link.wait_for_end(sender, seconds):
             troubles = self._troubles()
             titles = [TITLES[name] for name in backends_of(self._settings)]
             # An empty reason says that everything has arrived
@@ -159,7 +157,9 @@ class WithSender(Tracker):
         self._sender = link.start(self.folder.path, self._settings)
 
     def _revive(self) -> None:
-        if (self._sender is None or self._sender.has_ended()) and self._starts < _MOST_STARTS:
+        if (
+            self._sender is None or self._sender.poll() is not None
+        ) and self._starts < _MOST_STARTS:
             self._start_sender()
 
 

@@ -17,7 +17,6 @@ from samewise.runner.errors import Interrupted, Problem, TrainingError
 from samewise.runner.processes.this_process import on_signals
 from samewise.runner.records import checkpoint
 from samewise.runner.records.files import write_json
-from samewise.runner.records.roots import roots
 from samewise.runner.training.evaluation import draw, validate
 from samewise.runner.training.failures import explain
 from samewise.runner.training.guards.model_checks import require_none_learned
@@ -82,7 +81,6 @@ def session(run: Run) -> Generator[dict[str, Any]]:
             if status == "FINISHED":
                 summary |= summarise(run)
                 if run.strategy.peers.is_main:
-                    summary |= roots(run.folder)
                     write_json(run.folder.summary, summary)
                     # An earlier session may have written it
                     run.folder.failure.unlink(missing_ok=True)

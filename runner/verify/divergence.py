@@ -7,11 +7,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
 from samewise.runner.errors import first_few
-from samewise.runner.records.digest import XXH3, combine, tensor_digests
-from samewise.runner.records.trace import ANYWHERE, STAGES, describe_stage, parameters_in, shorten
+from samewise.runner.records import shapes
+from samewise.runner.records.files import read_json
+from samewise.runner.records.folder import RunFolder
+from samewise.runner.records.trace import ANYWHERE, STAGES, describe_stage
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,8 @@ class Divergence:
     Args:
         step: The optimizer step, counted from 1; for the initial weights the step before the first,
             which is 0 unless the run continues another.
-        stage: A key of `trace.STAGES`; or "initial" (the initial weights), "checkpoint", "chain" (a
-            checkpoint of another trace), "root" (of another summary), "metric", "summary".
+        stage: A key of `trace.STAGES`; or "initial" (the initial weights), "checkpoint", "artifact",
+            "metric", "summary".
         layer: The first parameter or buffer that differs (of gradients the last) as the model
             defines them, or the metric, or the summary's key, if known.
         reason: A sentence.
@@ -111,8 +111,8 @@ def describe_tensors(differing: Sequence[Sequence[str]], places: Sequence[str]) 
 
 
 def first_divergence(
-    head: dict[str, Any],
-    line: dict[str, Any],
+    head: Mapping[str, Any],
+    line: Mapping[str, Any],
     other_line: Mapping[str, Any],
     *,
     other: Mapping[str, Any] | None = None,
@@ -197,122 +197,60 @@ def same_start(head: Mapping[str, Any], other: Mapping[str, Any], step: int) -> 
     return same and "weights" in comparable_stages(head, other)
 
 
-def explain(
-    difference: tuple[str, str],
+def trace_divergence(
+    folders: Sequence[RunFolder],
     heads: Sequence[Mapping[str, Any]],
-    lines: Sequence[Mapping[str, Any]],
-    settings: Collection[str] = (),
+    traces: Sequence[Mapping[int, dict[str, Any]]],
     *,
-    logged: Mapping[str, tuple[float, float]],
-    several: bool,
-    is_compared: bool,
-) -> tuple[str, str, str]:
-    """Explain the difference of two lines of a step.
+    stages: Sequence[str] = tuple(STAGES),
+    settings: Collection[str] = (),
+) -> Divergence | None:
+    """Find the first difference of two runs' traces.
 
     Args:
-        difference: The stage and the layer, from `first_divergence`.
-        heads: The heads of the two traces.
-        lines: The two lines.
-        settings: The settings in which the runs differ.
-        logged: Both values of the step's losses and gradient norms, by name and in order, as far as
-            both runs have them.
-        several: Whether the step has several phases.
-        is_compared: Whether the weights before the step are the same.
-
-    Returns:
-        The stage, the layer and the reason.
+        folders: The two runs' folders.
+        heads: The heads of their traces.
+        traces: The lines of their traces, by step.
+        stages: The stages to compare.
+        settings: The settings that differ, which may explain a difference.
     """
-    stage, layer = difference
-    reason = describe_stage(stage, layer, heads[0], settings)
-    if not several or stage not in ("loss", "gradients"):
-        return stage, layer, reason
-    # A later phase computes its loss with weights that an earlier one has updated, and the trace
-    # has one loss for all phases: the logged values tell them apart
-    phases = [name.removesuffix(_NORM) for name in logged if name.endswith(_NORM)]
-    # By `repr`, so that NaN equals NaN
-    unlike = [name for name, pair in logged.items() if len({*map(repr, pair)}) > 1]
-    differing = {
-        phase: names
-        for phase in phases
-        if (names := [name for name in unlike if name.startswith(f"{phase}/")])
-    }
-    phase, names = next(iter(differing.items()), ("", []))
-    if (
-        not (phase and phase == phases[0])
-        and (is_compared or phases)
-        and (parameter := _updated_otherwise(heads, lines))
-    ):
-        return "weights", parameter, STAGES["weights"]
-    if not phase:
-        return (
-            stage,
-            layer,
-            f"{reason}; or, as a step has several phases, the gradients, the clipping or "
-            "the optimizer of an earlier one in it",
+    (head, other), (trace, other_trace) = heads, traces
+    if start := other_start(head, other):
+        return start
+    both = sorted(trace.keys() & other_trace.keys())
+    for step in both:
+        difference = first_divergence(
+            head, trace[step], other_trace[step], other=other, stages=stages
         )
-    if (first := "gradients" if names == [phase + _NORM] else "loss") != stage:
-        stage, layer = first, ""
-    reason = describe_stage(stage, layer, heads[0], settings).replace(
-        ":", f" of phase '{phase}':", 1
-    )
-    return (
-        stage,
-        layer,
-        reason
-        + (
-            ""
-            if phase == phases[0]
-            else "; or the clipping or the optimizer of a phase before it in the step"
-        ),
-    )
-
-
-_NORM = "/gradient_norm"
-
-
-def _updated_otherwise(
-    heads: Sequence[Mapping[str, Any]], lines: Sequence[Mapping[str, Any]]
-) -> str:
-    """Return the first parameter with the same gradient but other weights; empty if unknown."""
-    (gradients, weights), (other_gradients, after) = (
-        [
-            _by_name(head.get(stage, []), line.get("layers", {}).get(stage, ""))
-            for stage in ("gradients", "weights")
-        ]
-        for head, line in zip(heads, lines, strict=True)
-    )
-    same = [
-        name for name, digest in gradients.items() if digest and digest == other_gradients.get(name)
-    ]
-    return next(
-        (name for name in same if weights.get(name) != after.get(name, weights.get(name))), ""
-    )
-
-
-def first_altered_tensor(
-    head: Mapping[str, Any], line: Mapping[str, Any], state: Mapping[str, Tensor]
-) -> str | None:
-    """Return the first tensor of a state_dict that differs from a trace's line.
-
-    Empty if its name is unknown, None if all agree.
-    """
-    numbers = tensor_digests(
-        state,
-        shards=head.get("shards", 1),
-        sharded=parameters_in(head),
-        algorithm=head.get("algorithm", XXH3),
-    )
-    if f"{combine(numbers):016x}" == line["weights"]:
-        return None
-    there = line.get("layers", {}).get("weights", "")
-    return (
-        _first_layer(
-            _by_name(list(state), there), _by_name(list(state), shorten(numbers)), backward=False
+        if not difference:
+            continue
+        since = unknown_since(step, both)
+        is_same_before = same_start(head, other, step) or (
+            step > both[0]
+            and since == step
+            and "weights" in stages
+            and head["weights"] == other["weights"]
         )
-        # Other tensors than the trace's cannot be told apart by their places
-        if len(there) == 8 * len(numbers)
-        else ""
-    )
+        stage, layer = difference
+        reason = describe_stage(stage, layer, head, settings)
+        if stage in ("loss", "gradients"):
+            # A later phase computes its loss with weights that an earlier one has updated
+            if any(
+                len((read_json(folder.environment, shapes.ENVIRONMENT) or {}).get("optimizers", ()))
+                > 1
+                for folder in folders
+            ):
+                reason += (
+                    "; or, as a step has several phases, the gradients, the clipping or the "
+                    "optimizer of an earlier one in it"
+                )
+            # A step begins with weights, of which the trace has a digest only after a traced step
+            if not is_same_before:
+                reason += "; or the weights before that step differ" + (
+                    ", which a trace does not record" if step == both[0] else ""
+                )
+        return Divergence(step, stage, layer, reason, since=since)
+    return None
 
 
 def _by_name(names: Sequence[str], digests: str) -> dict[str, str]:

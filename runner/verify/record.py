@@ -10,11 +10,9 @@ from typing import Any
 from samewise.runner.config.compose import Composed
 from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError, Problem
-from samewise.runner.records import kept_sources, shapes, sources
-from samewise.runner.records.files import read_json
+from samewise.runner.records import kept_sources, sources
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.training.components import make_part
-from samewise.runner.verify import record_comparison
 from samewise.runner.verify.request import Request
 from samewise.runner.verify.rerun_comparison import Comparison
 
@@ -50,12 +48,7 @@ def changed_code(folder: RunFolder) -> list[str]:
     return changed
 
 
-def unknown(
-    request: Request,
-    record: Record,
-    comparison: Comparison,
-    altered: Sequence[str],
-) -> list[str]:
+def unknown(request: Request, record: Record, comparison: Comparison) -> list[str]:
     """Describe what the record lacks, so that it cannot be verified."""
     folder = record.folder
     lacking = [f"{folder.path}: {comparison.missing}"] if comparison.missing else []
@@ -65,17 +58,6 @@ def unknown(
         lacking.append(
             f"{folder.environment}: is missing, so samewise cannot tell whether another "
             "environment explains a difference"
-        )
-    summary = read_json(folder.summary, shapes.SUMMARY)
-    if summary is not None and "trace_sha256" not in summary and not altered:
-        lacking.append(
-            "cannot be verified: whether trace and checkpoints were altered after the "
-            "run had ended; summary.json has no SHA-256 of them"
-        )
-    if hidden := record_comparison.hidden_settings(record.original):
-        lacking.append(
-            "cannot be verified: the fingerprint of config.yaml, in which "
-            f"{', '.join(hidden)} is hidden"
         )
     return lacking
 

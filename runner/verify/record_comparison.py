@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from samewise.runner.config import saved
 from samewise.runner.config.compose import Composed
-from samewise.runner.config.fingerprint import combine, fingerprint_of, identity
-from samewise.runner.config.tree import differences, flat
+from samewise.runner.config.fingerprint import combine, fingerprint_of
+from samewise.runner.config.tree import differences
 from samewise.runner.data.dataset import fingerprint
 from samewise.runner.errors import first_few
-from samewise.runner.records import checkpoint, kept_checkpoints, shapes
+from samewise.runner.records import shapes
 from samewise.runner.records.files import read_json
 from samewise.runner.records.folder import RunFolder
-from samewise.runner.secrets import HIDDEN
 from samewise.runner.tracking.journal import read_entries
 from samewise.runner.training.run import Run
 from samewise.runner.verify.divergence import Divergence
@@ -24,8 +22,6 @@ from samewise.runner.verify.divergence import Divergence
 MEASURED = ("speed/", "time/", "memory/", "system/")
 """Prefixes of metrics that measure the machine, and so differ in a second training."""
 
-_OF_TRAINING = ("name", "reproducibility", "total_steps", "data", "optimizers")
-"""The entries of environment.json that follow from a config and its data."""
 _OF_THE_END = ("status", "level", "weights_sha256", "steps", "epochs", "stopped_early", "metrics")
 """The entries of summary.json that a second training repeats."""
 
@@ -191,91 +187,6 @@ def recorded_config(folder: RunFolder, overrides: Sequence[str]) -> Composed:
         if combine(fingerprint_of(moved.whole), code.get("files") or {}) == record["fingerprint"]
         else original
     )
-
-
-def alterations(folder: RunFolder, original: Composed, run: Run, *, foreign: bool) -> list[str]:
-    """Describe alterations of a run's summary and environment that show without training.
-
-    Args:
-        folder: The recorded run's folder.
-        original: Its config.
-        run: A new run of that config.
-        foreign: Whether `run` is another experiment, or this environment gives other bits.
-    """
-    summary, recorded = (
-        read_json(folder.summary, shapes.SUMMARY) or {},
-        read_json(folder.environment, shapes.ENVIRONMENT) or {},
-    )
-    lines = [
-        *_fingerprints(folder, original, summary, recorded),
-        *kept_checkpoints.misled_links(folder.checkpoints, summary),
-    ]
-    if not foreign:
-        here = {
-            **run.environment,
-            "name": original.name,
-            "reproducibility": original.cfg.reproducibility.level,
-            "total_steps": run.total_steps,
-        }
-        fields = [key for key in _OF_TRAINING if key in recorded]
-        pairs = differences(
-            {key: recorded[key] for key in fields},
-            # As it would be read: JSON has lists for tuples
-            json.loads(json.dumps({key: here[key] for key in fields})),
-        )
-        lines += [_describe("environment.json", *pair) for pair in pairs]
-        lengths = {"steps_per_epoch": run.plan.steps_per_epoch, "total_steps": run.total_steps}
-        for path in [x.path for x in checkpoint.list_checkpoints(folder.checkpoints)]:
-            manifest = kept_checkpoints.manifest_of(path) or {}
-            fields = {key: manifest[key] for key in lengths if key in manifest}
-            lines += [
-                _describe(f"{path.name}/manifest.json", *pair)
-                for pair in differences(fields, {key: lengths[key] for key in fields})
-            ]
-    return lines
-
-
-def hidden_settings(original: Composed) -> list[str]:
-    """Return the settings of the fingerprint whose secrets a tracking store does not have."""
-    return [
-        path
-        for path, value in flat(identity(original.whole))
-        if isinstance(value, str) and HIDDEN in value
-    ]
-
-
-def _fingerprints(
-    folder: RunFolder, original: Composed, *records: Mapping[str, Any]
-) -> Iterator[str]:
-    """Describe fingerprints of config, code, summary and environment that differ."""
-    # Secrets, and the checkpoint that a run continues, are in the fingerprint, and may be missing
-    if hidden_settings(original):
-        return
-    if original.cfg.resume_from and not Path(original.cfg.resume_from).expanduser().exists():
-        return
-    code, config = read_json(folder.sources, shapes.SOURCES) or {}, fingerprint_of(original.whole)
-    start = code.get("config") or config
-    expected = combine(start, code.get("files") or {})
-    fingerprints = {
-        name: record["fingerprint"]
-        for name, record in zip(("summary.json", "environment.json"), records, strict=True)
-        if "fingerprint" in record
-    }
-    other_fingerprints = set(fingerprints.values()) - {expected}
-    if start != config or (
-        not code and len(other_fingerprints) == 1 and expected not in fingerprints.values()
-    ):
-        yield (
-            f"config.yaml is that of another experiment: its fingerprint is {config[:12]}, and "
-            f"the run's is {(other_fingerprints or {start}).pop()[:12]}"
-        )
-        return
-    for name, recorded in fingerprints.items():
-        if recorded != expected:
-            yield (
-                f"{name}: the fingerprint is recorded as {recorded[:12]}, and is {expected[:12]} "
-                "when computed again"
-            )
 
 
 def _describe(file: str, path: str, value: Any, other: Any) -> str:

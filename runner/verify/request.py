@@ -32,45 +32,23 @@ class Request:
         run_root: The folder in which runs are looked up.
         overrides: Values to change in the run's config.
         steps: Number of steps to compare; None: all.
-        audit: Number of segments to repeat, drawn at random, 0 for all; None: train from the start.
-        audit_seed: The seed with which they are drawn; None: a new one.
         coarse: Stop at the first step that differs, and do not repeat it.
         anyway: Train even if the environments differ in what can change bits.
 
     Raises:
-        ConfigError: The options contradict each other.
+        ConfigError: `steps` is below 1.
     """
 
     run: str
     run_root: Path
     overrides: Sequence[str] = ()
     steps: int | None = None
-    audit: int | None = None
-    audit_seed: int | None = None
     coarse: bool = False
     anyway: bool = False
 
     def __post_init__(self) -> None:
         if self.steps is not None and self.steps < 1:
             raise ConfigError(Problem("--steps", "is too small", self.steps, "at least 1"))
-        if self.steps is not None and self.audit is not None:
-            raise ConfigError(
-                Problem(
-                    "--steps",
-                    "counts steps from the beginning; other parts of a run are repeated by --audit",
-                    self.steps,
-                    "one of the two",
-                )
-            )
-        if self.audit_seed is not None and self.audit is None:
-            raise ConfigError(
-                Problem(
-                    "--audit-seed",
-                    "draws the parts of an audit, and there is no --audit",
-                    self.audit_seed,
-                    hint="add --audit",
-                )
-            )
 
     def config_of(self, folder: RunFolder, *, trust: bool) -> Composed:
         """Read the run's config with the overrides, and without tracking and checkpoints."""

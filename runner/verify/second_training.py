@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from samewise.runner.errors import CheckpointError, number_of
+from samewise.runner.errors import CheckpointError, first_line, number_of
 from samewise.runner.records import checkpoint, shapes
 from samewise.runner.records.checkpoint import list_checkpoints
 from samewise.runner.records.checkpoint_writer import Checkpoints
@@ -17,7 +16,6 @@ from samewise.runner.records.folder import RunFolder
 from samewise.runner.tracking.journal import logged_values, read_entries
 from samewise.runner.training.loop import fit
 from samewise.runner.training.run import Run
-from samewise.runner.verify.audit import parameter_names, state_differences
 from samewise.runner.verify.divergence import Divergence
 from samewise.runner.verify.record_comparison import (
     MEASURED,
@@ -26,6 +24,7 @@ from samewise.runner.verify.record_comparison import (
     summary_divergences,
 )
 from samewise.runner.verify.rerun_comparison import Comparison, Diverged
+from samewise.runner.verify.state_comparison import parameter_names, state_differences
 
 
 def read_logged(folder: RunFolder) -> list[tuple[int, str, float]]:
@@ -42,9 +41,9 @@ def train_again(
     comparison: Comparison,
     folder: RunFolder,
     steps: int | None,
-    divergences: list[Divergence],
+    settings: Collection[str],
     left_out: Collection[str],
-) -> list[str]:
+) -> tuple[list[Divergence], list[str]]:
     """Train a run again, and compare it with its record.
 
     Args:
@@ -52,11 +51,11 @@ def train_again(
         comparison: One of its callbacks.
         folder: The recorded run's folder.
         steps: The number of steps to train; None: all.
-        divergences: Earlier findings, to which those of this training are added.
+        settings: The settings that differ, which may explain a difference.
         left_out: Metrics to compare only if the second training has them.
 
     Returns:
-        Lines that describe the result.
+        The differences, and lines that describe the result.
     """
     values, recorded = (
         read_logged(folder),
@@ -66,43 +65,31 @@ def train_again(
     try:
         summary = fit(again)
     except Diverged as diverged:
+        divergence = comparison.divergence(again.folder, diverged.step, settings)
         differences = logged_divergences(
             values,
             logged_values(again.folder.metrics),
             # From the first difference on, all metrics may differ
-            until=diverged.divergence.step - 1,
+            until=divergence.step - 1,
             left_out=left_out,
         )
-        divergences += [*comparison.divergences, diverged.divergence, *differences]
-        return [
-            *map(str, comparison.divergences),
-            f"diverges at {diverged.divergence}",
-            *map(str, differences),
-        ]
+        return [divergence, *differences], [f"diverges at {divergence}", *map(str, differences)]
     logged = logged_values(again.folder.metrics)
-    differences = [
-        *comparison.divergences,
-        *logged_divergences(
-            values, logged, until=None if recorded else again.step, left_out=left_out
-        ),
-    ]
-    # A checkpoint that differs only because its step or its evaluation does tells nothing new
-    steps_compared, evaluated = (
-        {x.step for x in divergences},
-        any(x.stage == "metric" for x in differences),
+    differences = logged_divergences(
+        values, logged, until=None if recorded else again.step, left_out=left_out
     )
+    # A checkpoint that differs only because its evaluation does tells nothing new
+    evaluated = bool(differences)
     if not recorded:
         # This training evaluates at its end, where the run may not have done so
         states.pop(again.step, None)
     differences += [
         x
         for step, differing in states.items()
-        if step not in steps_compared
-        and (x := _of_checkpoint(step, differing, evaluated=evaluated))
+        if (x := _of_checkpoint(step, differing, evaluated=evaluated))
     ]
     tables, notes = artifact_divergences(folder, again.folder, again.step) if recorded else ([], [])
     differences += [*summary_divergences(recorded, summary), *tables] if recorded else []
-    divergences += differences
     if (
         recorded
         and summary["stopped_early"]
@@ -133,7 +120,7 @@ def train_again(
             f"metrics that measure the machine belong under {', '.join(MEASURED)}: these "
             "are not compared"
         )
-    return [message, *map(str, differences), *notes]
+    return differences, [message, *map(str, differences), *notes]
 
 
 def _comparing_checkpoints(
@@ -152,13 +139,14 @@ def _comparing_checkpoints(
 
     class Compared(Checkpoints):
         def save(self, step: int, state: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
-            # `checkpoint_divergences` names damaged checkpoints
-            with suppress(CheckpointError):
+            try:
                 differing[step] = (
                     state_differences(checkpoint.load(paths[step]), state, names)
                     if step in paths
                     else []
                 )
+            except CheckpointError as error:
+                differing[step] = [("weights", first_line(error))]
 
     checkpoints = Compared(again.folder.checkpoints, again.checkpoint, {}, {})
     return replace(

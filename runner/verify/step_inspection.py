@@ -22,11 +22,11 @@ from samewise.runner.records.digest import entries, tensors_in, value_digest
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.tracking.journal import logged_values
 from samewise.runner.training.batches import TrainingBatches
+from samewise.runner.training.evaluation import evaluate
 from samewise.runner.training.loop import train_step
 from samewise.runner.training.phase import TrainingPhase
-from samewise.runner.training.run import Run
+from samewise.runner.training.run import Run, evaluation_due
 from samewise.runner.training.state import restore, state_of
-from samewise.runner.verify.audit import replay
 from samewise.runner.verify.divergence import first_divergence
 
 KINDS = {
@@ -127,15 +127,6 @@ def inspect_step(run: Run, state: Mapping[str, Any]) -> tuple[list[ComputedValue
     }
 
 
-def replay_and_inspect(
-    run: Run, state: Mapping[str, Any], step: int
-) -> tuple[list[ComputedValue], dict[str, Any], Mapping[str, Any]]:
-    """Train from `state` to `step`, inspect that step, and also return the state before it."""
-    replay(run, state, step - 1)
-    before = copy_to_cpu(state_of(run))
-    return *inspect_step(run, before), before
-
-
 def first_difference(
     values: Sequence[ComputedValue], other_values: Sequence[ComputedValue]
 ) -> tuple[ComputedValue | None, ComputedValue | None] | None:
@@ -197,12 +188,10 @@ def explain_difference(
             run.splits["train"].keyed.must_repeat = False
     # In a sparse trace, the step that differs may be any since the last traced one
     first = max((x for x in lines if x < step), default=0) + 1
-    state, other_state = (
-        _nearest(folder, first, there),
-        None if here is None else copy_to_cpu(state_of(here)),
-    )
+    state = _state_at(first - 1, there, _nearest(folder, first, there))
+    other_state = None if here is None else _state_at(first - 1, here, state_of(here))
     for at in range(first, step + 1):
-        values, line, before = replay_and_inspect(there, state, at)
+        values, line = inspect_step(there, state)
         recorded = lines.get(at) or (
             {"loss": logged[at, "train/loss"].hex()} if (at, "train/loss") in logged else {}
         )
@@ -215,7 +204,7 @@ def explain_difference(
         agrees = not stage
         if not agrees:
             # From the same state, so that neither the record nor the overrides can be the reason
-            again, _ = inspect_step(there, before)
+            again, _ = inspect_step(there, state)
             if difference := first_difference(values, again):
                 message = (
                     f"this is not deterministic here: step {at}, taken twice from the same "
@@ -232,7 +221,7 @@ def explain_difference(
                     ),
                 ], value
         if here is not None and other_state is not None:
-            other, _, _ = replay_and_inspect(here, other_state, at)
+            other, _ = inspect_step(here, other_state)
             difference = first_difference(values, other)
             if difference:
                 message = f"examined closely, step {at} differs first in {_describe(difference)}"
@@ -250,6 +239,25 @@ def explain_difference(
             ), None
         state = copy_to_cpu(state_of(there))
     return [f"examined closely, step {step} shows no difference: it did not occur again"], None
+
+
+def _state_at(step: int, run: Run, state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Train a run from a state to a step, without checkpoints, and return the state there.
+
+    The run is in one process, and its folder exists.
+    """
+    restore(run, copy_to_cpu(state))
+    run.recorder.trace.open(run.step, state.get("trace", 0))
+    try:
+        with streams.preserve_generators():
+            batches = TrainingBatches(run)
+            while run.step < step:
+                if evaluation_due(run):
+                    evaluate(run)
+                run.recorder.record(train_step(run, next(batches)))
+    finally:
+        run.recorder.trace.close()
+    return copy_to_cpu(state_of(run))
 
 
 def _nearest(folder: RunFolder, step: int, run: Run) -> Mapping[str, Any]:

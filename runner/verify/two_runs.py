@@ -9,7 +9,7 @@ from typing import Any
 from samewise.runner.config import saved
 from samewise.runner.config.fingerprint import identity
 from samewise.runner.config.tree import differences
-from samewise.runner.records import environment, kept_sources, roots, shapes, sources, trace_reader
+from samewise.runner.records import environment, kept_sources, shapes, sources, trace_reader
 from samewise.runner.records.files import read_json
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.results import Differences
@@ -18,12 +18,8 @@ from samewise.runner.verify.divergence import (
     Divergence,
     comparable_stages,
     describe_tensors,
-    explain,
-    first_divergence,
     only_in,
-    other_start,
-    same_start,
-    unknown_since,
+    trace_divergence,
 )
 from samewise.runner.verify.record_comparison import MEASURED
 
@@ -51,7 +47,11 @@ def compare(first: RunFolder, second: RunFolder) -> Differences:
         stages = tuple(stage for stage in stages if stage not in ("gradients", "weights"))
     config = differences(*(identity(saved.config_in(folder.config).whole) for folder in folders))
     divergence = trace_divergence(
-        folders, (head, other), (trace, other_trace), stages, [path for path, _, _ in config]
+        folders,
+        (head, other),
+        (trace, other_trace),
+        stages=stages,
+        settings=[path for path, _, _ in config],
     )
     logged = {
         name: values
@@ -80,16 +80,10 @@ def compare(first: RunFolder, second: RunFolder) -> Differences:
     # Final weights are comparable after as many steps
     ended = None not in weights and steps[0] == steps[1]
     same_metrics = not logged and not (at == at_other and differ)
-    altered = [
-        f"{folder.path}: {message}"
-        for folder in folders
-        if folder.trace.exists() and (message := roots.alterations(folder).get("trace"))
-    ]
     result = Differences(
         same=bool(both or ended)
         and not divergence
         and same_metrics
-        and not altered
         and not any(tensors)
         and not (ended and weights[0] != weights[1]),
         config=config,
@@ -123,7 +117,6 @@ def compare(first: RunFolder, second: RunFolder) -> Differences:
             for folder, lines in zip(folders, (trace, other_trace), strict=True)
             if (message := trace_reader.missing_start(lines))
         ],
-        altered=altered,
         parts=divergence and asdict(divergence),
     )
     return replace(result, messages=_describe_traces(result))
@@ -240,74 +233,3 @@ def _of_shards(head: Mapping[str, Any]) -> str:
 
 def _listed(items: Sequence[str]) -> str:
     return f"{', '.join(items[:-1])} and {items[-1]}"
-
-
-def trace_divergence(
-    folders: Sequence[RunFolder],
-    heads: Sequence[Any],
-    traces: Sequence[Any],
-    stages: Sequence[str],
-    settings: Sequence[str],
-) -> Divergence | None:
-    """Find the first difference of two runs' traces.
-
-    Args:
-        folders: The two runs' folders.
-        heads: The heads of their traces.
-        traces: The lines of their traces, by step.
-        stages: The stages to compare.
-        settings: The settings that differ, which may explain a difference.
-    """
-    (head, other), (trace, other_trace) = heads, traces
-    if start := other_start(head, other):
-        return start
-    both = sorted(trace.keys() & other_trace.keys())
-    journals = [logged_values(folder.metrics) for folder in folders]
-    several = any(
-        len((read_json(folder.environment, shapes.ENVIRONMENT) or {}).get("optimizers", ())) > 1
-        for folder in folders
-    )
-    for step in both:
-        lines = trace[step], other_trace[step]
-        if not (difference := first_divergence(head, *lines, other=other, stages=stages)):
-            continue
-        logged = _of_step(journals, step)
-        since = unknown_since(step, both)
-        is_compared = same_start(head, other, step) or (
-            step > both[0]
-            and since == step
-            and "weights" in stages
-            and head["weights"] == other["weights"]
-        )
-        stage, layer, reason = explain(
-            difference,
-            heads,
-            lines,
-            settings,
-            logged=logged,
-            several=several,
-            is_compared=is_compared,
-        )
-        # A step begins with weights, of which the trace has a digest only after a traced step
-        if stage in ("loss", "gradients") and not is_compared:
-            reason += "; or the weights before that step differ" + (
-                ", which a trace does not record" if step == both[0] else ""
-            )
-        return Divergence(step, stage, layer, reason, since=since)
-    return None
-
-
-def _of_step(
-    journals: Sequence[Mapping[tuple[int, str], float]], step: int
-) -> dict[str, tuple[float, float]]:
-    """Return the losses and gradient norms that both runs logged of a step, by name."""
-    first, second = journals
-    names = [
-        name
-        for logged_step, name in first
-        if logged_step == step
-        and name.startswith("train/")
-        and not name.startswith("train/lr")
-        and (step, name) in second
-    ]
-    return {name.removeprefix("train/"): (first[step, name], second[step, name]) for name in names}

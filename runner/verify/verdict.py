@@ -7,15 +7,14 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from samewise.runner.config import saved
 from samewise.runner.config.compose import Composed
 from samewise.runner.config.fingerprint import identity
 from samewise.runner.config.project import Project
 from samewise.runner.config.tree import differences, shown
-from samewise.runner.errors import ConfigError, Problem, first_line
-from samewise.runner.records import environment, roots, shapes
+from samewise.runner.errors import ConfigError, first_line
+from samewise.runner.records import environment, shapes
 from samewise.runner.records.files import read_json
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.trace import STAGES
@@ -24,7 +23,6 @@ from samewise.runner.tracking.journal import logged_values
 from samewise.runner.training.build import build
 from samewise.runner.training.run import Run
 from samewise.runner.verify import record_comparison, rerun_comparison
-from samewise.runner.verify.audit_report import audit
 from samewise.runner.verify.divergence import Divergence
 from samewise.runner.verify.record import (
     Record,
@@ -67,42 +65,19 @@ def verify_run(
         else [],
         read_json(folder.environment, shapes.ENVIRONMENT) or {},
     )
-    if request.audit is not None and record.unlike:
-        raise ConfigError(
-            Problem(
-                "--audit",
-                "repeats the run as it was, but these overrides would change it",
-                ", ".join(record.settings),
-                "none of them",
-            )
-        )
     # Before `build`, whose own error for too few processes gives other advice
     require_one_process(composed, project)
-    logged = logged_values(folder.metrics)
-    comparison = rerun_comparison.Comparison(
-        folder,
-        logged,
-        steps=request.steps,
-        goes_on=request.audit is not None,
-        settings=record.settings,
-    )
+    comparison = rerun_comparison.Comparison(folder, steps=request.steps)
     every = original.cfg.trace.every_steps
-    if (
-        not comparison.total
-        and request.audit is None
-        and (problem := nothing_to_compare(request, folder, comparison.steps, every))
+    if not comparison.total and (
+        problem := nothing_to_compare(request, folder, comparison.steps, every)
     ):
         raise ConfigError(problem)
-    divergences = [
-        *rerun_comparison.checkpoint_divergences(folder),
-        *rerun_comparison.metric_divergences(folder, logged),
-    ]
     with tempfile.TemporaryDirectory(prefix="samewise-verify-") as temporary:
         again = build(composed, project, RunFolder(Path(temporary)))
-        if request.audit is None:
-            last = max(comparison.steps, default=0)
-            require_length(again.total_steps, min(request.steps or last, last), record.settings)
-        return _compare(request, record, again, comparison, divergences, (composed, project))
+        last = max(comparison.steps, default=0)
+        require_length(again.total_steps, min(request.steps or last, last), record.settings)
+        return _compare(request, record, again, comparison, (composed, project))
 
 
 def _compare(
@@ -110,7 +85,6 @@ def _compare(
     record: Record,
     again: Run,
     comparison: rerun_comparison.Comparison,
-    divergences: list[Divergence],
     parts: tuple[Composed, Project],
 ) -> Verification:
     """Compare a run's record with a second training, built from `parts`."""
@@ -118,29 +92,14 @@ def _compare(
     foreign = (
         environment.differences(record.environment, again.environment) if record.environment else []
     )
-    altered = [
-        *roots.alterations(folder).get("trace", "").splitlines(),
-        *record_comparison.alterations(
-            folder,
-            record.original,
-            again,
-            foreign=bool(foreign or record.unlike or not record.environment),
-        ),
-    ]
     changed = changed_code(folder)
-    lines = [
-        *(f"{folder.path}: {fault}" for fault in altered),
-        *map(str, divergences),
-        *unknown(request, record, comparison, altered),
-        *changed,
-    ]
-    verdict = Verification(folder.path, altered=altered, messages=lines)
+    lines = [*unknown(request, record, comparison), *changed]
+    verdict = Verification(folder.path, messages=lines)
     if foreign and not request.anyway:
         reason = record_comparison.describe_foreign(foreign, again, record.settings)
         lines += [f"not comparable: {reason}", "add `--anyway` to compare them nevertheless"]
         return replace(verdict, comparable=False)
-    # A record whose environment was altered promises nothing
-    if record.environment and (changed or not altered):
+    if record.environment:
         print(
             environment.expectation(
                 record.environment, again.environment, foreign, same_code=not changed
@@ -148,12 +107,11 @@ def _compare(
             file=sys.stderr,
             flush=True,
         )
-    audited = _repeat(request, record, again, comparison, divergences, verdict)
+    divergences = _repeat(request, record, again, comparison, lines)
     first, differing = None, _first_apart(divergences)
     # No step computes the initial weights
     if differing and differing.stage != "initial" and not request.coarse:
-        same_code = not changed and not any(fault.startswith("config.yaml") for fault in altered)
-        first, sentences = _inspect_step(record, *parts, differing.step, same_code=same_code)
+        first, sentences = _inspect_step(record, *parts, differing.step, same_code=not changed)
         lines += sentences
     lines += [
         f"the config differs: {path}: {shown(there)} there, {shown(here)} here"
@@ -162,11 +120,10 @@ def _compare(
     earliest = min(divergences, key=lambda divergence: divergence.step, default=None)
     return replace(
         verdict,
-        same=not divergences and not altered,
+        same=not divergences,
         compared=comparison.compared,
         parts=earliest
         and {key: getattr(earliest, key) for key in ("step", "stage", "layer", "reason")},
-        audit=audited,
         first=first,
     )
 
@@ -176,45 +133,20 @@ def _repeat(
     record: Record,
     again: Run,
     comparison: rerun_comparison.Comparison,
-    divergences: list[Divergence],
-    verdict: Verification,
-) -> dict[str, Any] | None:
-    """Train again, or repeat segments, and add findings to `divergences` and the verdict.
-
-    Returns:
-        The audited steps; None without an audit.
-    """
-    folder, lines, audited = record.folder, verdict.messages, None
-    assert isinstance(lines, list)
+    lines: list[str],
+) -> list[Divergence]:
+    """Train again, add lines that describe the result, and return the differences by step."""
     # Its metrics measure the machine, and are not compared
     again.callbacks.pop("throughput", None)
     # The run may have logged any step
     again.recorder.log_every_steps = 1
     again.callbacks["verify"] = comparison
     again.recorder.trace.algorithm = comparison.algorithm
-    comparison.doubted = {fault.step for fault in divergences if fault.stage == "checkpoint"}
-    left_out = record_comparison.left_out_on_resuming(folder.metrics)
-    if request.audit is None:
-        lines += train_again(again, comparison, folder, request.steps, divergences, left_out)
-        divergences.sort(key=lambda divergence: divergence.step)
-    else:
-        audited = audit(
-            again,
-            comparison,
-            folder,
-            divergences,
-            lines,
-            count=request.audit,
-            seed=request.audit_seed,
-        )
-    # A copy, since faults are removed on the way
-    for fault in divergences[:]:
-        if fault.stage == "checkpoint" and fault.step in comparison.repeated:
-            lines[lines.index(str(fault))] = (
-                f"step {fault.step}: {fault.reason}, but equal those of a second training: a "
-                "callback changes them after the step"
-            )
-            divergences.remove(fault)
+    left_out = record_comparison.left_out_on_resuming(record.folder.metrics)
+    divergences, messages = train_again(
+        again, comparison, record.folder, request.steps, record.settings, left_out
+    )
+    lines += messages
     lines += [
         f"cannot be verified: {name}, which training again does not log, nor did the "
         "run once it had been resumed"
@@ -222,7 +154,7 @@ def _repeat(
             record_comparison.unlogged(left_out, logged_values(again.folder.metrics))
         )
     ]
-    return audited
+    return sorted(divergences, key=lambda divergence: divergence.step)
 
 
 def _first_apart(divergences: Sequence[Divergence]) -> Divergence | None:

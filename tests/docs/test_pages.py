@@ -21,7 +21,6 @@ from samewise.runner.commands import commands
 from samewise.runner.config import json_schema, project
 from samewise.runner.config.compose import compose
 from samewise.runner.errors import Problem
-from samewise.runner.tracking.link import SHARED
 
 WITH_COMMANDS = [name for name, path in PAGES.items() if any(block.commands for block in blocks(path.read_text()))]
 OFTEN = ("README.md", "docs/first_experiment.md", "docs/sweeps.md", "docs/distributed.md", *EXAMPLES)
@@ -39,16 +38,16 @@ def _shell(command: str, folder: Path, samewise: str = f'{shlex.quote(sys.execut
     return subprocess.run(["bash", "-c", script], cwd=folder, env=dict(os.environ), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
 
 
-def _forked(command: str, folder: Path, said: Path, senders: str) -> subprocess.CompletedProcess[str]:
-    """Like `_shell`, for a command that is samewise alone: ten seconds quicker, as torch and, for the sender, mlflow are imported already."""
+def _forked(command: str, folder: Path, said: Path) -> subprocess.CompletedProcess[str]:
+    """Like `_shell`, for a command that is samewise alone: ten seconds quicker, as torch is imported already."""
     words = _shell(command, folder, "printf '%s\\0' \"$@\"").stdout.split("\0")[:-1]
-    process = Forked(*words, said=said, variables={SHARED: senders}, before=f"os.chdir({str(folder)!r}); os.dup2(1, 2)")
+    process = Forked(*words, said=said, before=f"os.chdir({str(folder)!r}); os.dup2(1, 2)")
     code = process.wait(900)
     assert code is not None, process.output
     return subprocess.CompletedProcess(command, code, process.output)
 
 
-def _follow(page: str, folder: Path, senders: str, *, only: tuple[str, ...] = ()) -> int:
+def _follow(page: str, folder: Path, *, only: tuple[str, ...] = ()) -> int:
     """Run the commands of a page from top to bottom, the first as a user would start it; return how many were run."""
     make_folder(page, folder)
     count = 0
@@ -57,11 +56,7 @@ def _follow(page: str, folder: Path, senders: str, *, only: tuple[str, ...] = ()
             if only and command.text not in only:
                 continue
             alone = re.fullmatch(r"samewise [^|&;<>$`]*", command.text)
-            done = (
-                _forked(command.text, folder, folder.with_name(f"{folder.name}-said") / str(count), senders)
-                if count and alone
-                else _shell(command.text, folder)
-            )
+            done = _forked(command.text, folder, folder.with_name(f"{folder.name}-said") / str(count)) if count and alone else _shell(command.text, folder)
             assert done.returncode == command.exit_code, f"$ {command.text}\n{done.stdout}"
             missing = first_not_printed(command.shown, done.stdout)
             assert missing is None, f"$ {command.text}\ndoes not print\n{missing}\nbut\n{done.stdout}"
@@ -130,15 +125,15 @@ def test_the_page_of_warnings_matches_what_the_commands_print() -> None:
 
 
 @pytest.mark.slow
-def test_your_own_data_set_and_model_train_as_the_page_says(senders: str, tmp_path: Path) -> None:
+def test_your_own_data_set_and_model_train_as_the_page_says(tmp_path: Path) -> None:
     made = make_files(PAGES["docs/your_own.md"].read_text(), tmp_path)
     assert {"pyproject.toml", "lab/shapes.py", "configs/dataset/shapes.yaml", "lab/small_net.py", "configs/model/small_net.yaml"} <= set(made)
     command = "samewise train dataset=shapes model=small_net optimizer.lr=0.03 max_epochs=3"
-    assert _follow("docs/your_own.md", tmp_path, senders, only=(command,)) == 1
+    assert _follow("docs/your_own.md", tmp_path, only=(command,)) == 1
     (folder,) = (tmp_path / "runs" / "classification-small_net-shapes").iterdir()
     assert (folder / "checkpoints" / "latest" / "state.pt").is_file()
     assert (folder / "artifacts" / "valid" / "confusion_matrix.png").is_file()
-    again = _forked(f"{command} --json", tmp_path, tmp_path.with_name(f"{tmp_path.name}-said") / "again", senders)
+    again = _forked(f"{command} --json", tmp_path, tmp_path.with_name(f"{tmp_path.name}-said") / "again")
     assert '"status": "finished"' in again.stdout
     assert '"valid/accuracy": 0.3' not in again.stdout, "no better than chance"
 
@@ -146,5 +141,5 @@ def test_your_own_data_set_and_model_train_as_the_page_says(senders: str, tmp_pa
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", [page if page in OFTEN else pytest.param(page, marks=pytest.mark.long) for page in WITH_COMMANDS])
-def test_every_command_runs_and_prints_what_is_shown(page: str, senders: str, tmp_path: Path) -> None:
-    assert _follow(page, tmp_path, senders) > 0
+def test_every_command_runs_and_prints_what_is_shown(page: str, tmp_path: Path) -> None:
+    assert _follow(page, tmp_path) > 0

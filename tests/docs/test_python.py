@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -12,7 +11,6 @@ import pytest
 from samewise_docs_pages import PAGES, blocks
 
 import samewise
-from samewise.runner.tracking.link import SHARED
 
 PAGE = PAGES["docs/python.md"].read_text()
 
@@ -23,9 +21,9 @@ def test_the_page_names_every_function() -> None:
 
 
 @pytest.mark.slow
-def test_the_code_on_the_page_runs_as_described(senders: str, tmp_path: Path) -> None:
+def test_the_code_on_the_page_runs_as_described(tmp_path: Path) -> None:
     (code,) = [block.text for block in blocks(PAGE) if block.language == "python"]
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, SHARED: senders}, capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert len(list(tmp_path.glob("runs/*/*/summary.json"))) == 3, "the sweep has found the run that was trained before"
     assert re.search(r"^True\n10\n.*^\[\('seed', 0, 1\)\]$", done.stdout, re.M | re.S), done.stdout
@@ -33,7 +31,7 @@ def test_the_code_on_the_page_runs_as_described(senders: str, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_the_notebook_runs_and_updates_its_progress_bar_in_place(senders: str, repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_notebook_runs_and_updates_its_progress_bar_in_place(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import nbformat
     from nbclient import NotebookClient
 
@@ -42,9 +40,7 @@ def test_the_notebook_runs_and_updates_its_progress_bar_in_place(senders: str, r
     (tmp_path / "work").mkdir()
     notebook = nbformat.read(repository / "docs" / "notebook.ipynb", as_version=4)
     assert all(not cell.outputs for cell in notebook.cells if cell.cell_type == "code"), "it is kept without what it has printed"
-    NotebookClient(notebook, timeout=240, kernel_name="python3", resources={"metadata": {"path": tmp_path / "work"}}).execute(
-        env={**os.environ, SHARED: senders}
-    )
+    NotebookClient(notebook, timeout=240, kernel_name="python3", resources={"metadata": {"path": tmp_path / "work"}}).execute()
     composed, trained, loaded, predicted, swept, table = (cell.outputs for cell in notebook.cells if cell.cell_type == "code")
     bars = [one for one in trained if "<progress" in one.get("data", {}).get("text/html", "")]
     assert len(bars) == 1

@@ -54,7 +54,6 @@ FORMS = {"": 0.8, ", 2 processes": 0.14, ", sweep": 0.06}
 KINDS = {"kill": 10, "kill at a call": 10, "read or write error": 2, "full disk": 2, "clock": 1}
 PLANS = {"none": 0, "read or write error": 1, "full disk": 2, "kill at a call": 3, "clock": 4}
 ERRORS = (errno.EIO, errno.EIO, errno.ENOSPC, errno.EINTR, errno.EDQUOT)
-SHARED = "SAMEWISE_SENDERS"
 PRELOAD = ("torchvision", "torchaudio", "matplotlib.figure", "samewise.runner.cli", "samewise.runner.commands.train", "samewise.runner.config.check.components")
 PRELOAD += ("samewise.runner.training.loop", "samewise.runner.training.build", "samewise.runner.training.prepare", "samewise.runner.config.compose")
 
@@ -86,7 +85,6 @@ class Campaign:
         for name in PRELOAD:
             importlib.import_module(name)
         from samewise.runner.tracking.sender import prepare_environment
-        from samewise.runner.tracking.sender_parent import SenderParent
 
         prepare_environment()
         self._store = home / "store.db"
@@ -95,15 +93,11 @@ class Campaign:
             os._exit(0)
         os.waitpid(child, 0)
         importlib.import_module("samewise.runner.tracking.sending")
-        self._senders = SenderParent(home / "senders.log")
         self._number = 0
 
-    def command(
-        self, given: list[str], root: Path, *, plan: tuple[int, ...] = (0, 0, 0, 0, 0), shared: bool = True, composed: Any = None, spread: bool = False
-    ) -> Command:
+    def command(self, given: list[str], root: Path, *, plan: tuple[int, ...] = (0, 0, 0, 0, 0), composed: Any = None, spread: bool = False) -> Command:
         self._number += 1
-        variables = {SHARED: self._senders.address} if shared else {}
-        return Command(given, self.home / f"said-{self._number}.txt", plan, root, variables, composed, spread=spread)
+        return Command(given, self.home / f"said-{self._number}.txt", plan, root, composed, spread=spread)
 
     def _composed(self, given: list[str]) -> Any:
         """The composed config for a trial's disturbed trainings, with samewise's own code read too: each would need half of its time for that."""
@@ -188,7 +182,7 @@ class Campaign:
                 chance.choice([-86400 * 400, -3600, 3600, 86400 * 4000]),
             )
         )
-        command = self.command(given, root, plan=plan, shared=chance.random() < 0.98, composed=composed, spread=several)
+        command = self.command(given, root, plan=plan, composed=composed, spread=several)
         if kind == "kill":
             command.wait(chance.random() * reference.seconds * (3 if several else 1))
             struck = command.code is None
@@ -216,9 +210,6 @@ class Campaign:
             time.sleep(0.5)
         require_in_store(store, experiment, journals)
 
-    def close(self) -> None:
-        self._senders.close()
-
 
 def work(home: Path, seeds: Sequence[int], server: tuple[str, Path] | None, until: float, kinds: dict[str, int], forms: dict[str, float]) -> None:
     """Run trials, and write their counts as a line of JSON after each."""
@@ -242,7 +233,6 @@ def work(home: Path, seeds: Sequence[int], server: tuple[str, Path] | None, unti
                 print(f"FAILED: --only {seed}\n{failed}\n", flush=True)
             for said in home.glob("said-*"):
                 said.unlink()
-    campaign.close()
 
 
 def main() -> int:

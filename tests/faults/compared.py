@@ -50,7 +50,7 @@ def result_of(folder: Path) -> dict[str, Any]:
     entries = [entry for entry, _ in read_entries(folder / "metrics.jsonl")]
     journal = sorted((name, entry.step, value) for entry in entries for name, value in entry.metrics.items() if not name.startswith(TIMED))
     kept = sorted(path.name for path in (folder / "checkpoints").glob("step-*") if whole(path))
-    results = {name: summary[name] for name in ("weights_sha256", "trace_sha256", "metrics", "steps")}
+    results = {name: summary[name] for name in ("weights_sha256", "metrics", "steps")}
     return {**results, "trace": (folder / "trace.jsonl").read_text().splitlines()[1:], "journal": journal, "checkpoints": kept}
 
 

@@ -46,14 +46,11 @@ class Command:
         said: The file that gets what it prints.
         plan: What the layer does in it: kind, number of the call, error, for how many calls, seconds.
         under: The folder whose files' calls count.
-        variables: Beside this process's.
         composed: What the arguments compose to, where that was found before.
         spread: Whether each process that it starts meets the plan, too.
     """
 
-    def __init__(
-        self, arguments: list[str], said: Path, plan: tuple[int, ...], under: Path, variables: dict[str, str], composed: Any, *, spread: bool = False
-    ) -> None:
+    def __init__(self, arguments: list[str], said: Path, plan: tuple[int, ...], under: Path, composed: Any, *, spread: bool = False) -> None:
         self.mark = said.with_suffix(".struck")
         self.spread = spread
         self.said = said
@@ -61,14 +58,13 @@ class Command:
         self.pid = os.fork()
         self.code: int | None = None
         if not self.pid:
-            self._be(arguments, plan, under, variables, composed)
+            self._be(arguments, plan, under, composed)
 
-    def _be(self, arguments: list[str], plan: tuple[int, ...], under: Path, variables: dict[str, str], composed: Any) -> None:
+    def _be(self, arguments: list[str], plan: tuple[int, ...], under: Path, composed: Any) -> None:
         code = 70
         try:
             os.setpgid(0, 0)
             ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # it ends with the campaign
-            os.environ.update(variables)
             os.environ["FAULT"] = " ".join(map(str, (*plan, under, self.mark))) if self.spread else ""
             file = os.open(self.said, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
             os.dup2(file, 1)

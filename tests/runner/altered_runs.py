@@ -56,9 +56,6 @@ def rewrite_head(run: Path, **values: object) -> None:
     head, *lines = (run / "trace.jsonl").read_text().splitlines()
     kept = {key: value for key, value in {**json.loads(head), **values}.items() if value is not None}
     (run / "trace.jsonl").write_text("\n".join([json.dumps(kept), *lines]) + "\n")
-    summary = json.loads((run / "summary.json").read_text())
-    summary["trace_sha256"] = hashlib.sha256((run / "trace.jsonl").read_bytes()).hexdigest()
-    (run / "summary.json").write_text(json.dumps(summary))
 
 
 def thin(run: Path, every: int) -> Path:

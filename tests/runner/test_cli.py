@@ -106,7 +106,6 @@ BAD = {
     "JSON of a cancelled sweep": (["sweep", "1a2b", "--cancel", "--json"], "--status --json"),
     "a store for another backend": (["sync", "--to", "tensorboard", "--uri", "http://127.0.0.1:9"], "--to names only tensorboard"),
     "a folder and a store": (["runs", "--run-root", "elsewhere", "--uri", "http://127.0.0.1:9"], "--uri: not allowed with argument --run-root"),
-    "a seed without an audit": (["verify", "3f2a", "--audit-seed", "1"], "hint: add --audit"),
     "an unknown key that is shown": (["show", *DIGITS, "+foo=1"], "foo: no such key"),
     "an option as a setting": (["report", "1a2b", "run_root=elsewhere"], "--run-root elsewhere"),
     "three runs to compare": (["diff", "3f2a", "91bc", "0d4e"], "RUN: diff compares two runs"),

@@ -66,11 +66,8 @@ def test_the_steps_between_two_lines_of_a_sparse_trace_are_not_left_out(samewise
 def test_logged_metrics_and_a_changed_trace_are_told_by_diff(samewise, run, original):
     forge(run, 7, loss="0x1.8p+0")
     done = samewise("diff", original, run)
-    assert f"{run}: trace.jsonl was altered after the run had ended: its SHA-256 is not the one in summary.json" in done.stdout
-    (run / "trace.jsonl").write_bytes((original / "trace.jsonl").read_bytes().replace(b'"layers":{"gradients":"', b'"layers":{"gradients":"0'))
-    done = samewise("diff", original, run)
     assert done.returncode == 1
-    assert "trace.jsonl was altered" in done.stdout
+    assert "diverges at step 7: the forward pass" in done.stdout
     shutil.copy(original / "trace.jsonl", run)
     assert samewise("diff", original, run).returncode == 0
     with open(run / "metrics.jsonl", "a") as journal, open(original / "metrics.jsonl") as known:

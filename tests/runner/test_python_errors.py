@@ -38,7 +38,6 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "an array for a file": (lambda: sw.predict("a", np.zeros((3, 8, 8))), "files: is not the name of a file; hint: "),  # pyright: ignore
     "a text for a score": (lambda: sw.predict("a", "a.png", threshold="0.5"), "threshold: is not a valid score; expected: a number from 0 to 1"),  # pyright: ignore
     "a text for a number of files": (lambda: sw.predict("a", "a.png", batch="2"), "batch: is not a valid number of files"),  # pyright: ignore
-    "steps of an audit": (lambda: sw.verify("a", steps=2, audit=1), "steps: counts steps from the beginning; other parts of a run are repeated by audit"),
     "a text for steps": (lambda: sw.verify("a", steps="2"), "steps: is not a number of steps; expected: a whole number from 1"),  # pyright: ignore
     "a format": (lambda: sw.export("a", "b", to="onx"), "to: is not a format that models are exported to; hint: did you mean 'onnx'?"),
     "a run to compare": (lambda: sw.diff(5, "a"), "run: is not a run; expected: what samewise.train returned"),  # pyright: ignore

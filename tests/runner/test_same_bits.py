@@ -17,8 +17,6 @@ from pathlib import Path
 import pytest
 import samewise_runner_promise as promise
 
-from samewise.runner.tracking.link import SHARED
-
 SMALL = ["experiment=resnet18_digits", "model.width=8", "max_epochs=2", "checkpoint.every_steps=3", "callbacks=none", "transforms=cifar", "transforms.size=8"]
 STEPS = 44
 
@@ -49,8 +47,7 @@ def test_another_seed_gives_other_bits(experiment, reference, tmp_path):
 
 
 @pytest.mark.parametrize("kills", [1, pytest.param(10, marks=pytest.mark.slow)])
-def test_a_run_killed_at_random_moments_finishes_with_the_same_bits(experiment, reference, tmp_path, kills, monkeypatch, senders):
-    monkeypatch.setenv(SHARED, senders)
+def test_a_run_killed_at_random_moments_finishes_with_the_same_bits(experiment, reference, tmp_path, kills):
     chance, killed = random.Random(20), 0
     while killed < kills and experiment.kill_within(tmp_path, chance, f"loader.num_workers={killed % 2}"):
         killed += 1

@@ -155,7 +155,6 @@ def test_whether_bits_can_agree_is_predicted_from_the_two_environments() -> None
 
 def test_a_nondeterministic_operator_is_named(samewise, lab) -> None:
     run = train(lab, "model.noisy=true")
-    assert "this is not deterministic here: step 1" in "\n".join(verify(samewise, run, "--audit", "all")["messages"])
     found = verify(samewise, run)
     assert (found["parts"]["step"], found["parts"]["stage"]) == (1, "loss")
     assert found["first"] == {"kind": "activation", "name": "noise (Noise)"}

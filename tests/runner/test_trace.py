@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import resource
-from collections.abc import Sequence
-from typing import Any
 
 import pytest
 import torch
@@ -16,7 +14,6 @@ from samewise.runner.records.digest import digests, weights_sha256
 from samewise.runner.records.trace import Trace
 from samewise.runner.verify.divergence import (
     Divergence,
-    explain,
     first_divergence,
 )
 
@@ -115,32 +112,3 @@ def test_the_weights_digest_covers_names_dtypes_shapes_and_bytes():
     assert weights_sha256({**base, "a": base["a"].t().contiguous().t()}) == digest
     for other in ({**base, "c": base["b"]}, {**base, "a": base["a"].view(3, 2)}, {**base, "a": base["a"].double()}, {**base, "b": torch.tensor(2)}):
         assert weights_sha256(other) != digest
-
-
-def line_of(loss: float, gradients: Sequence[int], weights: Sequence[int]) -> dict[str, Any]:
-    totals = {"gradients": str(gradients), "weights": str(weights)}
-    return {"loss": loss.hex(), **totals, "layers": {"gradients": trace.shorten(gradients), "weights": trace.shorten(weights)}}
-
-
-def test_a_later_phase_of_a_step_is_not_blamed_for_what_an_earlier_one_did():
-    head, one = {name: ["d.weight", "g.weight"] for name in ("gradients", "weights")}, line_of(3.0, [1, 2], [3, 4])
-
-    def explained(two, logged, *, several=True, known=False):
-        stage, layer = first_divergence(head, one, two) or ("", "")
-        return explain((stage, layer), [head, head], (one, two), logged=logged, several=several, is_compared=known)
-
-    same, other = (0.5, 0.5), (0.5, 0.25)
-    logged = {"d/loss": same, "g/loss": other, "d/gradient_norm": same, "g/gradient_norm": other}
-    updated, clipped = line_of(4.0, [1, 7], [8, 9]), line_of(4.0, [6, 7], [8, 9])
-    optimizer = ("weights", "d.weight", trace.STAGES["weights"])
-    assert explained(updated, logged) == explained(updated, {}, known=True) == optimizer
-    assert explained(updated, {})[2] == explained(clipped, {}, known=True)[2]
-    assert explained(updated, {})[2].endswith("; or, as a step has several phases, the gradients, the clipping or the optimizer of an earlier one in it")
-    words = "the forward pass of phase 'g': the same input gave a different loss; or the clipping or the optimizer of a phase before it in the step"
-    assert explained(clipped, logged) == ("loss", "", words)
-    assert explained(updated, {**logged, "d/loss": other}) == ("loss", "", "the forward pass of phase 'd': the same input gave a different loss")
-    assert explained(updated, {**logged, "d/gradient_norm": other})[::2][0] == "gradients"
-    assert explained(updated, {}, several=False) == ("loss", "", trace.STAGES["loss"])
-    assert explained(line_of(3.0, [1, 2], [3, 9]), logged)[:2] == ("weights", "g.weight")
-    without = {**updated, "layers": {}}
-    assert explained(without, logged)[2] == words

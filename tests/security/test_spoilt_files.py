@@ -140,7 +140,6 @@ def commands(home: Path) -> dict[str, tuple[str, ...]]:
         "predict": ("predict", run, str(picture)),
         "verify": ("verify", run),
         "train": ("train", *TINY, "name=one", "tracking.log_system=false"),
-        "audit": ("verify", run, "--audit", "1"),
         "runs": ("runs", "--json"),
         "runs --diff": ("runs", "--diff"),
         "gc": ("runs", "gc"),
@@ -161,7 +160,7 @@ def commands(home: Path) -> dict[str, tuple[str, ...]]:
 
 OF_RUN = (
     *("digest", "diff", "diff --json", "eval", "predict", "verify", "train", "sync", "sync all"),
-    *("audit", "runs", "runs --diff", "gc", "rm", "bundle", "export", "new", "resume_from"),
+    *("runs", "runs --diff", "gc", "rm", "bundle", "export", "new", "resume_from"),
 )
 OF_SWEEP = ("status", "status of all", "report", "cancel", "sweep")
 QUICK_OF_RUN = ("digest", "diff", "diff --json", "predict", "train", "runs", "gc", "bundle")

@@ -23,9 +23,8 @@ from samewise.runner.sweepers.optuna_study import optuna, storage
 from samewise.runner.sweepers.random import Random
 from samewise.runner.sweepers.space import read_space
 from samewise.runner.sweeps import engine
-from samewise.runner.sweeps.report.effects import pareto
 from samewise.runner.sweeps.results import PointResult, State
-from samewise.runner.sweeps.settings import objective_means
+from samewise.runner.sweeps.settings import objective_means, pareto
 from samewise.runner.tracking.journal import Journal
 
 BARE = Project(Path(__file__).parent)

@@ -6,13 +6,7 @@ import csv
 import io
 import json
 import re
-import shutil
-import signal
-import socket
-import subprocess
-import sys
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +20,6 @@ from samewise.runner.sweeps.results import LOCAL
 
 BARE = Project(Path(__file__).parent)
 TINY = ("experiment=resnet18_digits", "debug=tiny", "model.width=4", "max_steps=4", "optimizer.lr=0.01,0.2", "seed=range(2)", "launcher.jobs=2")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-UI_OF_ANY_MLFLOW = """import sys
-from samewise.runner.cli import main
-from samewise.runner.records import tested
-tested.NEWEST["mlflow"] = "99"
-main(["ui", "--port", sys.argv[1]])
-"""
-"""`samewise ui` that writes views for any MLflow: a test finds out whether its pages understand them."""
 
 SUMMARY = {"status": "finished", "level": "R2", "weights_sha256": "0" * 64, "steps": 1, "timings": {"training_s": 1.0, "step_ms": 1.0}}
 SEEDS = {"0.1": [(0.9, 1.0), (0.1, 5.0)], "0.2": [(0.8, 2.0), (0.8, 2.0)], "0.3": [(0.7, 1.0), (0.5, 2.0)]}
@@ -73,7 +59,6 @@ def test_settings_are_ranked_by_the_sweepers_objectives_in_their_means_over_seed
     assert [one["mean"] for one in told["settings"]] == [pytest.approx(means[rate][judged[0]]) for rate in best]
     assert [one["values"]["lr"] for one in told["pareto"]] == front
     assert [one["objectives"] for one in told["pareto"]] == [pytest.approx({name: means[rate][name] for name in judged}) for rate in front]
-    assert told["effects"][0]["best"] == best[0]
     values = dict(zip(("valid/accuracy", "final/valid/loss"), SEEDS["0.1"][0], strict=True))
     assert (told["points"][0]["monitor"], told["points"][0]["value"]) == (judged[0], values[judged[0]])
     assert told["points"][0]["objectives"] == {name: values[name] for name in objectives or ()}
@@ -108,47 +93,13 @@ def test_the_report_and_the_csv_hold_the_runs_values(reported: tuple[Path, str, 
     assert {one["folder"]: one["weights_sha256"] for one in told["points"]} == {run: one["weights_sha256"] for run, one in summaries.items()}
     means = [[summaries[one["folder"]]["metrics"]["best"]["valid/accuracy"] for one in told["points"] if one["setting"] == setting] for setting in range(2)]
     assert told["settings"][0]["mean"] == pytest.approx(max(sum(each) / 2 for each in means))
-    assert told["effects"][0]["key"] == "optimizer.lr"
     assert told["cost"]["steps"] == 16
 
     written = folder / "runs" / "sweeps" / name / "report"
     rows = list(csv.DictReader(io.StringIO((written / "points.csv").read_text())))
     assert [float(row["valid/accuracy"]) for row in rows] == [one["value"] for one in told["points"]]
     assert [row["weights sha256"] for row in rows] == [one["weights_sha256"] for one in told["points"]]
-    assert told["pages"]["compare"] in said
-
-
-@pytest.fixture
-def ui(reported: tuple[Path, str, str]) -> Iterator[tuple[str, str]]:
-    """The MLflow UI of the sweep's store: its address, and that of the page that `samewise ui` opens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-c", UI_OF_ANY_MLFLOW, str(port)]
-    served = subprocess.Popen(command, cwd=reported[0], stdout=subprocess.PIPE, text=True)
-    assert served.stdout is not None
-    try:
-        front = served.stdout.readline().split()[2]
-        assert front.startswith(f"http://127.0.0.1:{port}/#/experiments/")
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=30) as answer:
-            assert answer.status == 200
-        yield f"http://127.0.0.1:{port}", front
-    finally:
-        served.send_signal(signal.SIGINT)
-        served.wait(30)
-
-
-@pytest.fixture
-def page(tmp_path: Path) -> Iterator[Any]:
-    """A page of a real browser."""
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-dev-shm-usage"])
-        made = browser.new_page(viewport={"width": 1720, "height": 900}, color_scheme="light")
-        made.set_default_timeout(90_000)
-        yield made
-        browser.close()
+    assert "best     lr=" in said
 
 
 def test_a_missing_sweep_is_reported(samewise, tmp_path) -> None:

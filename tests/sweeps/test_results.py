@@ -1,4 +1,4 @@
-"""What a sweep's results come to: means over seeds, the best setting, effects of parameters, the Pareto set, cost."""
+"""What a sweep's results come to: means over seeds, the best setting, the Pareto set, cost."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import math
 import pytest
 
 from samewise.runner.records.sweep_folder import Point
-from samewise.runner.sweeps.report.effects import effects, left_out, pareto
 from samewise.runner.sweeps.report.rows import setting_rows
 from samewise.runner.sweeps.results import PointResult, State
-from samewise.runner.sweeps.settings import Spread, rank_settings
+from samewise.runner.sweeps.settings import Spread, pareto, rank_settings
 
 
 def outcome(number: int, value: float, mode: str = "max", state: State = State.finished, metrics: dict[str, float] | None = None, **values: str) -> PointResult:
@@ -30,43 +29,6 @@ def test_intervals_of_accuracies_are_clipped_and_those_of_two_seeds_marked() -> 
     seeds = [dataclasses.replace(one, point=dataclasses.replace(one.point, setting=0, seed=number)) for number, one in enumerate(made)]
     assert setting_rows(seeds[:2])[0]["95 % interval"].endswith("(2 seeds: too few)")
     assert "few" not in setting_rows(seeds)[0]["95 % interval"]
-
-
-def test_in_a_full_grid_the_shares_of_independent_settings_add_up_to_one() -> None:
-    found = [outcome(number, 3 * a + b, a=str(a), b=str(b)) for number, (a, b) in enumerate((a, b) for a in range(2) for b in range(2))]
-    first, second = effects(found)
-    assert (first.key, second.key) == ("a", "b")
-    assert first.share == pytest.approx(0.9)
-    assert first.share + second.share == pytest.approx(1)
-    assert first.best == "1"
-    assert [level.spread.mean for level in first.levels] == [0.5, 3.5]
-
-
-def test_the_best_value_follows_the_mode_of_the_experiment() -> None:
-    assert effects([outcome(0, 1.0, "min", a="x"), outcome(1, 2.0, "min", a="y")])[0].best == "x"
-    assert effects([outcome(0, 1.0, "max", a="x"), outcome(1, 2.0, "max", a="y")])[0].best == "y"
-
-
-def test_constants_have_no_effect() -> None:
-    (one,) = effects([outcome(0, 1.0, a="adam", b="1"), outcome(1, 2.0, a="sgd", b="1")])
-    assert one.key == "a"
-
-
-def test_many_values_are_grouped_into_ranges() -> None:
-    (one,) = effects([outcome(number, float(number), a=repr(0.01 * (number + 1))) for number in range(20)])
-    assert [level.name for level in one.levels] == ["0.01 to 0.05", "0.06 to 0.1", "0.11 to 0.15", "0.16 to 0.2"]
-    assert [level.spread.count for level in one.levels] == [5, 5, 5, 5]
-
-
-def test_settings_that_are_the_same_run_count_once() -> None:
-    draws = [("1", 1.0), ("2", 4.0), ("1", 1.0), ("3", 2.0), ("2", 4.0), ("1", 1.0)]
-    found = [outcome(number, value, a=drawn, b=str(number % 2)) for number, (drawn, value) in enumerate(draws)]
-    found = [dataclasses.replace(one, point=dataclasses.replace(one.point, folder=f"runs/some/{one.point.values['a']}")) for one in found]
-    (a, b) = sorted(effects(found), key=lambda one: one.key)
-    assert math.isnan(a.share), "no value was tried more than once"
-    assert [(level.spread.count, level.spread.mean) for level in a.levels] == [(1, 1.0), (1, 4.0), (1, 2.0)]
-    assert [level.spread.count for level in b.levels] == [1, 2]
-    assert left_out(found) == ""
 
 
 @pytest.mark.parametrize("mode", ["min", "max"])

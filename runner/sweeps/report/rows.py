@@ -17,12 +17,12 @@ from samewise.runner.errors import number_of
 from samewise.runner.records.sweep_folder import Point, SweepFolder, short
 from samewise.runner.secrets import plain_cell, redact
 from samewise.runner.sweeps.progress import clock
-from samewise.runner.sweeps.report.effects import Effect, pareto
 from samewise.runner.sweeps.results import PointResult, State
 from samewise.runner.sweeps.settings import (
     goals,
     lacks_seeds,
     objective_means,
+    pareto,
     rank_settings,
     spread,
 )
@@ -89,25 +89,6 @@ def point_rows(results: Sequence[PointResult]) -> list[Row]:
         }
         for result in results
     ]
-
-
-def level_names(effect: Effect) -> list[str]:
-    """Return the names of an effect's levels, shortened if they stay distinct."""
-    shortened = [short(level.name) for level in effect.levels]
-    return (
-        shortened
-        if len(set(shortened)) == len(shortened)
-        else [level.name for level in effect.levels]
-    )
-
-
-def effect_facts(effect: Effect) -> dict[str, str]:
-    """Return a parameter and the size of its effect."""
-    share = "" if math.isnan(effect.share) else f"{effect.share:.0%}"
-    return {
-        "parameter": effect.key.lstrip("+~"),
-        "share": share,
-    }
 
 
 def not_best(results: Sequence[PointResult]) -> str:

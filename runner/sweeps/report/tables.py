@@ -14,16 +14,12 @@ from rich.text import Text
 
 from samewise.runner.records.console import PlainConsole
 from samewise.runner.records.sweep_folder import Point, SweepFolder, label
-from samewise.runner.sweeps.report.comparison import pages
-from samewise.runner.sweeps.report.effects import Effect
 from samewise.runner.sweeps.report.rows import (
     PARETO,
     Row,
     columns,
     count_points,
-    effect_facts,
     front_rows,
-    level_names,
     not_best,
     number,
     setting_rows,
@@ -139,32 +135,6 @@ def print_settings(folder: SweepFolder, results: Sequence[PointResult], *, more:
                 f"{result.reason}{f' ({log})' if log.exists() else ''}",
                 style="red",
             )
-
-
-def print_pages(folder: SweepFolder, results: Sequence[PointResult]) -> None:
-    """Print addresses of the MLflow UI that compare the runs; nothing if they are not in MLflow."""
-    addresses = pages(folder, results)
-    if addresses is None:
-        return
-    console = _console()
-    command = f" (after `{addresses.opens}`)" if addresses.opens else ""
-    console.print(f"compare  {addresses.compare}{command}\ntable    {addresses.table}")
-
-
-def print_effects(effects: Sequence[Effect], note: str = "") -> None:
-    """Print the effect of each parameter, the strongest first, and a note below."""
-    console, rows = _console(), list[Row]()
-    for effect in effects:
-        levels = (
-            f"{name}: {number(level.spread.mean)}{' (best)' if level.name == effect.best else ''}"
-            for name, level in zip(level_names(effect), effect.levels, strict=True)
-        )
-        rows.append({**effect_facts(effect), "mean of each value": "  ".join(levels)})
-    if rows:
-        console.print()
-        _print_table(console, rows, right=("share",))
-    if note:
-        console.print(note)
 
 
 def print_points(
