@@ -75,7 +75,9 @@ def _state_in(path: Path) -> dict[str, Any]:
     import torch
 
     from samewise.runner.records.checkpoint import load_tensors
+    from samewise.runner.records.files import require_downloaded
 
+    require_downloaded(path)
     try:
         value = load_tensors(path)
     except Exception as error:

@@ -14,6 +14,7 @@ import importlib
 import importlib.util
 import inspect
 import os
+import pickle
 import re
 import sys
 import types
@@ -515,6 +516,12 @@ def _failure(
         summarise_error(error) if str(error).strip() else "",
         raised_at(error, anywhere=False),
     )
+    if isinstance(error, pickle.UnpicklingError) or "PytorchStreamReader" in text:
+        message = (
+            f"{_name(component)} loads a file that is cut short, damaged or no weights: {text}"
+        )
+        hint = "if it is a download, delete it: torch keeps them in TORCH_HOME, else ~/.cache/torch"
+        return Problem(path, message, hint=hint)
     if suspect := next(
         (
             key

@@ -24,7 +24,7 @@ from samewise.runner.exports.runtimes import Truth, try_runtime
 from samewise.runner.processes.memory import free_memory
 from samewise.runner.records import trust
 from samewise.runner.records.digest import tensor_bytes
-from samewise.runner.records.files import open_to_read, read_json, write_json
+from samewise.runner.records.files import open_to_read, read_json, require_downloaded, write_json
 from samewise.runner.records.shapes import SHA256
 from samewise.runner.records.tensor_file import read_tensors, write_tensors
 from samewise.runner.results import Runtime
@@ -278,6 +278,7 @@ def _sha256(tensor: Tensor) -> str:
 
 def _read(path: Path) -> dict[str, Tensor]:
     try:
+        require_downloaded(path)
         return read_tensors(path)
     except (ValueError, OSError) as error:
         raise ConfigError(

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.hub import download_url_to_file
 
 from samewise.runner.errors import ConfigError, Problem, first_line, nearest
-from samewise.runner.records.files import sha256
+from samewise.runner.records.files import require_downloaded, sha256
 
 PATH: Final = "initialise.weights"
 SOURCES: Final = ("torchvision:", "torchaudio:")
@@ -80,6 +80,7 @@ def require_checksum(file: Path, expected: str | None, name: str) -> None:
     """Raise a ConfigError if a file's SHA-256 does not begin as expected, or none is known."""
     digest = sha256(file)
     if expected is None and name.startswith("torchaudio:"):
+        require_downloaded(file)
         hint = f"initialise.sha256={digest} accepts the file that was downloaded ({file})"
         raise ConfigError(
             Problem(

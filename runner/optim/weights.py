@@ -10,12 +10,13 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final, cast
 
+import torch
 from torch import Tensor, nn
 
 from samewise.runner.errors import ConfigError, Problem, did_you_mean, first_line, nearest
 from samewise.runner.optim.published import SOURCES, load_published
 from samewise.runner.records import checkpoint, hugging_face
-from samewise.runner.records.files import read_json
+from samewise.runner.records.files import read_json, require_downloaded
 from samewise.runner.records.folder import SHARDS
 from samewise.runner.records.tensor_file import read_tensors
 
@@ -72,13 +73,14 @@ def load_weights(
         state = {name: tensor for path in paths for name, tensor in _unwrap(_read(path)).items()}
     target = _target(model, into)
     own_state = target.state_dict()
-    state = _split_normed(
-        _rename_parametrised(_fitting_prefix(state, own_state), own_state), target, own_state
-    )
+    state = _rename_parametrised(_fitting_prefix(state, own_state), own_state)
     is_parametrised = any("parametrizations." in name and name not in own_state for name in state)
     if is_parametrised:
         parametrise()
+        own_state = target.state_dict()
     patterns = [exclude] if isinstance(exclude, str) else list(exclude)
+    _require_same_kinds(state, own_state, patterns, file)
+    state = _split_normed(state, target, own_state)
     _require_matches(patterns, {**own_state, **state})
     included = {
         name: tensor
@@ -125,6 +127,9 @@ def _locate_files(file: str) -> list[Path]:
         if re.fullmatch(r"[0-9a-f]{4,64}(-\d+)?", str(file)):
             hint = f"if it is the start of a run's fingerprint, write run:{file}"
         raise ConfigError(Problem(PATH, "the file does not exist", str(file), hint=hint))
+    # Before a checksum is compared, which would say only that the file is another one
+    for path in paths:
+        require_downloaded(path)
     return paths
 
 
@@ -168,13 +173,7 @@ def _read(path: Path) -> Any:
     except pickle.UnpicklingError as error:
         hint = "save a state_dict: torch.save(model.state_dict(), FILE)"
         raise ConfigError(
-            Problem(
-                PATH,
-                f"contains more than tensors and plain values, or is damaged: {error}",
-                str(path),
-                "a state_dict",
-                hint,
-            )
+            Problem(PATH, f"was not loaded: {error}", str(path), "a state_dict", hint)
         ) from None
     except Exception as error:
         message = (
@@ -324,6 +323,44 @@ def _target(model: nn.Module, into: str | None) -> nn.Module:
             )
         )
     return modules[into]
+
+
+def _require_same_kinds(
+    state: Mapping[str, Any], own_state: Mapping[str, Any], patterns: Sequence[str], file: str
+) -> None:
+    """Refuse tensors that torch would copy into the model's with other values, or not at all."""
+    targets = {**{_plain_name(name): tensor for name, tensor in own_state.items()}, **own_state}
+    others = [
+        name
+        for name, tensor in state.items()
+        if isinstance(targets.get(name), Tensor)
+        and not _is_same_kind(tensor, targets[name])
+        and not any(fnmatchcase(name, pattern) for pattern in patterns)
+    ]
+    if others:
+        rest = f", and {len(others) - 1} more are of another kind" if len(others) > 1 else ""
+        message = f"'{others[0]}' is {_kind(state[others[0]])}{rest}"
+        expected = f"{_kind(targets[others[0]])}; other floating-point types are converted"
+        raise ConfigError(Problem(f"{PATH}={file}", message, expected=expected))
+
+
+def _is_same_kind(tensor: Tensor, target: Tensor) -> bool:
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+        return False
+    if target.is_floating_point() or target.is_complex():
+        return (tensor.is_floating_point(), tensor.is_complex()) == (
+            target.is_floating_point(),
+            target.is_complex(),
+        )
+    # An average of weights may keep the count of batches as a whole float
+    return bool((tensor.to(target.dtype) == tensor).all())
+
+
+def _kind(tensor: Tensor) -> str:
+    kind = str(tensor.dtype).removeprefix("torch.")
+    if tensor.layout != torch.strided:
+        kind = f"{kind} and {str(tensor.layout).removeprefix('torch.')}"
+    return f"{kind} without values (device meta)" if tensor.is_meta else kind
 
 
 def _require_matches(patterns: Sequence[str], state: Mapping[str, Tensor]) -> None:

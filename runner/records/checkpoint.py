@@ -35,6 +35,7 @@ from samewise.runner.records import shards
 from samewise.runner.records.files import (
     damaged_file,
     open_to_read,
+    require_downloaded,
     require_no_link,
     require_shape,
     sha256,
@@ -111,6 +112,7 @@ def _read(path: Path) -> dict[str, Any]:
     # Before torch reads the file, whose error would not say that it was altered
     actual = sha256(path / "state.pt")
     if actual != expected:
+        require_downloaded(path / "state.pt")
         reason = "the checkpoint was cut short or altered since it was written"
         hint = (
             "`samewise train` resumes from the newest intact one; with `eval` and `predict`, "
@@ -161,14 +163,18 @@ def load_tensors(path: Path) -> Any:
             if global_name
             else "contains more than tensors and plain values, or is damaged"
         )
-        raise pickle.UnpicklingError(f"it {reason}; it was not loaded") from None
+        raise pickle.UnpicklingError(f"it {reason}") from None
     except RuntimeError as error:
+        if "PytorchStreamReader" in str(error):
+            # Without torch's guesses how that came about
+            reason = f"it is cut short or damaged: {str(error).partition('. ')[0]}"
+            raise RuntimeError(reason) from None
         # torch takes a tar archive for its oldest format, and gives the same advice
         if "weights_only" not in str(error):
             raise
         raise pickle.UnpicklingError(
             "it is an archive, such as a bundle, which contains more than tensors (`tar "
-            "-xf` unpacks it); it was not loaded"
+            "-xf` unpacks it)"
         ) from None
 
 

@@ -183,6 +183,22 @@ def open_to_read(path: Path) -> BufferedReader | None:
     )
 
 
+def require_downloaded(path: Path) -> None:
+    """Raise a ConfigError if an existing file is empty, a Git LFS pointer or a web page."""
+    with open(path, "rb") as handle:
+        start = handle.read(1024).lstrip().lower()
+    if not start:
+        raise ConfigError(Problem(str(path), "is empty"))
+    if start.startswith(b"version https://git-lfs"):
+        hint = "`git lfs pull` in its repository gets the file"
+        raise ConfigError(
+            Problem(str(path), "is a Git LFS pointer, not the file that it stands for", hint=hint)
+        )
+    if start.startswith((b"<!doctype html", b"<html", b"<?xml")):
+        message = "is a web page, such as a login or an error, in the place of the file"
+        raise ConfigError(Problem(str(path), message, hint="download it again"))
+
+
 def sha256(path: Path) -> str:
     """Return the SHA-256 of an existing file, in hexadecimal."""
     handle = open_to_read(path)

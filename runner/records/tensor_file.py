@@ -31,7 +31,8 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     try:
         tensors = load(path.read_bytes())
     except (SafetensorError, KeyError) as error:
-        raise ValueError(first_line(error)) from None
+        reason = f"it is cut short, damaged or of another format: {first_line(error)}"
+        raise ValueError(reason) from None
     return {name: tensors[name] for name in sorted(tensors)}
 
 

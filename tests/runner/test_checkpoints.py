@@ -73,6 +73,14 @@ def test_a_damaged_checkpoint_is_named_and_the_previous_one_is_used(tmp_path, da
         checkpoint.load(tmp_path / "step-00000002")
 
 
+def test_a_checkpoint_that_git_lfs_has_not_fetched_is_not_damaged(tmp_path):
+    write(tmp_path, [1, 2])
+    (tmp_path / "step-00000002" / "state.pt").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n")
+    with pytest.raises(CheckpointError, match=r"state\.pt: is a Git LFS pointer.*; hint: `git lfs pull`") as caught:
+        checkpoint.newest_sound(tmp_path)
+    assert not isinstance(caught.value, DamagedCheckpoint)
+
+
 def everything(folder):
     """Each file, link and folder below a folder, with the bytes of those that can be read."""
     return {path: path.read_bytes() if path.is_file() and not path.is_symlink() else None for path in sorted(folder.rglob("*"))}

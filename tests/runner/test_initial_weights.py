@@ -77,8 +77,7 @@ FILES: list[tuple[Callable[[Path], Any], dict[str, Any], str, str]] = [
     (lambda path: None, {}, "initialise.weights", "file does not exist"),
     (lambda path: path.with_name("weights.pth").write_bytes(b""), {}, "initialise.weights", r"did you mean '.*weights\.pth'"),
     (lambda path: path.write_bytes(b"no weights at all"), {}, "initialise.weights", "damaged|cannot be read"),
-    (lambda path: path.write_bytes(b""), {}, "initialise.weights", "is not a file of weights"),
-    (lambda path: torch.save(Anything(), path), {}, "initialise.weights", "more than tensors"),
+    (lambda path: torch.save(Anything(), path), {}, "initialise.weights", "was not loaded: it names .*Anything"),
     (lambda path: torch.save([torch.zeros(2)], path), {}, "initialise.weights", "not a state_dict"),
     (lambda path: torch.save({"epoch": 3, "weights": [1]}, path), {}, "initialise.weights", "'epoch' is not a tensor"),
     (lambda path: torch.save(other_weights(), path), {"exclude": ["4.*"]}, "initialise.exclude", "matches nothing"),
@@ -117,7 +116,7 @@ def test_a_truncated_file_is_reported(tmp_path: Path) -> None:
     file = tmp_path / "weights.pt"
     torch.save(other_weights(), file)
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="cannot be read: it is cut short or damaged"):
         initialise(network(), {"weights": str(file)})
 
 
@@ -148,7 +147,7 @@ def test_safetensors_are_read_and_a_damaged_file_is_reported(tmp_path: Path) -> 
     assert (layer.weight.tolist(), layer.bias.tolist()) == ([[1.5, -2.0]], [0.25])
     for damaged in (b"", content[:-1], content[:100], content.replace(b"F32", b"F3?"), (2**62).to_bytes(8, "little"), b"\x02" + bytes(7) + b"[]"):
         file.write_bytes(damaged)
-        with pytest.raises(ConfigError, match="cannot be read"):
+        with pytest.raises(ConfigError, match=r"cannot be read|is empty"):
             initialise(network(), {"weights": str(file)})
 
 

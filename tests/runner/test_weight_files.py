@@ -57,6 +57,63 @@ def test_a_file_that_is_not_a_state_dict_is_reported_by_its_first_entry(tmp_path
     assert (problem.message, problem.value) == (message, value)
 
 
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        (lambda weight: weight.to(torch.int8), "int8"),
+        (lambda weight: weight > 0, "bool"),
+        (lambda weight: weight.to(torch.complex64), "complex64"),
+        (lambda weight: weight.to_sparse(), "float32 and sparse_coo"),
+        (lambda weight: weight.to_sparse_csr(), "float32 and sparse_csr"),
+        (lambda weight: torch.quantize_per_tensor(weight, 0.1, 0, torch.qint8), "qint8"),
+        (lambda weight: weight.to("meta"), "float32 without values (device meta)"),
+    ],
+)
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.filterwarnings("ignore")
+def test_a_tensor_of_another_kind_is_refused_unless_it_is_left_out(tmp_path: Path, change: Any, kind: str, normed: bool) -> None:
+    file, model = tmp_path / "weights.pt", layers(2)
+    torch.save({**layers(2).state_dict(), "1.weight": change(torch.eye(2))}, file)
+    if normed:
+        nn.utils.parametrizations.weight_norm(model[1])
+    (problem,) = problems(model, file)
+    assert (problem.path, problem.message) == (f"initialise.weights={file}", f"'1.weight' is {kind}")
+    assert problem.expected.startswith("float32")
+    initialise(layers(2), {"weights": str(file), "exclude": ["1.*"]})
+
+
+def test_other_floats_are_converted_and_an_averaged_count_of_batches_too(tmp_path: Path) -> None:
+    given, made = nn.BatchNorm1d(2).double(), nn.BatchNorm1d(2)
+    given.num_batches_tracked = torch.tensor(7.0)
+    given.running_mean.fill_(0.1)
+    torch.save(given.state_dict(), tmp_path / "weights.pt")
+    initialise(made, {"weights": str(tmp_path / "weights.pt")})
+    assert (made.num_batches_tracked.item(), made.running_mean.tolist()) == (7, torch.tensor([0.1, 0.1]).tolist())
+    given.num_batches_tracked = torch.tensor(0.7)
+    torch.save(given.state_dict(), tmp_path / "weights.pt")
+    assert [problem.message for problem in problems(made, tmp_path / "weights.pt")] == ["'num_batches_tracked' is float32"]
+
+
+@pytest.mark.parametrize("file", ["weights.pt", "weights.safetensors", "folder/model.safetensors"])
+@pytest.mark.parametrize(
+    ("content", "message", "hint"),
+    [
+        ("", "is empty", ""),
+        ("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n", "is a Git LFS pointer", "git lfs pull"),
+        ("\n<!DOCTYPE html>\n<html><title>Sign in</title></html>\n", "is a web page", "download it again"),
+        ('<?xml version="1.0"?><Error><Code>AccessDenied</Code></Error>', "is a web page", "download it again"),
+    ],
+)
+def test_what_a_download_left_in_the_place_of_weights_is_named(tmp_path: Path, file: str, content: str, message: str, hint: str) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / file).write_text(content)
+    place = tmp_path / file
+    (problem,) = problems(layers(1), place.parent if "folder" in file else place, sha256="0123456789")
+    assert problem.path == str(place)
+    assert message in problem.message
+    assert hint in problem.hint
+
+
 def test_a_missing_file_or_folder_is_reported_as_such(tmp_path: Path) -> None:
     (problem,) = problems(layers(1), tmp_path / "weights.pt")
     assert (problem.message, problem.hint) == ("the file does not exist", f"samewise looked for it at {tmp_path / 'weights.pt'}")
