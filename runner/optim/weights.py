@@ -330,17 +330,17 @@ def _require_same_kinds(
 ) -> None:
     """Refuse tensors that torch would copy into the model's with other values, or not at all."""
     targets = {**{_plain_name(name): tensor for name, tensor in own_state.items()}, **own_state}
-    others = [
+    misfits = [
         name
         for name, tensor in state.items()
         if isinstance(targets.get(name), Tensor)
         and not _is_same_kind(tensor, targets[name])
         and not any(fnmatchcase(name, pattern) for pattern in patterns)
     ]
-    if others:
-        rest = f", and {len(others) - 1} more are of another kind" if len(others) > 1 else ""
-        message = f"'{others[0]}' is {_kind(state[others[0]])}{rest}"
-        expected = f"{_kind(targets[others[0]])}; other floating-point types are converted"
+    if misfits:
+        rest = f", and {len(misfits) - 1} more are of another kind" if len(misfits) > 1 else ""
+        message = f"'{misfits[0]}' is {_kind(state[misfits[0]])}{rest}"
+        expected = f"{_kind(targets[misfits[0]])}; other floating-point types are converted"
         raise ConfigError(Problem(f"{PATH}={file}", message, expected=expected))
 
 
