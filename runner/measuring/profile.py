@@ -32,13 +32,12 @@ from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.json_text import to_json
 from samewise.runner.torch_private import dump_memory_snapshot, record_memory_history
 from samewise.runner.tracking.tracker import Tracker
-from samewise.runner.training import launch
+from samewise.runner.training import launch, memory
 from samewise.runner.training.batches import TrainingBatches
 from samewise.runner.training.build import build
-from samewise.runner.training.guards import memory
-from samewise.runner.training.guards.step_errors import explain_step_error, refused_operator
 from samewise.runner.training.loop import train_step
 from samewise.runner.training.run import Run
+from samewise.runner.training.step_errors import explain_step_error, refused_operator
 
 _WARMUP_STEPS = 2
 """Steps before the measured ones: buffers are made, kernels chosen, workers started."""

@@ -34,6 +34,7 @@ from samewise.runner.records.trace import Trace
 from samewise.runner.strategies.base import Strategy
 from samewise.runner.strategies.recompute import recompute
 from samewise.runner.strategies.single import Single
+from samewise.runner.training.cautions import idle_cautions, settings_cautions
 from samewise.runner.training.components import (
     Make,
     make_batch_transforms,
@@ -44,9 +45,7 @@ from samewise.runner.training.components import (
     require_decoded,
     training_images,
 )
-from samewise.runner.training.guards.cautions import idle_cautions, settings_cautions
-from samewise.runner.training.guards.finite import nonfinite_names
-from samewise.runner.training.held_tensors import HeldTensors
+from samewise.runner.training.guards.catalogue import STEPS
 from samewise.runner.training.phase import TrainingPhase
 from samewise.runner.training.recorder import Recorder
 from samewise.runner.training.run import Run, Split
@@ -144,7 +143,6 @@ def build(
         model=model,
         network=network,
         parameters=list(model.parameters()),
-        held_tensors=HeldTensors(model, stay=strategy.compiles),
         phases=_phases(recipe, model, optimizers, strategy, later),
         schedule=schedule,
         precision=precision,
@@ -161,7 +159,6 @@ def build(
         checkpoint=_plain(cfg.checkpoint),
         checkpoints=_checkpoints(cfg, folder, plan, total_steps),
         to_device=mover(strategy.device, channels_last=channels_last),
-        infinite=frozenset(nonfinite_names(model.state_dict().items())),
         recorder=Recorder(
             trace=_trace(cfg, folder, model, strategy),
             callbacks=_callbacks(cfg, make) | _reporter(project),
@@ -169,6 +166,7 @@ def build(
             level=_level(composed, strategy),
         ),
     )
+    run.guards.extend(guard(run) for guard in STEPS)
     # Before `on_build`, whose cautions are printed after those of the settings
     run.recorder.cautions += settings_cautions(run, sizes, later)
     run.recorder.view = View(run)

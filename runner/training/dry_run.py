@@ -6,8 +6,6 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
-from itertools import pairwise
 from pathlib import Path
 
 from omegaconf import DictConfig, open_dict
@@ -16,33 +14,23 @@ from samewise.runner.config.compose import Composed
 from samewise.runner.config.instantiate import instantiate
 from samewise.runner.config.project import Project
 from samewise.runner.data import streams
-from samewise.runner.errors import ConfigError, DataError, Problem, SamewiseError
-from samewise.runner.optim.groups import ranked_blocks
+from samewise.runner.errors import ConfigError, DataError, SamewiseError
 from samewise.runner.processes.memory import refuse_too_much_memory
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.strategies.base import Strategy
 from samewise.runner.strategies.simulated import simulate_ranks
 from samewise.runner.training.batches import TrainingBatches
 from samewise.runner.training.build import build
-from samewise.runner.training.guards.first_steps import find_changed_parameters, untrained
-from samewise.runner.training.guards.hidden_state import (
-    attributes_of,
-    find,
-    find_in_schedule,
-    lost_attributes,
-    lost_by_optimizers,
-)
-from samewise.runner.training.guards.memory import out_of_memory
-from samewise.runner.training.guards.model_checks import require_none_learned, require_same_model
-from samewise.runner.training.guards.rehearsal import rehearse
-from samewise.runner.training.guards.step_errors import (
+from samewise.runner.training.guards.catalogue import CHECK, CODE, watch
+from samewise.runner.training.loop import train_step
+from samewise.runner.training.memory import out_of_memory
+from samewise.runner.training.resuming import continue_from
+from samewise.runner.training.run import Run
+from samewise.runner.training.step_errors import (
     explain_step_error,
     name_override,
     refused_operator,
 )
-from samewise.runner.training.loop import train_step
-from samewise.runner.training.resuming import continue_from
-from samewise.runner.training.run import Run
 
 LONG = 100_000
 """Schedules of more steps are not tried to their end: torch's take 10 microseconds for a step."""
@@ -119,20 +107,18 @@ def _step(composed: Composed, project: Project, *, alone: bool) -> Run:
     ):
         run = build(_disable_caches(composed), project, RunFolder(Path(temporary)), alone=alone)
         try:
-            require_none_learned(run)
-            require_same_model(run)
+            run.recorder.prints = False
+            run.guards.extend(guard(run) for guard in (*CODE, *CHECK))
+            watch(run, lambda guard: guard.at_start(run))
             # Otherwise the kernel would kill the process without a message
             with refuse_too_much_memory() if run.strategy.device.type == "cpu" else nullcontext():
                 # max_steps=0 only evaluates
-                before, problems = _take_step(run) if run.total_steps else ({}, [])
-                rehearse(run)
-                if alone and run.total_steps:
-                    run.recorder.cautions += [
-                        *problems,
-                        *find_in_schedule(run),
-                        *lost_attributes(run.recipe, before),
-                        *lost_by_optimizers(run),
-                    ]
+                if run.total_steps:
+                    train_step(run, next(TrainingBatches(run)))
+                if 0 < run.total_steps <= LONG:
+                    # Some of torch's schedulers cannot be stepped beyond an end of their own
+                    run.schedule.rates(run.total_steps - 1, run.schedule.span)
+                watch(run, lambda guard: guard.before_evaluation(run))
                 if run.config.resume_from:
                     continue_from(run, run.config.resume_from)
         except DataError as error:
@@ -151,53 +137,6 @@ def _step(composed: Composed, project: Project, *, alone: bool) -> Run:
         finally:
             run.strategy.end()
     return run
-
-
-def _take_step(run: Run) -> tuple[dict[str, bytes], list[Problem]]:
-    """Take one step; return the recipe's attributes before it, and warnings."""
-    ranked = ranked_blocks(run.model, run.config.param_groups or {})
-    used = list[str]()
-
-    def note(name: str, *_: object) -> None:
-        used.append(name)
-
-    hooks = [
-        part.register_forward_pre_hook(partial(note, name))
-        for name, part in run.model.named_modules()
-        if name in ranked
-    ]
-    micro_batches = next(TrainingBatches(run))
-    hidden = [
-        *find(run, micro_batches),
-        *(problem for problem, _ in find_changed_parameters(run, micro_batches)),
-    ]
-    before = attributes_of(run.recipe)
-    with untrained(run) as idle:
-        train_step(run, micro_batches)
-    if run.total_steps <= LONG:
-        # Some of torch's schedulers cannot be stepped beyond an end of their own
-        run.schedule.rates(max(run.total_steps - 1, 0), run.schedule.span)
-    for hook in hooks:
-        hook.remove()
-    return before, [*hidden, *idle, *_misplaced(ranked, list(dict.fromkeys(used)))]
-
-
-def _misplaced(ranked: Sequence[str], used: Sequence[str]) -> list[Problem]:
-    """Warn if blocks compute in another order than layer-wise learning rates assume."""
-    for former, other in pairwise(used):
-        if ranked.index(other) < ranked.index(former):
-            message = (
-                f"layer_decay takes '{other}' to be further from the output than '{former}', "
-                "after which it computes"
-            )
-            return [
-                Problem(
-                    "param_groups",
-                    message,
-                    hint="define the model's parts in the order in which they compute",
-                )
-            ]
-    return []
 
 
 def _disable_caches(composed: Composed) -> Composed:

@@ -98,7 +98,7 @@ def tell(run: Run, caution: Problem) -> None:
     """Print a warning, once in a training."""
     if caution not in run.recorder.cautions:
         run.recorder.cautions.append(caution)
-        if run.strategy.peers.is_main:
+        if run.strategy.peers.is_main and run.recorder.prints:
             print(f"warning: {caution}", file=sys.stderr)
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 
 from samewise.runner.errors import ConfigError, DataError, Problem, TrainingError
-from samewise.runner.training.guards.memory import out_of_memory
-from samewise.runner.training.guards.step_errors import (
+from samewise.runner.training.memory import out_of_memory
+from samewise.runner.training.run import Run
+from samewise.runner.training.step_errors import (
     OF_STEPS,
     explain_later_error,
     explain_step_error,
@@ -14,7 +15,6 @@ from samewise.runner.training.guards.step_errors import (
     name_override,
     refused_operator,
 )
-from samewise.runner.training.run import Run
 
 
 def explain(run: Run, error: BaseException) -> BaseException:

@@ -21,7 +21,7 @@ from samewise.runner.optim.stepping import step_of
 from samewise.runner.strategies.base import Tally
 from samewise.runner.training.batches import TrainingBatches
 from samewise.runner.training.evaluation import evaluate
-from samewise.runner.training.guards.first_steps import warn_of_hidden_state
+from samewise.runner.training.guards.catalogue import watch
 from samewise.runner.training.losses import loss_of
 from samewise.runner.training.phase import TrainingPhase
 from samewise.runner.training.readings import Readings
@@ -48,8 +48,7 @@ def fit(run: Run) -> dict[str, Any]:
     """
     # The session starts first: it restores the step at which loading begins. On an error it tells
     # the other processes before the workers are closed, which may take seconds.
-    with closing(TrainingBatches(run)) as loaded, session(run) as summary:
-        batches = warn_of_hidden_state(run, loaded)
+    with closing(TrainingBatches(run)) as batches, session(run) as summary:
         while True:
             if evaluation_due(run):
                 evaluate(run)
@@ -57,7 +56,7 @@ def fit(run: Run) -> dict[str, Any]:
                 save(run)
             if is_done(run):
                 break
-            run.recorder.record(train_step(run, next(batches), loaded.load_next))
+            run.recorder.record(train_step(run, next(batches), batches.load_next))
     return summary
 
 
@@ -74,21 +73,19 @@ def train_step(
     Returns:
         Losses, gradient norms and digests of the step.
     """
+    watch(run, lambda guard: guard.before_step(run, micro_batches))
     readings = Readings(run)
     run.schedule.before_step(run.step)
     for phase in run.phases:
         run.clear_gradients()
         with phase.training(run.step):
             tallies = run.strategy.carry(micro_batches, partial(forward, run, phase))
-        run.held_tensors.require_same()
         tally = run.strategy.reduce(tallies)
         norm = phase.condition_gradients(tally, run.precision, run.clip_norm)
         # Before the optimizer steps: on the CPU, a number that is not finite raises an error here
         readings.add(phase, tally, norm, tallies)
         run.precision.stepper(phase.optimizer, step_of(phase.optimizer))()
         run.recorder.trace.digest_gradients(run.step + 1)
-    if run.step == 0:
-        run.held_tensors.require_same_state()
     run.recorder.trace.digest_weights(run.step + 1)
     # Everything is launched by now, so a device computes while the next batches are loaded
     meanwhile()
@@ -96,6 +93,7 @@ def train_step(
     readings.finish()
     run.precision.update()
     run.progress.step += 1
+    watch(run, lambda guard: guard.after_step(run))
     return readings.outcome()
 
 

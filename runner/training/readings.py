@@ -13,9 +13,10 @@ from torch import Tensor
 from samewise.runner.interfaces import Outcome
 from samewise.runner.records.digest import combine
 from samewise.runner.strategies.base import Tally
-from samewise.runner.training.guards.finite import largest, require_finite_step
+from samewise.runner.training.guards.catalogue import watch
+from samewise.runner.training.guards.finite import largest
 from samewise.runner.training.phase import TrainingPhase
-from samewise.runner.training.run import Run
+from samewise.runner.training.run import Numbers, Run
 
 
 class _Unread(NamedTuple):
@@ -80,8 +81,11 @@ class Readings:
             self._norms[f"{prefix}gradient_norm"] = norm
             self._seen += tally.digests
             self._count = tally.count
-            require_finite_step(self._run, means, norm, unread.gradients, unread.explain)
+            self._watch(Numbers(means, norm, unread.gradients, unread.explain))
         self._unread, self._read = [], None
+
+    def _watch(self, numbers: Numbers) -> None:
+        watch(self._run, lambda guard: guard.on_numbers(self._run, numbers))
 
     def outcome(self) -> Outcome:
         """Return the outcome of the last step."""

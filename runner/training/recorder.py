@@ -30,6 +30,8 @@ class Recorder:
     level: str
     cautions: list[Problem] = field(default_factory=list[Problem])
     """Warnings to print when training starts, and those printed since."""
+    prints: bool = True
+    """Whether warnings are printed at once; `check` prints them at its end."""
     view: RunView = field(init=False)
     """The run as its callbacks see it."""
     tracker: Tracker = field(default_factory=Silent)

@@ -1,4 +1,4 @@
-"""A `Run`: the parts of a training, its progress, and its recorder, as `build` makes them.
+"""A `Run`: the parts of a training, its progress, its recorder and its guards, as `build` makes them.
 
 Whether an evaluation or a checkpoint is due follows from the step alone, so a resumed run does
 exactly what the interrupted one had still to do.
@@ -7,16 +7,16 @@ exactly what the interrupted one had still to do.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 from samewise.runner.config import schema
 from samewise.runner.config.compose import Composed
 from samewise.runner.data.keyed import KeyedDataset
-from samewise.runner.data.loading import Loader
+from samewise.runner.data.loading import Loader, MicroBatch
 from samewise.runner.data.order import Order
 from samewise.runner.data.plan import Plan
 from samewise.runner.errors import ConfigError, Interrupted, Problem
@@ -26,7 +26,6 @@ from samewise.runner.precision import Precision
 from samewise.runner.records.checkpoint_writer import Checkpoints
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.strategies.base import Strategy
-from samewise.runner.training.held_tensors import HeldTensors
 from samewise.runner.training.phase import TrainingPhase
 from samewise.runner.training.recorder import Recorder
 
@@ -102,8 +101,6 @@ class Parts:
     """The model as the strategy wraps it; called in training."""
     parameters: Sequence[nn.Parameter]
     """All parameters of the model."""
-    held_tensors: HeldTensors
-    """The model's tensors that steps may not replace."""
     phases: Sequence[TrainingPhase]
     schedule: Schedule
     precision: Precision
@@ -120,8 +117,6 @@ class Parts:
     checkpoint: schema.Checkpoint
     checkpoints: Checkpoints
     to_device: Callable[[Batch], Batch]
-    infinite: frozenset[str]
-    """The names of the model's tensors that are not finite from the start, such as masks."""
 
     @property
     def config(self) -> Any:
@@ -131,12 +126,14 @@ class Parts:
 
 @dataclass(frozen=True, kw_only=True)
 class Run(Parts):
-    """A training: fixed parts, progress, and a recorder.
+    """A training: fixed parts, progress, a recorder and guards.
 
     A checkpoint holds the progress and the parts' states.
     """
 
     recorder: Recorder
+    guards: list[Guard] = field(default_factory=list["Guard"])
+    """The guards that watch the run, in calling order."""
     progress: Progress = field(default_factory=Progress)
 
     @property
@@ -172,6 +169,65 @@ class Run(Parts):
         ]:
             raise ConfigError(*wrong)
         self.recorder.log(metrics, self.step)
+
+
+class Caution(NamedTuple):
+    """A guard's warning."""
+
+    problem: Problem
+    level: str = "R3"
+    """The strongest promise that the run can still make."""
+
+
+class Numbers(NamedTuple):
+    """The numbers of a phase of a step."""
+
+    losses: Mapping[str, float]
+    """The phase's losses, by name."""
+    norm: float
+    """The 2-norm of its gradients."""
+    gradients: Sequence[Tensor | None] | None
+    """The largest magnitude of each parameter's gradient, in the model's order; None: the
+    gradients still exist."""
+    explain: Sequence[Callable[[], None]]
+    """Functions that raise the recipe's own explanation of a loss that is not finite."""
+
+
+class Guard:
+    """Watches the user's code in a run.
+
+    A subclass overrides the moments at which it looks. It warns with cautions, and stops the run
+    with an error. `guards.catalogue` lists the guards, and has each look.
+
+    Args:
+        run: The run, before its first step.
+    """
+
+    def __init__(self, run: Run) -> None: ...
+
+    def at_start(self, run: Run) -> Iterable[Caution]:
+        """Look at the parts of a new run, in one process, before anything is computed."""
+        return ()
+
+    def before_evaluation(self, run: Run) -> Iterable[Caution]:
+        """Look at the evaluation, in one process: in training before the first step."""
+        return ()
+
+    def before_step(self, run: Run, micro_batches: Sequence[MicroBatch]) -> Iterable[Caution]:
+        """Look before a step, at this process's samples of it."""
+        return ()
+
+    def on_numbers(self, run: Run, numbers: Numbers) -> Iterable[Caution]:
+        """Look at a phase's numbers: on the CPU before its optimizer steps."""
+        return ()
+
+    def after_step(self, run: Run) -> Iterable[Caution]:
+        """Look after a step."""
+        return ()
+
+    def before_checkpoint(self, run: Run) -> Iterable[Caution]:
+        """Look before a checkpoint is written."""
+        return ()
 
 
 def evaluation_due(run: Run) -> bool:

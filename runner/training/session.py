@@ -19,8 +19,7 @@ from samewise.runner.records import checkpoint
 from samewise.runner.records.files import write_json
 from samewise.runner.training.evaluation import draw, validate
 from samewise.runner.training.failures import explain
-from samewise.runner.training.guards.model_checks import require_none_learned
-from samewise.runner.training.guards.rehearsal import rehearse
+from samewise.runner.training.guards.catalogue import CODE, watch
 from samewise.runner.training.opening import open_folder, surroundings
 from samewise.runner.training.resuming import continue_from, resume
 from samewise.runner.training.run import Run
@@ -40,6 +39,7 @@ def session(run: Run) -> Generator[dict[str, Any]]:
         The run's summary, empty until training has ended.
     """
     status, summary, start = "FAILED", dict[str, Any](), dict[str, Any]()
+    run.guards.extend(guard(run) for guard in CODE)
     with ExitStack() as resources, streams.preserve_generators(), _signals(run):
         resources.callback(_end_workers, run)
         if run.strategy.peers.first(
@@ -92,8 +92,8 @@ def session(run: Run) -> Generator[dict[str, Any]]:
 
 def _rehearse(run: Run) -> None:
     try:
-        require_none_learned(run)
-        rehearse(run)
+        watch(run, lambda guard: guard.at_start(run))
+        watch(run, lambda guard: guard.before_evaluation(run))
     except (Exception, SystemExit) as error:
         raise explain(run, error) from error
 

@@ -14,7 +14,7 @@ from samewise.runner.optim.states import load_state
 from samewise.runner.records import shards
 from samewise.runner.records.digest import weights_sha256
 from samewise.runner.training.evaluation import left_out
-from samewise.runner.training.guards.finite import require_finite_model
+from samewise.runner.training.guards.catalogue import watch
 from samewise.runner.training.run import Run
 
 
@@ -88,8 +88,7 @@ def save(run: Run) -> None:
         ConfigError: A new model could not load it.
     """
     # Whatever is wrong is found before anything is written
-    require_finite_model(run)
-    run.held_tensors.require_same_state()
+    watch(run, lambda guard: guard.before_checkpoint(run))
     run.recorder.require_folder()
     layout = run.strategy.layout
     state = (

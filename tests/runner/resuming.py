@@ -36,6 +36,7 @@ from samewise.runner.training.run import Run
 NEVER = {
     ("Run", "composed"): "what it is made from",
     ("Run", "environment"): "what it is made in",
+    ("Run", "guards"): "watch the first steps of each start, and change no number",
     ("Recorder", "require_folder"): "whether the run's folder is still there",
     ("Recorder", "tracker"): "the journal, which is compared as a file",
     ("Progress", "earlier_s"): "a clock",

@@ -18,8 +18,8 @@ from samewise.runner.config.check import problems
 from samewise.runner.config.compose import compose
 from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.training.cautions import data_cautions
 from samewise.runner.training.dry_run import dry_run
-from samewise.runner.training.guards.cautions import data_cautions
 
 ROOT = Path(__file__).resolve().parents[2]
 BARE = Project(ROOT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from samewise.runner.errors import ConfigError
-from samewise.runner.training.held_tensors import HeldTensors
+from samewise.runner.strategies.single import Single
+from samewise.runner.training.guards.held_tensors import HeldTensors
 
 
 class WithQueue(nn.Module):
@@ -39,9 +41,10 @@ class Resizing(WithQueue):
 def test_a_buffer_that_is_saved_keeps_its_shape_unless_its_module_loads_any() -> None:
     for part, fits in ((WithQueue(), False), (Resizing(), True)):
         model = nn.Sequential(part, nn.BatchNorm1d(2))
-        held = HeldTensors(model)
+        run: Any = SimpleNamespace(model=model, strategy=Single())
+        held = HeldTensors(run)
         part.extra = torch.zeros(3)
-        held.require_same_state()
+        held.before_checkpoint(run)
         part.queue = torch.zeros(3)
         with nullcontext() if fits else pytest.raises(ConfigError, match=r"turns 0.queue in the model's state_dict from float32 \[0\] into float32 \[3\]"):
-            held.require_same_state()
+            held.before_checkpoint(run)

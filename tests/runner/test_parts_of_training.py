@@ -31,11 +31,11 @@ from samewise.runner.records.folder import RunFolder
 from samewise.runner.tracking.tracker import Silent
 from samewise.runner.training.batches import TrainingBatches
 from samewise.runner.training.build import build
-from samewise.runner.training.guards.finite import require_finite_model, require_finite_step
+from samewise.runner.training.guards.finite import FiniteNumbers
 from samewise.runner.training.loop import train_step
 from samewise.runner.training.phase import TrainingPhase
 from samewise.runner.training.recorder import Recorder
-from samewise.runner.training.run import Progress, Run, checkpoint_due, evaluation_due, evaluation_interval, is_done
+from samewise.runner.training.run import Numbers, Progress, Run, checkpoint_due, evaluation_due, evaluation_interval, is_done
 from samewise.runner.training.state import load_weights, restore, save, state_of, summarise
 
 DRAWN = settings(
@@ -275,13 +275,14 @@ def test_a_model_that_does_not_fit_a_checkpoint_is_reported_by_its_first_differe
 @pytest.mark.parametrize(("spoilt", "others"), [(1, ""), (2, ", nor are 1 others"), (3, ", nor are 2 others")])
 def test_a_nonfinite_model_is_reported_by_its_first_tensor_and_a_count(run: Run, spoilt: int, others: str) -> None:
     names = [name for name, value in run.model.state_dict().items() if value.is_floating_point()][2 : 2 + spoilt]
+    guard = FiniteNumbers(run)
     for name in names:
         run.model.state_dict()[name].view(-1)[0] = math.nan
     with pytest.raises(TrainingError) as caught:
-        require_finite_model(at(run, 5))
+        guard.before_checkpoint(at(run, 5))
     (problem,) = caught.value.problems
     assert (problem.path, problem.message) == ("step 5", f"{names[0]} is not finite{others}: no checkpoint is written")
-    require_finite_model(at(run, 5, infinite=frozenset(names)))
+    FiniteNumbers(run).before_checkpoint(at(run, 5))
 
 
 class Scaled(Precision):
@@ -292,7 +293,7 @@ class Scaled(Precision):
 def test_a_nonfinite_step_is_reported_by_its_first_cause(run: Run) -> None:
     def message(losses: dict[str, float], norm: float, **parts: Any) -> str:
         try:
-            require_finite_step(at(run, 5, **parts), losses, norm, [one.grad for one in run.model.parameters()])
+            FiniteNumbers(run).on_numbers(at(run, 5, **parts), Numbers(losses, norm, [x.grad for x in run.model.parameters()], ()))
         except TrainingError as error:
             (problem,) = error.problems
             assert problem.path == "step 6"
@@ -317,4 +318,4 @@ def test_a_nonfinite_step_names_batch_transforms_that_make_numbers_not_finite(ru
         return {**batch, "image": run.transforms["train"](batch)["image"] / 0}
 
     with pytest.raises(TrainingError, match=r"the loss is not finite, nor is image after transforms\.train\.batch"):
-        require_finite_step(at(run, 5, transforms={**run.transforms, "train": divide}), {"loss": math.nan}, math.nan)
+        FiniteNumbers(run).on_numbers(at(run, 5, transforms={**run.transforms, "train": divide}), Numbers({"loss": math.nan}, math.nan, None, ()))

@@ -20,8 +20,8 @@ from samewise.runner.data.order import Checked, InOrder, Order, RepeatedAugmenta
 from samewise.runner.data.plan import Plan
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.interfaces import BatchTransform, Outcome
+from samewise.runner.training.cautions import mixing_cautions
 from samewise.runner.training.components import make_batch_transforms
-from samewise.runner.training.guards.cautions import mixing_cautions
 
 
 def positions(plan: Plan, step: int) -> list[range]:

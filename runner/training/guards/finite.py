@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -12,8 +12,10 @@ from torch import Tensor
 from samewise.runner.errors import Problem, TrainingError
 from samewise.runner.optim.gradients import total_norm
 from samewise.runner.torch_private import foreach_norm
-from samewise.runner.training.guards.step_errors import nonfinite_data
-from samewise.runner.training.run import Run
+from samewise.runner.training.run import Caution, Guard, Numbers, Run
+from samewise.runner.training.step_errors import nonfinite_data
+
+_SMALLER_STEPS = "lower optimizer.lr, warm up, or set clip_norm"
 
 
 def nonfinite_names(tensors: Iterable[tuple[str, Any]]) -> list[str]:
@@ -42,84 +44,72 @@ def largest(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
     return [None if x is None else next(norms) for x in gradients]
 
 
-def require_finite_step(
-    run: Run,
-    losses: Mapping[str, float],
-    norm: float,
-    gradients: Sequence[Tensor | None] | None = None,
-    explain: Sequence[Callable[[], None]] = (),
-) -> None:
-    """Raise an error if a phase's loss or gradient is not finite.
+@final
+class FiniteNumbers(Guard):
+    """Requires finite losses, gradients, weights and buffers.
 
-    A gradient that overflowed because of float16's loss scale is no error.
-
-    Args:
-        run: The run, before the end of the step.
-        losses: The phase's losses, by name.
-        norm: The 2-norm of its gradients.
-        gradients: The `largest` magnitude of each parameter's gradient, in the model's order;
-            None: the gradients still exist.
-        explain: Functions that raise the recipe's own explanation of a loss that is not finite.
-
-    Raises:
-        TrainingError: A number is not finite; with its name, and samples that are not finite.
-        SamewiseError: The recipe can explain the loss.
+    A gradient that overflowed because of float16's loss scale is no error, and a tensor may stay
+    not finite that was so from the start, such as a mask.
     """
-    wrong = next(
-        (f"the {name} is" for name, value in losses.items() if not math.isfinite(value)), ""
-    )
-    if wrong:
-        for raise_reason in explain:
-            raise_reason()
-    if not wrong and not math.isfinite(norm) and not run.precision.may_overflow():
-        gradient_values = (
-            [parameter.grad for parameter in run.parameters] if gradients is None else gradients
-        )
-        names = nonfinite_names(
-            (name, gradient)
-            for (name, _), gradient in zip(
-                run.model.named_parameters(), gradient_values, strict=True
-            )
-        )
-        if names:
-            wrong = f"the gradient of {names[0]} is"
-        # The squares of finite gradients may add up to infinity, which matters to clipping only
-        elif run.clip_norm is not None:
-            wrong = "the gradient is too large to be clipped: the square of its norm is"
-    if wrong and (data := nonfinite_data(run)):
-        hint = "check these data: unless the recipe leaves out such numbers, no setting helps"
-        raise TrainingError(
-            Problem(
-                f"step {run.step + 1}",
-                f"{wrong} not finite, nor is {data}",
-                expected="finite numbers",
-                hint=hint,
-            )
-        )
-    if wrong:
+
+    def __init__(self, run: Run) -> None:
+        self._infinite = {*nonfinite_names(run.model.state_dict().items())}
+
+    def on_numbers(self, run: Run, numbers: Numbers) -> Iterable[Caution]:
+        """Raise an error if a phase's loss or gradient is not finite.
+
+        Raises:
+            TrainingError: A number is not finite; with its name, and samples that are not finite.
+            SamewiseError: The recipe can explain the loss.
+        """
+        if not (wrong := _nonfinite_number(run, numbers)):
+            return ()
+        where = f"step {run.step + 1}"
+        if data := nonfinite_data(run):
+            hint = "check these data: unless the recipe leaves out such numbers, no setting helps"
+            message = f"{wrong} not finite, nor is {data}"
+            raise TrainingError(Problem(where, message, expected="finite numbers", hint=hint))
         rates = ", ".join(f"{rate:g}" for rate in run.learning_rates())
-        message = f"{wrong} not finite; the learning rate was {rates}, the gradient's norm {norm:g}"
-        hint = (
-            "lower optimizer.lr, warm up, or set clip_norm; any checkpoint from before this "
-            "step is kept"
+        message = (
+            f"{wrong} not finite; the learning rate was {rates}, the gradient's norm "
+            f"{numbers.norm:g}"
         )
-        raise TrainingError(
-            Problem(f"step {run.step + 1}", message, expected="a finite number", hint=hint)
-        )
+        hint = f"{_SMALLER_STEPS}; any checkpoint from before this step is kept"
+        raise TrainingError(Problem(where, message, expected="a finite number", hint=hint))
+
+    def before_checkpoint(self, run: Run) -> Iterable[Caution]:
+        """Raise a TrainingError if weights or buffers are not finite that were so initially."""
+        names = nonfinite_names(run.model.state_dict().items())
+        if wrong := [name for name in names if name not in self._infinite]:
+            count = f", nor are {len(wrong) - 1} others" if len(wrong) > 1 else ""
+            message = f"{wrong[0]} is not finite{count}: no checkpoint is written"
+            hint = f"{_SMALLER_STEPS}; any earlier checkpoint is kept"
+            raise TrainingError(
+                Problem(
+                    f"step {run.step}", message, expected="finite weights and buffers", hint=hint
+                )
+            )
+        return ()
 
 
-def require_finite_model(run: Run) -> None:
-    """Raise a TrainingError if weights or buffers are not finite that were so initially."""
-    wrong = [
-        name for name in nonfinite_names(run.model.state_dict().items()) if name not in run.infinite
-    ]
-    if wrong:
-        count = f", nor are {len(wrong) - 1} others" if len(wrong) > 1 else ""
-        hint = "lower optimizer.lr, warm up, or set clip_norm; any earlier checkpoint is kept"
-        message = f"{wrong[0]} is not finite{count}: no checkpoint is written"
-        raise TrainingError(
-            Problem(f"step {run.step}", message, expected="finite weights and buffers", hint=hint)
-        )
+def _nonfinite_number(run: Run, numbers: Numbers) -> str:
+    """Name the first number of a phase that is not finite, with a verb; empty if all are."""
+    for name, value in numbers.losses.items():
+        if not math.isfinite(value):
+            for raise_reason in numbers.explain:
+                raise_reason()
+            return f"the {name} is"
+    if math.isfinite(numbers.norm) or run.precision.may_overflow():
+        return ""
+    gradients = numbers.gradients
+    if gradients is None:
+        gradients = [parameter.grad for parameter in run.parameters]
+    names = [name for name, _ in run.model.named_parameters()]
+    if wrong := nonfinite_names(zip(names, gradients, strict=True)):
+        return f"the gradient of {wrong[0]} is"
+    # The squares of finite gradients may add up to infinity, which matters to clipping only
+    too_large = "the gradient is too large to be clipped: the square of its norm is"
+    return "" if run.clip_norm is None else too_large
 
 
 def _local_values(tensor: Tensor) -> Tensor:

@@ -8,10 +8,11 @@ from __future__ import annotations
 import io
 import itertools
 import pickle
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
-from typing import Any
+from types import MappingProxyType
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -27,19 +28,27 @@ from samewise.runner.strategies.tree import unchanged_buffers
 from samewise.runner.training.components import LIBRARIES
 from samewise.runner.training.evaluation import evaluating
 from samewise.runner.training.losses import losses_of
-from samewise.runner.training.run import Run
+from samewise.runner.training.run import Caution, Guard, Run
 
 _NOT_SAVED = "and no checkpoint holds it: a resumed run would continue with other values"
 _HINT = "keep it in a persistent buffer of the model"
 
 
-def find(run: Run, micro_batches: Sequence[MicroBatch]) -> list[Problem]:
-    """Warn if a micro-batch's losses, computed twice from the same state, are not the same bits.
+@final
+class SameLosses(Guard):
+    """Computes a micro-batch's losses twice from the same state, before the first step.
 
-    The losses are computed in training and in evaluation mode. The model stays as it is. Without
-    code of the user's, or without the whole model in this process, nothing is computed.
+    Losses of other bits are a finding. They are computed in training and in evaluation mode. The
+    model stays as it is.
     """
-    return try_out(run, micro_batches[0], _find) or [] if micro_batches and may_look(run) else []
+
+    _is_first = True
+
+    def before_step(self, run: Run, micro_batches: Sequence[MicroBatch]) -> Iterable[Caution]:
+        if self._is_first and micro_batches and may_look(run):
+            problem = try_out(run, micro_batches[0], _find)
+            yield from [Caution(problem, "none")] if problem else []
+        self._is_first = False
 
 
 def may_look(run: Run) -> bool:
@@ -72,7 +81,7 @@ def copy_of_state(run: Run) -> dict[str, Any]:
     }
 
 
-def _find(run: Run, micro: MicroBatch) -> list[Problem]:
+def _find(run: Run, micro: MicroBatch) -> Problem | None:
     state = copy_of_state(run)
     mode, first = run.model.training, _losses(run, micro, state)
     if run.model.training is not mode:
@@ -80,24 +89,17 @@ def _find(run: Run, micro: MicroBatch) -> list[Problem]:
             "leaves the model in evaluation mode: dropout and batch norm do nothing in what "
             "follows, except in the first step of a resumed run"
         )
-        return [
-            Problem(
-                f"recipe ({type(run.recipe).__name__}.loss)",
-                message,
-                hint="call model.train() again, or switch only a part of the model",
-            )
-        ]
+        hint = "call model.train() again, or switch only a part of the model"
+        return Problem(f"recipe ({type(run.recipe).__name__}.loss)", message, hint=hint)
     second = _losses(run, micro, state)
     if all(map(same_values, first, second)):
-        return []
-    changed = list[str]()
+        return None
+    parts, changed = "model, recipe, transforms", list[str]()
     # With several processes a loss may exchange values, for which all would have to compute it
     if run.strategy.peers.size == 1:
         before = _attributes(run)
         _losses(run, micro, state)
-        changed = [
-            name for name, value in _attributes(run).items() if before.get(name, value) != value
-        ]
+        changed = _changed(before, _attributes(run))
     loss, other_loss = next(
         (float(loss), float(other_loss))
         for loss, other_loss in zip(first, second, strict=False)
@@ -107,15 +109,7 @@ def _find(run: Run, micro: MicroBatch) -> list[Problem]:
         f"the same batch, from the same state, gives a loss of {loss:.6g} and then of "
         f"{other_loss:.6g}: something changes as the model is used, {_NOT_SAVED}"
     )
-    return [
-        Problem(
-            f"model, recipe, transforms ({first_few(changed, 3)})"
-            if changed
-            else "model, recipe, transforms",
-            message,
-            hint=_HINT,
-        )
-    ]
+    return Problem(f"{parts} ({first_few(changed, 3)})" if changed else parts, message, hint=_HINT)
 
 
 def _losses(run: Run, micro: MicroBatch, state: Mapping[str, Any]) -> list[Tensor]:
@@ -185,18 +179,55 @@ def _attributes(run: Run) -> dict[str, bytes]:
     return attributes
 
 
-def lost_attributes(part: object, before: Mapping[str, bytes]) -> list[Problem]:
-    """Warn of each attribute of a recipe that losses and measurements have changed."""
-    changed = [
-        name for name, value in attributes_of(part).items() if before.get(name, value) != value
-    ]
-    return [
-        Problem(f"recipe ({name})", f"changes as the recipe is used, {_NOT_SAVED}", hint=_HINT)
-        for name in changed
-    ]
+@final
+class RecipeState(Guard):
+    """Finds attributes of the user's recipe that a step or an evaluation changes."""
+
+    _before: Mapping[str, bytes] = MappingProxyType({})
+
+    def before_step(self, run: Run, micro_batches: Sequence[MicroBatch]) -> Iterable[Caution]:
+        self._before = attributes_of(run.recipe)
+        return ()
+
+    def before_evaluation(self, run: Run) -> Iterable[Caution]:
+        message = f"changes as the recipe is used, {_NOT_SAVED}"
+        for name in _changed(self._before, attributes_of(run.recipe)):
+            yield Caution(Problem(f"recipe ({name})", message, hint=_HINT), "none")
 
 
-def state_of_optimizers(run: Run) -> dict[str, bytes]:
+@final
+class OptimizerState(Guard):
+    """Finds attributes of the user's optimizers that the second step changes and none saves.
+
+    Many optimizers create their state in the first step.
+    """
+
+    _steps = 0
+    _before: Mapping[str, bytes] = MappingProxyType({})
+
+    def after_step(self, run: Run) -> Iterable[Caution]:
+        self._steps += 1
+        if self._steps == 1:
+            self._before = _state_of_optimizers(run)
+        if self._steps != 2 or not self._before:
+            return
+        if changed := _changed(self._before, _state_of_optimizers(run)):
+            hint = (
+                "keep it in `self.state[parameter]` or in `self.param_groups`, which are saved; or "
+                "in a local variable, if the next step does not need it"
+            )
+            path, message = (
+                f"optimizer ({first_few(changed, 3)})",
+                f"changes in a step, {_NOT_SAVED}",
+            )
+            yield Caution(Problem(path, message, hint=hint), "none")
+
+
+def _changed(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> list[str]:
+    return [name for name, value in after.items() if before.get(name, value) != value]
+
+
+def _state_of_optimizers(run: Run) -> dict[str, bytes]:
     """Return the attributes of the user's optimizers that are not in their `state_dict`.
 
     Optimizers with a `state_dict` of their own are left out.
@@ -245,85 +276,48 @@ def state_of_optimizers(run: Run) -> dict[str, bytes]:
     return attributes
 
 
-def changed_in_optimizers(run: Run, before: Mapping[str, bytes]) -> list[Problem]:
-    """Warn if `state_of_optimizers` has changed."""
-    changed = [
-        name
-        for name, value in (state_of_optimizers(run) if before else {}).items()
-        if before.get(name, value) != value
-    ]
-    hint = (
-        "keep it in `self.state[parameter]` or in `self.param_groups`, which are saved; or in "
-        "a local variable, if the next step does not need it"
-    )
-    return (
-        [
-            Problem(
-                f"optimizer ({first_few(changed, 3)})",
-                f"changes in a step, {_NOT_SAVED}",
-                hint=hint,
-            )
-        ]
-        if changed
-        else []
-    )
+@final
+class ScheduleState(Guard):
+    """Finds the user's schedules that keep state, or get metrics, without saving them."""
 
+    _is_first = True
 
-def lost_by_optimizers(run: Run) -> list[Problem]:
-    """Warn if another step with the same gradients changes unsaved attributes of an optimizer."""
-    # The parameters still have the gradients of the step before
-    if before := state_of_optimizers(run):
-        with suppress(Exception):
-            for phase in run.phases:
-                phase.optimizer.step()
-    return changed_in_optimizers(run, before)
-
-
-def find_in_schedule(run: Run) -> list[Problem]:
-    """Warn of the user's schedules that keep state, or get metrics, without saving them."""
-    problems, parts = list[Problem](), [run.schedule]
-    groups = run.schedule._groups  # pyright: ignore[reportPrivateUsage] (a schedule of the user's may have a `groups` of its own)
-    for schedule in parts:  # the list grows by the parts of parts
-        parts += [part for part, _ in schedule.parts().values()]
-        if (
-            is_own(schedule)
-            and type(schedule).state_dict is Schedule.state_dict
-            and run.config.reproducibility.level != "fast"
-        ):
-            message = (
-                "keeps metrics of evaluations"
-                if type(schedule).after_evaluation is not Schedule.after_evaluation
-                else ""
-            )
-            with suppress(Exception):
-                # A copy, since being asked for steps out of order may change the schedule
-                copied = deepcopy(
-                    schedule, {id(phase.optimizer): phase.optimizer for phase in run.phases}
-                )
-                first, second = (
-                    [
-                        copied.at(step, dict(group.base), group)
-                        for step in range(3)
-                        for group in groups
-                    ]
-                    for _ in range(2)
-                )
-                message = message or (
-                    "returns other options when called again for the same step: "
-                    "something changes as it is used"
-                    if first != second
-                    else ""
-                )
-            if message:
+    def before_step(self, run: Run, micro_batches: Sequence[MicroBatch]) -> Iterable[Caution]:
+        parts = [run.schedule]
+        for schedule in parts if self._is_first else ():
+            # The list grows by the parts of parts
+            parts += [part for part, _ in schedule.parts().values()]
+            if message := _state_of_schedule(run, schedule):
                 hint = (
-                    "compute the options from `step` alone, or save the state in `state_dict`, "
-                    "and restore it in `load_state_dict`"
+                    "compute the options from `step` alone, or save the state in `state_dict`, and "
+                    "restore it in `load_state_dict`"
                 )
-                problems.append(
-                    Problem(
-                        f"scheduler ({type(schedule).__name__})",
-                        f"{message}, {_NOT_SAVED}",
-                        hint=hint,
-                    )
-                )
-    return problems
+                path = f"scheduler ({type(schedule).__name__})"
+                yield Caution(Problem(path, f"{message}, {_NOT_SAVED}", hint=hint), "none")
+        self._is_first = False
+
+
+def _state_of_schedule(run: Run, schedule: Schedule) -> str:
+    """Say what a schedule of the user's does not save; empty if nothing was found."""
+    if (
+        not is_own(schedule)
+        or type(schedule).state_dict is not Schedule.state_dict
+        or run.config.reproducibility.level == "fast"
+    ):
+        return ""
+    if type(schedule).after_evaluation is not Schedule.after_evaluation:
+        return "keeps metrics of evaluations"
+    groups = run.schedule._groups  # pyright: ignore[reportPrivateUsage] (a schedule of the user's may have a `groups` of its own)
+    with suppress(Exception):
+        # A copy, since being asked for steps out of order may change the schedule
+        copied = deepcopy(schedule, {id(phase.optimizer): phase.optimizer for phase in run.phases})
+        first, second = (
+            [copied.at(step, dict(group.base), group) for step in range(3) for group in groups]
+            for _ in range(2)
+        )
+        if first != second:
+            return (
+                "returns other options when called again for the same step: something changes as "
+                "it is used"
+            )
+    return ""

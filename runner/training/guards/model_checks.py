@@ -1,9 +1,9 @@
-"""Checks that the user's model holds everything learned, and is the same each time it is made."""
+"""Requires that the user's model holds everything learned, and is the same each time it is made."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -14,78 +14,83 @@ from samewise.runner.data import streams
 from samewise.runner.errors import ConfigError, Problem, first_few
 from samewise.runner.interfaces import Recipe
 from samewise.runner.training.guards.hidden_state import is_own
-from samewise.runner.training.run import Run
+from samewise.runner.training.run import Caution, Guard, Run
 
 
-def require_none_learned(run: Run) -> None:
-    """Raise a ConfigError if tensors require gradients that are not the model's parameters.
+@final
+class LearnedElsewhere(Guard):
+    """Refuses tensors that require gradients but are not the model's parameters.
 
     No optimizer trains such tensors, and no checkpoint holds them.
     """
-    trained, packages = (
-        {id(x) for x in (*run.parameters, *run.model.parameters())},
-        {name.partition(".")[0] for name in run.composed.project.packages},
-    )
-    problems = list[Problem]()
-    hints = {
-        "recipe": "move it into the model, whose forward then computes with it",
-        "model": "make it an nn.Parameter, or keep modules in an nn.ModuleList or nn.ModuleDict",
-    }
-    # Without the model where a strategy gives its layers pieces of their weights
-    parts = {"recipe": run.recipe} | ({"model": run.model} if run.strategy.compiles else {})
-    for path, part in parts.items():
-        if names := [name for name, x in _learned(part, packages, set()) if id(x) not in trained]:
+
+    def at_start(self, run: Run) -> Iterable[Caution]:
+        trained = {id(x) for x in (*run.parameters, *run.model.parameters())}
+        packages = {name.partition(".")[0] for name in run.composed.project.packages}
+        hints = {
+            "recipe": "move it into the model, whose forward then computes with it",
+            "model": "make it an nn.Parameter, or keep modules in an nn.ModuleList or "
+            "nn.ModuleDict",
+        }
+        # Without the model where a strategy gives its layers pieces of their weights
+        parts = {"recipe": run.recipe} | ({"model": run.model} if run.strategy.compiles else {})
+        problems = list[Problem]()
+        for path, part in parts.items():
+            learned = [name for name, x in _learned(part, packages, set()) if id(x) not in trained]
+            if not learned:
+                continue
+            names = first_few([f"{type(part).__name__}{name}" for name in learned], 3)
             message = (
-                f"{first_few([f'{type(part).__name__}{name}' for name in names], 3)}: requires "
-                "a gradient, but is not part of the model"
+                f"{names}: requires a gradient, but is not part of the model: no optimizer trains "
+                "it, and no checkpoint holds it"
             )
             hint = f"{hints[path]}; or freeze it, if it is constant: requires_grad_(False)"
             problems.append(
-                Problem(
-                    path,
-                    f"{message}: no optimizer trains it, and no checkpoint holds it",
-                    expected="everything learned in the model",
-                    hint=hint,
-                )
+                Problem(path, message, expected="everything learned in the model", hint=hint)
             )
-    if problems:
-        raise ConfigError(*problems)
+        if problems:
+            raise ConfigError(*problems)
+        return ()
 
 
-def require_same_model(run: Run) -> None:
-    """Raise a ConfigError if the user's model has other weights when it is made again.
+@final
+class SameModel(Guard):
+    """Refuses a model of the user's that has other weights when it is made again.
 
-    Only `check` calls it: in a training, the user's code may keep the model that was made last.
+    Only `check` asks it: in a training, the user's code may keep the model that was made last.
     """
-    cfg, limit = run.config, 50_000_000
-    as_made = not any(
-        (cfg.initialise or {}).get(key) for key in ("rules", "weights", "parametrisations")
-    )
-    if (
-        not run.strategy.compiles
-        or not as_made
-        or cfg.reproducibility.level == "fast"
-        or not is_own(run.model)
-        or sum(tensor.numel() for tensor in run.parameters) > limit
-    ):
-        return
-    # The config's own check has passed, since the model was made from it before
-    allowed = [name.partition(".")[0] for name in targets(cfg.model)]
-    with streams.scope(run.seed, "init"):
-        again = instantiate(cfg.model, "model", allowed=allowed).state_dict()
-    here = {name: tensor.cpu() for name, tensor in run.model.state_dict().items() if name in again}
-    if different := [
-        name
-        for name, tensor in here.items()
-        # NaN is unlike itself
-        if not torch.equal(tensor.nan_to_num(), again[name].nan_to_num())
-    ]:
-        message = f"has other initial weights each time it is made ({first_few(different, 3)})"
-        expected = (
-            "random numbers of torch, NumPy or random, as samewise seeds them, not of a "
-            "generator of its own without a seed"
+
+    def at_start(self, run: Run) -> Iterable[Caution]:
+        cfg, limit = run.config, 50_000_000
+        is_changed = any(
+            (cfg.initialise or {}).get(key) for key in ("rules", "weights", "parametrisations")
         )
-        raise ConfigError(Problem("model", message, type(run.model).__name__, expected))
+        if (
+            not run.strategy.compiles
+            or is_changed
+            or cfg.reproducibility.level == "fast"
+            or not is_own(run.model)
+            or sum(tensor.numel() for tensor in run.parameters) > limit
+        ):
+            return ()
+        # The config's own check has passed, since the model was made from it before
+        allowed = [name.partition(".")[0] for name in targets(cfg.model)]
+        with streams.scope(run.seed, "init"):
+            again = instantiate(cfg.model, "model", allowed=allowed).state_dict()
+        if different := [
+            name
+            for name, tensor in run.model.state_dict().items()
+            # NaN is unlike itself
+            if name in again
+            and not torch.equal(tensor.cpu().nan_to_num(), again[name].nan_to_num())
+        ]:
+            message = f"has other initial weights each time it is made ({first_few(different, 3)})"
+            expected = (
+                "random numbers of torch, NumPy or random, as samewise seeds them, not of a "
+                "generator of its own without a seed"
+            )
+            raise ConfigError(Problem("model", message, type(run.model).__name__, expected))
+        return ()
 
 
 def _learned(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import nn
@@ -17,7 +17,6 @@ from samewise.runner.data.dataset import WithTransform
 from samewise.runner.data.streams import draws
 from samewise.runner.errors import Problem, first_few
 from samewise.runner.interfaces import Batch, Scores
-from samewise.runner.records.summary import LEVELS
 from samewise.runner.training.evaluation import (
     evaluating,
     loader_of,
@@ -26,54 +25,56 @@ from samewise.runner.training.evaluation import (
     models_to_evaluate,
     monitored,
     require_computed,
-    tell,
     unfit,
     watched,
 )
-from samewise.runner.training.run import Run
+from samewise.runner.training.guards.hidden_state import is_own
+from samewise.runner.training.run import Caution, Guard, Run
 
 
-def rehearse(run: Run) -> None:
-    """Evaluate one batch before the first step, to find errors now and not an epoch later.
+@final
+class Rehearsal(Guard):
+    """Evaluates one batch before the first step, to find errors now and not an epoch later.
 
     Batches of a single sample are two.
-
-    Raises:
-        ConfigError: A metric is not computed by which the run, a callback or the schedule decides;
-            or the recipe's `measure` or `scores` does not keep to its interface.
     """
-    part = run.splits["valid"]
-    own = not type(run.recipe).__module__.startswith("samewise.")
-    scores = run.recipe.scores(part.dataset)
-    second = run.recipe.scores(part.dataset) if own else None
-    before, shared, single = _versions(run.model), _shared(scores, second), _single_samples(run)
-    with _noting_vectors(run, single) as normed, evaluating(run.model):
-        for number, batch in enumerate(
+
+    def before_evaluation(self, run: Run) -> Iterable[Caution]:
+        """Evaluate the batch.
+
+        Raises:
+            ConfigError: A metric is not computed by which the run, a callback or the schedule
+                decides; or the recipe's `measure` or `scores` does not keep to its interface.
+        """
+        part, versions = run.splits["valid"], _versions(run.model)
+        scores = run.recipe.scores(part.dataset)
+        second = run.recipe.scores(part.dataset) if is_own(run.recipe) else None
+        shared = _shared(scores, second)
+        with _noting_vectors(run) as normed, evaluating(run.model):
             # A single sample does not stand for the split
-            islice(loader_of(run, part), 2 if run.evaluate.batch_size == 1 else 1)
-        ):
-            sent = run.to_device(batch)
-            if number == 0:
-                # A copy, since some transforms write into a batch
-                _tell_of_randomness(run, part.keyed.dataset, deep_copy(sent))
-            scores.add(measure_batch(run, run.model, number, sent))
-            if run.model.training:
-                raise unfit(
-                    run.recipe,
-                    "measure leaves the model in training mode",
-                    "an evaluation that leaves the model as it is",
-                )
-    for norm in normed[:1]:
-        message = (
-            f"step {single[0]} fails: some of its micro-batches, of an epoch's last batch of "
-            f"{single[1]}, have one sample, and {norm} needs several"
-        )
-        tell(
-            run,
-            Problem(
-                "loader.drop_last", message, run.plan.drop_last, hint="true, or another batch_size"
-            ),
-        )
+            number_of_batches = 2 if run.evaluate.batch_size == 1 else 1
+            for number, batch in enumerate(islice(loader_of(run, part), number_of_batches)):
+                sent = run.to_device(batch)
+                if number == 0:
+                    # A copy, since some transforms write into a batch
+                    yield from _randomness(run, part.keyed.dataset, deep_copy(sent))
+                scores.add(measure_batch(run, run.model, number, sent))
+                if run.model.training:
+                    raise unfit(
+                        run.recipe,
+                        "measure leaves the model in training mode",
+                        "an evaluation that leaves the model as it is",
+                    )
+        yield from normed
+        yield from _changed_tensors(run, versions)
+        _require_new_scores(run, scores, second, shared)
+        _require_metrics(run, scores)
+
+
+def _changed_tensors(
+    run: Run, before: Mapping[tuple[str, int], tuple[int, int]]
+) -> Iterator[Caution]:
+    """Warn of buffers that the evaluation has changed, or raise an error for parameters."""
     changed = [
         name
         for (name, at), value in _versions(run.model).items()
@@ -86,42 +87,36 @@ def rehearse(run: Run) -> None:
             "an evaluation that leaves the model as it is",
         )
     if changed:
-        run.recorder.level = min(run.recorder.level, "R1", key=[*LEVELS].index)
         message = (
             f"an evaluation changes the model's buffers ({first_few(changed, 3)}): how often, "
             "and on how many ranks, it evaluates changes the training"
         )
-        tell(
-            run,
-            Problem(
-                f"recipe ({type(run.recipe).__name__}.measure)",
-                message,
-                hint="change them in training only: if self.training",
-            ),
-        )
-    if scores is second or _shared(scores, second) != shared:
-        collects = [
-            f" with one '{name}'"
-            for name, value in _shared(scores, second).items()
-            if shared.get(name) != value
-        ]
-        message = (
-            "the same object each time"
-            if scores is second
-            else f"objects{collects[0]} for all evaluations"
-        )
-        raise unfit(
-            run.recipe,
-            f"scores returns {message}",
-            "a new one for each evaluation; otherwise they add up",
-        )
+        path = f"recipe ({type(run.recipe).__name__}.measure)"
+        hint = "change them in training only: if self.training"
+        yield Caution(Problem(path, message, hint=hint), "R1")
+
+
+def _require_new_scores(
+    run: Run, scores: Scores, second: Scores | None, shared: Mapping[str, str]
+) -> None:
+    """Raise a ConfigError if the recipe's scores share state, which would add up."""
+    changed = [name for name, value in _shared(scores, second).items() if shared.get(name) != value]
+    if scores is second:
+        message = "the same object each time"
+    elif changed:
+        message = f"objects with one '{changed[0]}' for all evaluations"
+    else:
+        return
+    expected = "a new one for each evaluation; otherwise they add up"
+    raise unfit(run.recipe, f"scores returns {message}", expected)
+
+
+def _require_metrics(run: Run, scores: Scores) -> None:
+    """Raise a ConfigError unless all metrics are computed by which something decides."""
     metrics = {*metrics_of(scores), *(f"valid/{name}" for name in scores.sometimes)}
     required = monitored(run)
-    deciding = [
-        (path, metric)
-        for path, metric in watched(run).items()
-        if metric not in {name for _, name in required}
-    ]
+    names = {name for _, name in required}
+    deciding = [(path, metric) for path, metric in watched(run).items() if metric not in names]
     require_computed(
         run,
         [*required, *deciding],
@@ -141,56 +136,59 @@ def _single_samples(run: Run) -> tuple[int, int]:
 
 
 @contextmanager
-def _noting_vectors(run: Run, single: tuple[int, int]) -> Generator[list[str]]:
-    """Note the batch norms that get one value of each channel for a sample.
+def _noting_vectors(run: Run) -> Generator[list[Caution]]:
+    """Warn of a batch norm that gets one value of each channel for a sample, if a step has one.
 
-    In training they cannot normalise a single sample, which has no variance.
+    In training it cannot normalise a single sample, which has no variance.
     """
-    names, hooks = list[str](), list[RemovableHandle]()
+    cautions, hooks, (step, last_size) = (
+        list[Caution](),
+        list[RemovableHandle](),
+        _single_samples(run),
+    )
     size = min(run.evaluate.batch_size, len(run.splits["valid"].dataset))
 
     def note(name: str, _: nn.Module, inputs: tuple[Any, ...]) -> None:
-        if (
-            isinstance(inputs[0], torch.Tensor)
-            and inputs[0].shape[:1] == (size,)
-            and inputs[0].numel() == size * inputs[0].shape[1]
-        ):
-            names.append(name)
+        values = inputs[0]
+        is_vector = isinstance(values, torch.Tensor) and values.shape[:1] == (size,)
+        if cautions or not is_vector or values.numel() != size * values.shape[1]:
+            return
+        message = (
+            f"step {step} fails: some of its micro-batches, of an epoch's last batch of "
+            f"{last_size}, have one sample, and {name} needs several"
+        )
+        hint = "true, or another batch_size"
+        cautions.append(
+            Caution(Problem("loader.drop_last", message, run.plan.drop_last, hint=hint))
+        )
 
     for name, module in (
-        run.model.named_modules() if single[0] and run.config.compile.mode == "off" else ()
+        run.model.named_modules() if step and run.config.compile.mode == "off" else ()
     ):
         if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d) and module.training:
-            hooks.append(
-                module.register_forward_pre_hook(partial(note, f"{name} ({type(module).__name__})"))
-            )
+            hook = partial(note, f"{name} ({type(module).__name__})")
+            hooks.append(module.register_forward_pre_hook(hook))
     try:
-        yield names
+        yield cautions
     finally:
         for hook in hooks:
             hook.remove()
 
 
-def _tell_of_randomness(run: Run, dataset: Any, batch: Batch) -> None:
+def _randomness(run: Run, dataset: Any, batch: Batch) -> Iterator[Caution]:
     """Warn of evaluation transforms that draw random numbers."""
     stages: dict[str, Callable[[], Any]] = {"batch": lambda: run.transforms["eval"](batch)}
     # A data set that draws itself does so on purpose
     if isinstance(dataset, WithTransform) and not draws(lambda: dataset.inner[0]):
         stages["sample"] = lambda: dataset[0]
+    message = (
+        "draw random numbers: metrics are measured on samples altered at random, in the same way "
+        "in each evaluation"
+    )
+    hint = "augmentation belongs in transforms.train"
     for stage, transform in stages.items():
         if draws(transform):
-            message = (
-                "draw random numbers: metrics are measured on samples altered at random, in the "
-                "same way in each evaluation"
-            )
-            tell(
-                run,
-                Problem(
-                    f"transforms.eval.{stage}",
-                    message,
-                    hint="augmentation belongs in transforms.train",
-                ),
-            )
+            yield Caution(Problem(f"transforms.eval.{stage}", message, hint=hint))
 
 
 def _versions(model: nn.Module) -> dict[tuple[str, int], tuple[int, int]]:

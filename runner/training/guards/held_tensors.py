@@ -1,33 +1,32 @@
-"""Checks that steps keep a model's parameters, and what its saved tensors look like."""
+"""Requires that steps keep a model's parameters, and the shapes and dtypes of what it saves."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, final
 
 from torch import Tensor, nn
 
 from samewise.runner.errors import ConfigError, Problem, first_few
+from samewise.runner.training.run import Caution, Guard, Run
 
 
 @final
-class HeldTensors:
-    """The tensors of a model when training begins, to compare with later.
+class HeldTensors(Guard):
+    """Compares the tensors of a model with those when training began.
 
-    Args:
-        model: The model.
-        stay: Whether the strategy leaves the model's own parameters in place during a step; if
-            not, only the state_dict is compared.
+    Where the strategy does not leave the model's own parameters in place during a step, only the
+    state_dict is compared.
     """
 
-    def __init__(self, model: nn.Module, *, stay: bool = True) -> None:
-        self._model = model
+    def __init__(self, run: Run) -> None:
+        model = run.model
         state = model.state_dict()
         self._names = list(state)
         self._kinds = _kinds(state, excluded=_with_own_loading(model))
         parts = (
             [(f"{path}." if path else "", module) for path, module in model.named_modules()]
-            if stay
+            if run.strategy.compiles
             else []
         )
         self._parameters = [
@@ -42,7 +41,17 @@ class HeldTensors:
             if tensor is not None and name not in module._non_persistent_buffers_set  # pyright: ignore[reportPrivateUsage]
         ]
 
-    def require_same(self) -> None:
+    def after_step(self, run: Run) -> Iterable[Caution]:
+        """Compare the tensors; after the first step, also the state_dict."""
+        self._require_same()
+        return self.before_checkpoint(run) if run.step == 1 else ()
+
+    def before_checkpoint(self, run: Run) -> Iterable[Caution]:
+        """Compare the state_dict."""
+        self._require_same_state(run.model.state_dict())
+        return ()
+
+    def _require_same(self) -> None:
         """Raise a ConfigError if a parameter was replaced, or a buffer has another dtype."""
         for name, tensors, key, parameter in self._parameters:
             if key not in tensors or tensors[key] is not parameter:
@@ -73,9 +82,8 @@ class HeldTensors:
                     )
                 )
 
-    def require_same_state(self) -> None:
+    def _require_same_state(self, state: Mapping[str, Any]) -> None:
         """Raise a ConfigError if a new model could not load the model's state_dict."""
-        state = self._model.state_dict()
         if added := {
             name: list(tensor.shape) for name, tensor in state.items() if name not in self._names
         }:

@@ -1,0 +1,63 @@
+"""Lists the guards, and has each look at the moments of a training.
+
+A new guard is a class in this folder, and a line here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from samewise.runner.records import shapes
+from samewise.runner.records.files import read_json, write_json
+from samewise.runner.records.summary import LEVELS
+from samewise.runner.training.evaluation import tell
+from samewise.runner.training.guards.finite import FiniteNumbers
+from samewise.runner.training.guards.held_tensors import HeldTensors
+from samewise.runner.training.guards.hidden_state import (
+    OptimizerState,
+    RecipeState,
+    SameLosses,
+    ScheduleState,
+)
+from samewise.runner.training.guards.layer_order import LayerOrder
+from samewise.runner.training.guards.model_checks import LearnedElsewhere, SameModel
+from samewise.runner.training.guards.parameters import ChangedParameters, UntrainedParameters
+from samewise.runner.training.guards.rehearsal import Rehearsal
+from samewise.runner.training.run import Caution, Guard, Run
+
+STEPS: tuple[type[Guard], ...] = (FiniteNumbers, HeldTensors)
+"""The guards of every step, also of a profile or an audit; `build` adds them."""
+CODE: tuple[type[Guard], ...] = (
+    LearnedElsewhere,
+    Rehearsal,
+    SameLosses,
+    ScheduleState,
+    ChangedParameters,
+    UntrainedParameters,
+    OptimizerState,
+)
+"""The guards of the user's code at the start and in the first steps, for `train` and `check`."""
+CHECK: tuple[type[Guard], ...] = (SameModel, RecipeState, LayerOrder)
+"""The guards that only `check` asks, since they need a run that is thrown away."""
+
+
+def watch(run: Run, look: Callable[[Guard], Iterable[Caution]]) -> None:
+    """Have each of a run's guards look, and print its warnings.
+
+    A warning lowers the run's level to what the run can still promise.
+    """
+    for guard in run.guards:
+        for problem, level in look(guard):
+            _lower_level(run, level)
+            tell(run, problem)
+
+
+def _lower_level(run: Run, level: str) -> None:
+    if [*LEVELS].index(level) >= [*LEVELS].index(run.recorder.level):
+        return
+    run.recorder.level = level
+    # If training has begun, the folder has its record, with the level before this finding
+    if run.strategy.peers.is_main and (
+        record := read_json(run.folder.environment, shapes.ENVIRONMENT)
+    ):
+        write_json(run.folder.environment, {**record, "level": level})
