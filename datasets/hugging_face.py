@@ -10,7 +10,6 @@ from hashlib import blake2b
 from typing import Any, Literal, final
 
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -18,7 +17,7 @@ from samewise.datasets.parts.arrow_rows import class_names, state_of_files, tabl
 from samewise.datasets.parts.audio_files import audio_preparation, read_audio
 from samewise.datasets.parts.classes import require_count, sort_classes
 from samewise.datasets.parts.contents import CONTENTS, spaced_indices
-from samewise.datasets.parts.decode import DAMAGED, Mode, decode, image_preparation
+from samewise.datasets.parts.decode import Mode, decode_file, image_preparation
 from samewise.datasets.parts.in_memory import Transform
 from samewise.datasets.parts.keyed_split import select_split
 from samewise.datasets.parts.names import first_repeated
@@ -226,15 +225,8 @@ class HuggingFaceImages(_Rows):
         super().__init__(root=root, split=split, content=("image", image), **options)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        try:
-            raw = self._bytes(index)
-            image: Tensor = decode(raw, mode=self._mode, name=self.name_of(index))
-        except (*DAMAGED, Image.DecompressionBombError) as error:
-            raise DataError(
-                Problem(
-                    self.name_of(index), f"is not an image, or is damaged: {type(error).__name__}"
-                )
-            ) from None
+        raw = self._bytes(index)
+        image: Tensor = decode_file(raw, self.name_of(index), mode=self._mode)
         image = turn_upright(image, raw, self.name_of(index)) if self._upright else image
         return {
             "image": image if self._transform is None else self._transform(image),

@@ -21,11 +21,14 @@ from samewise.datasets.parts.decode import (
     loses_bits,
     open_image,
     pixels_of,
+    read_file,
+    require_complete,
     require_modest_tiles,
     require_no_excess,
+    undecodable,
     unpack_png,
 )
-from samewise.datasets.parts.limits import PIXELS, read_bytes
+from samewise.datasets.parts.limits import PIXELS
 from samewise.runner.errors import DataError, Problem, number_of
 
 
@@ -47,26 +50,15 @@ def read_channels(path: str | os.PathLike[str], channels: int) -> Tensor:
     Raises:
         DataError: The file cannot be read, is damaged, or has another number of channels.
     """
-    name = os.fspath(path)
+    name, raw = os.fspath(path), read_file(path)
     try:
-        raw = read_bytes(path)
         image = torch.from_numpy(_floats(_array(raw, name, channels), name))
-    except DataError:
-        raise
     except (*DAMAGED, RuntimeError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         expected = (
             "an .npy array, or a TIFF, PNG or other image; convert other TIFFs, such as those "
             "with five or more channels in one page, to .npy"
         )
-        raise DataError(
-            Problem(
-                name,
-                "cannot be read as an image: "
-                f"{reason.splitlines()[0] if reason else type(error).__name__}",
-                expected=expected,
-            )
-        ) from None
+        raise undecodable(raw, path, error, expected) from None
     if len(image) != channels:
         count = len(image)
         summary, hint = (
@@ -149,7 +141,9 @@ def _array(raw: bytes, name: str, channels: int) -> np.ndarray:
                 "one size, a page for each channel",
             )
         )
-    return np.concatenate(parts)
+    image = np.concatenate(parts)
+    require_complete(raw, image)
+    return image
 
 
 def _load_npy(raw: bytes) -> np.ndarray:

@@ -11,17 +11,18 @@ import re
 import struct
 import zlib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 import torchvision.io  # registers the decoders
-from PIL import ExifTags, Image, ImageFile
+from PIL import Image, ImageFile
 from torch import Tensor
 
 from samewise.datasets.parts.file_kinds import another_kind
 from samewise.datasets.parts.limits import PIXELS, read_bytes
-from samewise.runner.errors import DataError, Problem
+from samewise.runner.errors import DataError, Problem, first_line
 
 Mode = Literal["rgb", "gray"]
 
@@ -84,6 +85,18 @@ _FRAME = re.compile(
 )
 """Header of a JPEG's frame: its length, precision, height, width and number of components."""
 
+_PROGRESSIVE = re.compile(rb"\xff\xc2\0.\x08....(.)", re.DOTALL)
+"""Header of a progressive JPEG's frame: its number of components."""
+
+_LAST_BITS = re.compile(
+    rb"\xff\xda\0\x08\x01(.).[\x01-?]\?[\0\x10\x20\x30\x40\x50\x60\x70\x80\x90\xa0\xb0\xc0\xd0]",
+    re.DOTALL,
+)
+"""Header of a progressive JPEG's scan with the last bits of a component's finest details."""
+
+_GREY, _FURTHER = 128, b"\x5a\xa5" * 32
+"""What libjpeg makes missing pixels, and bytes that can stand for some."""
+
 
 def read_image(path: str | os.PathLike[str], *, mode: Mode = "rgb") -> Tensor:
     """Decode an image file, whatever it contains: grey, palette, transparency, CMYK, 16 bits.
@@ -126,12 +139,6 @@ def image_preparation(
     }
 
 
-def orientation(path: str | os.PathLike[str]) -> int:
-    """Return a file's EXIF orientation from 1 (as stored) to 8; 1 if it has none."""
-    with Image.open(path) as image:
-        return int(image.getexif().get(ExifTags.Base.Orientation, 1))
-
-
 def read_file(path: str | os.PathLike[str]) -> bytes:
     """Read all bytes of an image file.
 
@@ -152,32 +159,30 @@ def decode_file(raw: bytes, path: str | os.PathLike[str], *, mode: Mode = "rgb")
     """
     try:
         return decode(raw, mode=mode, name=os.fspath(path))
-    except DataError:
-        raise
     except (*DAMAGED, Image.DecompressionBombError) as error:
         expected = "an image: a JPEG, PNG, BMP, PPM, TIFF or WebP file"
-        if description := another_kind(path, "image"):
-            raise DataError(
-                Problem(
-                    os.fspath(path),
-                    f"is {description}, which is not read as an image",
-                    expected=expected,
-                )
-            ) from None
+        raise undecodable(raw, path, error, expected) from None
+
+
+def undecodable(
+    raw: bytes, path: str | os.PathLike[str], error: Exception, expected: str
+) -> DataError:
+    """Return the error for a file that cannot be decoded: what it is instead, or its damage."""
+    if description := another_kind(raw, "image"):
+        reason, hint = f"is {description}, which is not read as an image", ""
+        if "photograph" in description:
+            hint = "convert it, for example: magick NAME.heic NAME.jpg"
+    else:
+        hint = "remove the file, or download it again"
         # Pillow's own message holds the address of a buffer, which says nothing to a reader
         reason = (
-            "is not an image, or is damaged"
+            "is empty"
+            if not raw
+            else "is not an image, or is damaged"
             if isinstance(error, Image.UnidentifiedImageError)
-            else f"is a damaged image: {error}"
+            else f"is a damaged image: {first_line(error)}"
         )
-        raise DataError(
-            Problem(
-                os.fspath(path),
-                reason if raw else "is empty",
-                expected=expected,
-                hint="remove the file, or download it again",
-            )
-        ) from None
+    return DataError(Problem(os.fspath(path), reason, expected=expected, hint=hint))
 
 
 def decode(raw: bytes, *, mode: Mode = "rgb", name: str = "image") -> Tensor:
@@ -198,6 +203,7 @@ def decode(raw: bytes, *, mode: Mode = "rgb", name: str = "image") -> Tensor:
             stored = unpack_png(raw if mode == "rgb" else without_gamma(raw))
             image = operator(torch.frombuffer(bytearray(stored), dtype=torch.uint8), number)
             if image.dtype == torch.uint8:
+                require_complete(raw, image.numpy())
                 return image
         except RuntimeError:
             # Unsupported or damaged: Pillow says which
@@ -266,6 +272,32 @@ def without_gamma(raw: bytes) -> bytes:
         parts.append(b"" if kind in _GAMMA else raw[place : place + 12 + length])
         place += 12 + length
     return b"".join((*parts, raw[place:]))
+
+
+def require_complete(raw: bytes, image: np.ndarray) -> None:
+    """Raise a ValueError for a JPEG whose end marker comes before all of its pixels.
+
+    libjpeg only prints a warning, without the file's name. It makes missing pixels grey, and a
+    progressive image without its last scans is blurred.
+
+    Args:
+        raw: The file; other formats pass.
+        image: uint8[C, H, W], decoded from it.
+    """
+    if not raw.startswith(b"\xff\xd8"):
+        return
+    if (frame := _PROGRESSIVE.search(raw)) and frame[1][0] > len(
+        {scan[1] for scan in _LAST_BITS.finditer(raw, frame.end())}
+    ):
+        raise ValueError("its last scans are missing")
+    # Further bytes change an image that lacks some, but not one that happens to end in grey
+    if image[0, -1, -1] == _GREY and (image[:, -1, -1] == _GREY).all():
+        start, end, rest = raw.rpartition(b"\xff\xd9")
+        pixels, longer = (
+            _decode_by_pillow(x, "L", "image") for x in (raw, start + _FURTHER + end + rest)
+        )
+        if not torch.equal(pixels, longer):
+            raise ValueError("its pixels are cut short, and the rest would be grey")
 
 
 def unpack_png(raw: bytes) -> bytes:
@@ -340,7 +372,7 @@ def _product(raw: bytes, form: str) -> int:
     return high * wide
 
 
-def open_image(raw: bytes, name: str) -> Image.Image:
+def open_image(file: bytes | Path, name: str) -> Image.Image:
     """Open an image with Pillow, in one of the supported formats.
 
     Raises:
@@ -351,7 +383,8 @@ def open_image(raw: bytes, name: str) -> Image.Image:
     # Pillow refuses more than twice MAX_IMAGE_PIXELS: its limit must not be the lower one
     Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS or 0, PIXELS.most)
     try:
-        return Image.open(io.BytesIO(raw), formats=FORMATS)
+        content = io.BytesIO(file) if isinstance(file, bytes) else file
+        return Image.open(content, formats=FORMATS)
     except Image.DecompressionBombError as error:
         PIXELS.check(name, int(next(iter(re.findall(r"\d+", str(error))), 0)))
         raise

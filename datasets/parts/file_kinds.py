@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import os
 from typing import Final
 
-_LONGEST: Final = 32
+_LONGEST: Final = 262
 
 _BEGINNINGS: Final = (
     (0, b"\xff\xd8\xff", "image", "a JPEG image"),
@@ -41,21 +42,24 @@ _BEGINNINGS: Final = (
     (0, b"%PDF", "document", "a PDF document"),
     (0, b"PK\x03\x04", "archive", "a ZIP archive, or what torch.save writes"),
     (0, b"\x1f\x8b", "archive", "a gzip archive"),
+    (257, b"ustar", "archive", "a tar archive"),
+    (0, b"version https://git-lfs", "pointer", "a Git LFS pointer (`git lfs pull` gets the file)"),
+    *((0, start, "page", "an HTML page") for start in (b"<!DOCTYPE html", b"<html")),
 )
 """(offset, bytes there, kind, description); the first match counts."""
 
 
-def another_kind(path: str | os.PathLike[str], expected: str) -> str | None:
+def another_kind(file: str | os.PathLike[str] | bytes, expected: str) -> str | None:
     """Describe a file that is certainly not of the expected kind.
 
     Args:
-        path: The file.
+        file: The file, or its first bytes.
         expected: "image", "recording" or "video".
 
     Returns:
         The description; None if the kind is the expected one, or unknown.
     """
-    kind = _kind(path)
+    kind = _kind(file)
     return kind[1] if kind and kind[0] != expected else None
 
 
@@ -65,10 +69,10 @@ def names_other_files(path: str | os.PathLike[str]) -> bool:
     return kind is not None and kind[0] == "list"
 
 
-def _kind(path: str | os.PathLike[str]) -> tuple[str, str] | None:
+def _kind(file: str | os.PathLike[str] | bytes) -> tuple[str, str] | None:
     """Return a file's kind and its description; None if unknown."""
     try:
-        with open(path, "rb") as handle:
+        with io.BytesIO(file) if isinstance(file, bytes) else open(file, "rb") as handle:
             # A text may begin with UTF-8's byte order mark
             beginning = handle.read(_LONGEST).removeprefix(b"\xef\xbb\xbf")
     except OSError:

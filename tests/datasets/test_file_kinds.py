@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import tarfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +33,11 @@ def recording(path: Path, form: str = "WAV") -> Path:
     return path
 
 
+def pack(path: Path) -> None:
+    with tarfile.open(path, "w") as archive:
+        archive.add(__file__)
+
+
 @pytest.mark.parametrize("form", IMAGES)
 def test_an_image_is_distinguished_from_a_recording(form: str, tmp_path: Path) -> None:
     file = picture(tmp_path / "a.wav", form)
@@ -47,9 +53,12 @@ def test_an_image_is_distinguished_from_a_recording(form: str, tmp_path: Path) -
         (lambda path: zipfile.ZipFile(path, "w").writestr("a", "b"), "a ZIP archive"),
         (lambda path: torch.save({"a": torch.zeros(1)}, path), "torch.save"),
         (lambda path: gzip.open(path, "w").close(), "a gzip archive"),
+        (pack, "a tar archive"),
+        (lambda path: path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n"), "a Git LFS pointer"),
+        (lambda path: path.write_text("<!DOCTYPE html><title>404</title>"), "an HTML page"),
     ],
 )
-def test_an_archive_is_named_as_one(write: Callable[[Path], object], words: str, tmp_path: Path) -> None:
+def test_an_archive_pointer_or_page_is_named_as_one(write: Callable[[Path], object], words: str, tmp_path: Path) -> None:
     write(tmp_path / "a")
     assert all(words in str(another_kind(tmp_path / "a", kind)) for kind in ("image", "recording", "video"))
 
@@ -57,5 +66,5 @@ def test_an_archive_is_named_as_one(write: Callable[[Path], object], words: str,
 @pytest.mark.parametrize("brand", [b"heic", b"heix", b"hevc", b"mif1", b"avif", b"avis"])
 def test_a_photograph_of_a_telephone_is_no_video(tmp_path: Path, brand: bytes) -> None:
     (tmp_path / "a.jpg").write_bytes(b"\0\0\0\x18ftyp" + brand + bytes(64))
-    with pytest.raises(DataError, match=r"a\.jpg: is a HEIC or AVIF photograph, which is not read as an image; expected: an image: a JPEG"):
+    with pytest.raises(DataError, match=r"a\.jpg: is a HEIC or AVIF photograph, which is not read as an image; hint: convert it, for example: magick"):
         read_image(tmp_path / "a.jpg")
