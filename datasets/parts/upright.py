@@ -6,6 +6,7 @@ All other data sets take the pixels as they are stored.
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from PIL import ExifTags, Image
 from torch import Tensor
@@ -27,6 +28,19 @@ _FLIPS: dict[object, tuple[int, ...]] = {
 # Pillow would decode a whole PNG to look for an orientation
 _IN_PNG = (b"eXIf", b"exif", b"adobe")
 """Marks, at least one of which is in each PNG that has an orientation."""
+
+
+def orientation(path: Path) -> int:
+    """Return a JPEG's EXIF orientation, 1 (as stored) to 8; 1 for other files.
+
+    Only the header is read; damage shows when the file is decoded.
+    """
+    try:
+        with open_image(path, str(path)) as image:
+            value = image.getexif().get(ExifTags.Base.Orientation) if image.format == "JPEG" else 1
+    except (*DAMAGED, DataError, Image.DecompressionBombError):
+        return 1
+    return value if value in _FLIPS else 1
 
 
 def turn_upright(image: Tensor, raw: bytes, name: str) -> Tensor:

@@ -135,12 +135,20 @@ def idle_cautions(run: Run) -> list[Problem]:
 
 
 def data_cautions(train: Split) -> list[Problem]:
-    """Warn of classes without samples, of files left out, and of a method `set_epoch`."""
+    """Warn of classes without samples, files left out, turned ones, and a method `set_epoch`."""
     problems, unused = list[Problem](), getattr(train.dataset, "unused_classes", None)
     if left_out := getattr(train.dataset, "left_out", ""):
         message, hint = (
             f"leaves out files in the folders of classes: {left_out}",
             "rename or convert those that you need, and move the others elsewhere",
+        )
+        problems.append(Problem("dataset.train", message, hint=hint))
+    if turned := getattr(train.dataset, "turned", None):
+        message, hint = (
+            "has images with an EXIF orientation, which is not applied, and their sizes do not say "
+            f"whether the boxes follow it: {first_few(turned, 3)}",
+            "if they do, turn the pixels (mogrify -auto-orient); if not, remove the orientation "
+            "(exiftool -Orientation=)",
         )
         problems.append(Problem("dataset.train", message, hint=hint))
     if isinstance(unused, list) and unused:
