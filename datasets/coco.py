@@ -180,9 +180,7 @@ def _add(annotation: Any, images: dict[int, Annotated], labels: dict[int, int]) 
     box, area, crowd = annotation["bbox"], annotation.get("area"), annotation.get("iscrowd")
     for entry, number in (("image_id", image), ("category_id", category)):
         if number is None:
-            raise DataError(
-                Problem("", f"{entry} is not a whole number", annotation[entry], _WHOLE)
-            )
+            raise DataError(Problem("", f"{entry} is not valid", annotation[entry], _WHOLE))
     if area is not None and not (isinstance(area, int | float) and abs(area) < _MOST**2):
         raise DataError(
             Problem("", "area is not a number", area, "the object's area in square pixels")
@@ -429,9 +427,7 @@ def _required(entry: Any, key: str, path: Path, kind: str) -> Any:
 
 def _required_id(entry: Any, key: str, path: Path, *, kind: str) -> int:
     if (number := _id(value := _required(entry, key, path, kind))) is None:
-        raise DataError(
-            Problem(str(path), f"{kind} has a {key} that is not a whole number", value, _WHOLE)
-        )
+        raise DataError(Problem(str(path), f"{kind}'s {key} is not valid", value, _WHOLE))
     return number
 
 

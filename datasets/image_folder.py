@@ -62,7 +62,7 @@ class ImageFolder(ImageFiles):
         decode: DecodedBy = "worker",
         transform: Transform | None = None,
     ) -> None:
-        base = Path(root).expanduser().absolute()
+        base = Path(root).expanduser()
         split_folder = base / folder
         class_list = find_classes(
             base,

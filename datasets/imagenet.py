@@ -57,7 +57,7 @@ class ImageNet(ImageFiles):
         decode: DecodedBy = "worker",
         transform: Transform | None = None,
     ) -> None:
-        base = Path(root).expanduser().absolute()
+        base = Path(root).expanduser()
         for name in ("train", "val"):
             if not (base / name).is_dir():
                 raise DataError(

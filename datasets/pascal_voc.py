@@ -298,7 +298,7 @@ def _parse_annotation(folder: Path, name: str) -> _Annotation:
         raise DataError(Problem(str(path), f"cannot be read: {error.strerror}")) from None
     # LookupError: the declared encoding does not exist; ValueError: the file is not in it
     except (ElementTree.ParseError, LookupError, ValueError) as error:
-        raise DataError(Problem(str(path), f"is not XML: {error}")) from None
+        raise DataError(Problem(str(path), f"is not XML, or is damaged: {error}")) from None
     sides = [_number(tree, f"size/{side}", path) for side in ("width", "height")]
     if not all(1 <= side < math.inf for side in sides):
         raise DataError(
@@ -318,11 +318,10 @@ def _parse_xml(raw: bytes) -> ElementTree.Element:
     """Parse XML in the encoding that it declares."""
     try:
         return ElementTree.fromstring(raw)
-    except ValueError:
+    except (ElementTree.ParseError, ValueError):
         # expat knows no encoding with several bytes per letter except Unicode's
-        if not (declared := _DECLARED.match(raw)):
-            raise
-        return ElementTree.fromstring(raw.decode(declared[1].decode()))
+        declared = _DECLARED.match(raw)
+        return ElementTree.fromstring(raw.decode(declared[1].decode() if declared else "utf-8"))
 
 
 def _parse_object(node: ElementTree.Element, path: Path) -> _Object:

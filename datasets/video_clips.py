@@ -78,7 +78,7 @@ class VideoClips(Dataset[dict[str, Any]]):
         require_at_least({"dataset.frames": frames, "dataset.stride": stride})
         # An error is due here, not in the first worker
         require_torchcodec()
-        base = Path(root).expanduser().absolute()
+        base = Path(root).expanduser()
         self._folder = base / folder
         self.classes = find_classes(
             base,

@@ -90,6 +90,8 @@ def require_count(
         question = (
             f"is '{name}'{difference(name, alike[0])}{examples} a misspelt {alternatives}? If not, "
         )
-    set_count = f"set dataset.num_classes={count}" if classes else "set dataset.root=FOLDER"
-    expected = f"{num_classes}, as dataset.num_classes says"
-    raise DataError(Problem(where, reason, expected=expected, hint=f"{question}{set_count}"))
+    expected, hint = (
+        f"{num_classes}, as dataset.num_classes says",
+        f"{question}set dataset.num_classes={count}",
+    )
+    raise DataError(Problem(where, reason, expected=expected, hint=hint))

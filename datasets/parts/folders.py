@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from samewise.datasets.parts.classes import require_count
+from samewise.datasets.parts.file_kinds import another_kind
 from samewise.runner.errors import DataError, Problem, did_you_mean
 
 IMAGES = (
@@ -22,6 +23,7 @@ VIDEOS = (".mp4", ".avi", ".mkv", ".mov", ".webm", ".m4v", ".mpg", ".mpeg")
 """Endings of videos."""
 ANNOTATIONS = (".xml",)
 
+_ARCHIVES = {".tar", ".tgz", ".gz", ".zip"}
 _RUBBISH = {
     *("__macosx", "@eadir", "#recycle", "$recycle.bin", "system volume information"),
     *("lost+found", "thumbs.db", "desktop.ini", "ehthumbs.db"),
@@ -103,11 +105,12 @@ def class_folders(folder: Path, *, content: str = "images") -> list[str]:
         content: The noun for what the class folders hold, in messages.
 
     Raises:
-        DataError: The folder cannot be read.
+        DataError: The folder cannot be read, or has no folders.
     """
+    expected = f"a folder for each class, with its {content}"
     try:
         with os.scandir(folder) as entries:
-            return sorted(
+            names = sorted(
                 entry.name for entry in entries if not is_rubbish(entry.name) and entry.is_dir()
             )
     except OSError as error:
@@ -121,9 +124,26 @@ def class_folders(folder: Path, *, content: str = "images") -> list[str]:
             else "set dataset.root=FOLDER"
         )
         reason = f"the folder of {content} cannot be read: {error.strerror}"
-        expected = f"a folder for each class, with its {content}"
+        present = next(path for path in (folder, *folder.parents) if path.exists())
+        if description := another_kind(present, "folder"):
+            raise DataError(
+                Problem(str(present), f"is {description}, not a folder", hint="unpack it")
+            ) from None
         hint = did_you_mean(folder.name, beside) or missing
         raise DataError(Problem(str(folder), reason, expected=expected, hint=hint)) from None
+    if not names:
+        counts = list_files(folder, ()).other_counts
+        reason = (
+            f"has no class folders ({f'only {_summarise(counts)}' if counts else 'it is empty'})"
+        )
+        hint = "unpack the archives" if counts.keys() & _ARCHIVES else ""
+        raise DataError(Problem(str(folder), reason, expected=expected, hint=hint))
+    return names
+
+
+def _summarise(counts: Counter[str]) -> str:
+    """Return the numbers of files by their endings, for messages."""
+    return ", ".join(f"{n} {ending or 'without an ending'}" for ending, n in counts.most_common())
 
 
 class ClassFiles(NamedTuple):
@@ -148,9 +168,7 @@ def list_by_class(
             files = list_files(folder / name, endings)
             labels |= {f"{name}/{file}": label for file in files.names}
             other_counts += files.other_counts
-    counts = other_counts.most_common()
-    left_out = ", ".join(f"{count} {ending or 'without an ending'}" for ending, count in counts)
-    return ClassFiles(labels, left_out)
+    return ClassFiles(labels, _summarise(other_counts))
 
 
 def find_classes(

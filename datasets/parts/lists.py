@@ -218,7 +218,11 @@ def _parquet_rows(path: Path, columns: Sequence[str]) -> list[Row]:
         if types[name] not in _PLAIN and not types[name].startswith(
             ("int", "uint", "float", "double")
         ):
-            raise ValueError(f"its column {name!r} holds {types[name]}, not text or numbers")
+            hint = "dataset=hugging_face_images (or _recordings) reads files that a table contains"
+            reason = f"has {types[name]} in the column {name!r}, not text or numbers"
+            raise DataError(
+                Problem(str(path), reason, hint=hint if "binary" in types[name] else "")
+            )
     # Repeated values are stored once, so the file's size does not limit their unpacked size:
     # lengths are counted on the dictionaries, before values are unpacked
     rows, size = list[dict[str, Any]](), 0

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from PIL import Image
+from PIL import ExifTags, Image
 
 from samewise.datasets.coco import COCO
 from samewise.recipes.detection import Detection
 from samewise.runner.errors import DataError
+from samewise.runner.training.guards.cautions import data_cautions
 
 
 def content() -> dict[str, Any]:
@@ -90,12 +92,12 @@ def test_labels_are_cocos_numbers_or_numbered_without_gaps(tmp_path: Path):
         ({"bbox": {"x": 1}}, "annotation 1: has an impossible box"),
         ({"bbox": ["a", 2, 3, 4]}, "annotation 1: has an impossible box"),
         ({"bbox": "1234"}, "annotation 1: has an impossible box"),
-        ({"image_id": [7]}, r"annotation 1: image_id is not a whole number; expected: a whole number below(.|\n)*\[7\]"),
-        ({"category_id": {}}, "annotation 1: category_id is not a whole number"),
+        ({"image_id": [7]}, r"annotation 1: image_id is not valid; expected: a whole number below(.|\n)*\[7\]"),
+        ({"category_id": {}}, "annotation 1: category_id is not valid"),
         ({"area": "large"}, r"annotation 1: area is not a number; expected: the object's area in square pixels(.|\n)*'large'"),
         ({"area": float("inf")}, "annotation 1: area is not a number"),
         ({"iscrowd": "0"}, r"annotation 1: iscrowd is not 0 or 1(.|\n)*'0'"),
-        ({"id": None, "image_id": [7]}, r"boxes\.json, annotations\[0\]: image_id is not a whole number"),
+        ({"id": None, "image_id": [7]}, r"boxes\.json, annotations\[0\]: image_id is not valid"),
         ({"image_id": 99}, r"annotation 1: belongs to an image that the file does not list(.|\n)*99"),
         ({"category_id": 3}, "annotation 1: has an unknown category"),
     ],
@@ -145,7 +147,7 @@ def test_an_id_that_is_no_whole_number_is_refused(tmp_path: Path, number: Any):
     for of, key in (("images", "id"), ("categories", "id"), ("annotations", "image_id")):
         what = content()
         what[of][0][key] = number
-        with pytest.raises(DataError, match=r"that is not a whole number|is not a whole number|it has no (image_)?id"):
+        with pytest.raises(DataError, match=r"id is not valid; expected: a whole number|it has no (image_)?id"):
             load(write(tmp_path, what))
 
 
@@ -202,3 +204,25 @@ def test_a_name_that_begins_with_the_folder_of_images_is_explained(tmp_path: Pat
     (tmp_path / "boxes.json").write_text(json.dumps(what))
     with pytest.raises(DataError, match=r"hint: the name begins with the folder images, to which it is relative: write 0003\.jpg"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 6, 8])
+def test_photographs_whose_size_does_not_show_that_they_are_turned_are_named(tmp_path: Path, orientation: int):
+    what = content()
+    what["images"][0] |= {"width": 30}  # 7 is a square
+    write(tmp_path, what)
+    (exif := Image.Exif())[ExifTags.Base.Orientation] = orientation
+    for number, size in ((3, (40, 30)), (7, (30, 30))):
+        Image.new("RGB", size).save(tmp_path / "images" / f"000{number}.jpg", exif=exif)
+    what["annotations"] = what["annotations"][:1]
+    (tmp_path / "boxes.json").write_text(json.dumps(what))
+    data = load(tmp_path)
+    assert data.turned == {1: [], 3: ["0003.jpg", "0007.jpg"]}.get(orientation, ["0007.jpg"])
+    cautions = data_cautions(SimpleNamespace(dataset=data))  # pyright: ignore[reportArgumentType]
+    assert [x.path for x in cautions if "0007.jpg" in x.message] == ["dataset.train"] * (orientation > 1)
+    what["images"][1] |= {"width": 30, "height": 40}
+    (tmp_path / "boxes.json").write_text(json.dumps(what))
+    with pytest.raises(
+        DataError, match=r"0003\.jpg: is 40 x 30 pixels, but its annotation says 30 x 40; hint: " + ("it has an EXIF" if orientation > 1 else "one of")
+    ):
+        load(tmp_path)[0]

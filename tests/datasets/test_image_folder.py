@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from torchvision.transforms import v2
 
 from samewise.datasets.image_folder import ImageFolder
 from samewise.datasets.parts.decode import read_image
+from samewise.runner.errors import DataError
 
 
 def picture(*, size: tuple[int, int] = (12, 10), seed: int = 0, mode: str = "RGB") -> Image.Image:
@@ -111,3 +113,36 @@ def test_what_systems_leave_behind_is_nobodys_class_and_no_sample(root: Path, ru
     (root / "train" / "ant" / "Thumbs.db").touch()
     data = ImageFolder(root=str(root), folder="train", num_classes=3)
     assert (data.fingerprint(), data.left_out) == (before, "3 .txt")
+
+
+def packed(path: Path) -> None:
+    with tarfile.open(path, "w") as archive:
+        archive.add(__file__)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda root: [root.mkdir(), packed(root / "ant.tar"), packed(root / "bee.tar")],
+            r"train: has no class folders \(only 2 \.tar\); hint: unpack the archives",
+        ),
+        (lambda root: [root.mkdir(), picture().save(root / "0.jpg")], r"train: has no class folders \(only 1 \.jpg\); expected: a folder for each class"),
+        (lambda root: root.mkdir(), r"train: has no class folders \(it is empty\)"),
+        (packed, "train: is a tar archive, not a folder; hint: unpack it"),
+    ],
+)
+def test_what_is_there_in_place_of_class_folders_is_named(tmp_path: Path, make: Callable[[Path], Any], message: str):
+    make(tmp_path / "train")
+    for given in ({"root": str(tmp_path), "folder": "train"}, {"root": str(tmp_path / "train"), "folder": ""}):
+        with pytest.raises(DataError, match=message):
+            ImageFolder(**given)
+
+
+def test_a_root_that_is_an_archive_or_missing_is_named_itself(tmp_path: Path, samewise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch):
+    packed(tmp_path / "data.tar")
+    with pytest.raises(DataError, match=r"data\.tar: is a tar archive, not a folder; hint: unpack it"):
+        ImageFolder(root=str(tmp_path / "data.tar"), folder="train")
+    monkeypatch.chdir(tmp_path)
+    done = samewise("check", "recipe=classification", "dataset=image_folder", "model=resnet18_small", "transforms=images", "dataset.root=none")
+    assert done.stderr.startswith("error: dataset.root: this folder does not exist; hint: set dataset.root=FOLDER"), done.stderr

@@ -170,6 +170,9 @@ def test_xml_is_read_in_the_encoding_that_it_declares(root: Path):
     path = root / "Annotations" / "b.xml"
     path.write_bytes(('<?xml version="1.0" encoding="GBK"?>' + path.read_text().replace("cat", "\u732b")).encode("gbk"))
     assert "\u732b" in PascalVOC(root=str(root), split="train").classes
+    path.write_bytes(path.read_bytes().replace(b' encoding="GBK"', b"").replace("\u732b".encode("gbk"), "\u72d7\u72d7".encode("gbk")))
+    with pytest.raises(DataError, match=r"b\.xml: is not XML, or is damaged: 'utf-8' codec can't decode"):
+        PascalVOC(root=str(root), split="train")
     path.write_bytes(b'<?xml version="1.0" encoding="klingon"?><a/>')
-    with pytest.raises(DataError, match=r"b\.xml: is not XML: unknown encoding"):
+    with pytest.raises(DataError, match=r"b\.xml: is not XML, or is damaged: unknown encoding"):
         PascalVOC(root=str(root), split="train")
