@@ -14,7 +14,7 @@ from PIL import ExifTags, Image
 from samewise.datasets.coco import COCO
 from samewise.recipes.detection import Detection
 from samewise.runner.errors import DataError
-from samewise.runner.training.guards.cautions import data_cautions
+from samewise.runner.training.cautions import data_cautions
 
 
 def content() -> dict[str, Any]:
