@@ -30,8 +30,7 @@ from samewise.runner.sweeps.results import (
     point_results,
 )
 from samewise.runner.tracking.address import remove_password
-from samewise.runner.tracking.backends import backends_of
-from samewise.runner.tracking.link import last_trouble
+from samewise.runner.tracking.backends import backends_of, last_trouble
 from samewise.runner.tracking.progress import is_behind
 
 if TYPE_CHECKING:

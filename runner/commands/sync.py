@@ -19,10 +19,14 @@ from samewise.runner.records.json_text import to_json
 from samewise.runner.records.trust import is_trusted, require
 from samewise.runner.tracking import progress
 from samewise.runner.tracking.address import check_uri, describe_failure, sqlite_file
-from samewise.runner.tracking.backends import TITLES, RunGone, backends_of, problems
-from samewise.runner.tracking.copies import open_backend
-from samewise.runner.tracking.link import last_trouble
-from samewise.runner.tracking.sender import prepare_environment
+from samewise.runner.tracking.backends import (
+    TITLES,
+    RunGone,
+    backends_of,
+    last_trouble,
+    problems,
+)
+from samewise.runner.tracking.sender import open_backend, prepare_environment
 
 EXAMPLES = """examples:
   samewise sync                                    every run below runs/

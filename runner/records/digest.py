@@ -7,7 +7,6 @@ import re
 from collections import deque
 from collections.abc import (
     Callable,
-    Collection,
     ItemsView,
     Iterable,
     Iterator,
@@ -356,37 +355,9 @@ def _memory(tensor: Tensor) -> Any:
         return dense.resolve_conj().resolve_neg().reshape(-1).view(torch.uint8).numpy()
 
 
-def tensor_digests(
-    state: Mapping[str, Tensor],
-    *,
-    shards: int = 1,
-    sharded: Collection[str] = (),
-    algorithm: str = XXH3,
-) -> list[int]:
-    """Return the digest of each tensor of a state_dict in order, as in a trace.
-
-    Args:
-        state: Tensors by name.
-        shards: Number of parts into which each tensor of `sharded` was split along its first
-            dimension, as by torch.chunk; each part is digested separately.
-        sharded: Names of the tensors that were split.
-        algorithm: One of `ALGORITHMS`.
-
-    Returns:
-        The digests, which a trace's `weights` combines.
-    """
-    return [
-        combine(begin(_shards(tensor, shards), algorithm)())
-        if shards > 1 and name in sharded
-        else begin([tensor], algorithm)()[0]
-        for name, tensor in state.items()
-    ]
-
-
-def _shards(tensor: Tensor, shards: int) -> list[Tensor]:
-    parts = list(tensor.chunk(shards))
-    # torch.chunk may return fewer parts than asked for
-    return [*parts, *[tensor[:0]] * (shards - len(parts))]
+def tensor_digests(state: Mapping[str, Tensor]) -> list[int]:
+    """Return the digest of each tensor of a state_dict in order, as in a trace on the CPU."""
+    return digests(list(state.values()))
 
 
 def weights_sha256(state: Mapping[str, Tensor]) -> str:

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
-from samewise.runner.config import compose
 from samewise.runner.errors import ConfigError, Problem, nearest
 from samewise.runner.processes.this_process import REPORTER
 from samewise.runner.records.sweep_folder import SweepFolder
@@ -22,7 +21,6 @@ from samewise.runner.sweepers import optuna_study
 from samewise.runner.sweepers.base import Result, Setting, Sweeper
 from samewise.runner.sweepers.optuna_study import optuna
 from samewise.runner.sweepers.space import Dimension, Space
-from samewise.runner.tracking import journal
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
@@ -152,7 +150,6 @@ class Optuna(Sweeper):
             if trial.state is optuna.trial.TrialState.FAIL and values is not None:
                 self._add_repeat(trial, values)
         elif values is not None:
-            self._report_evaluations(trial)
             self._study.tell(trial.number, values)
         else:
             self._study.tell(
@@ -237,48 +234,6 @@ class Optuna(Sweeper):
         values = [result.metrics[name] for name in self._objectives]
         return None if any(math.isnan(value) for value in values) else values
 
-    def _report_evaluations(self, trial: FrozenTrial) -> None:
-        """Report the evaluations of a run that finished outside the sweep and reported none."""
-        missing = {
-            number: value
-            for number, value in self._evaluations(trial.number).items()
-            if number not in trial.intermediate_values
-        }
-        if missing:
-            live_trial = optuna_study.attach(
-                self._folder.path,
-                trial.number,
-                pruner=self._study.pruner,
-                store=self._study._storage,  # pyright: ignore[reportPrivateUsage]
-            )  # pyright: ignore[reportPrivateUsage]
-            # The run has finished, whatever the pruner says
-            for number, value in missing.items():
-                optuna_study.report(live_trial, value, number)
-
-    def _evaluations(self, trial: int) -> dict[int, float]:
-        """Return what the first seed's run reports if trials are pruned, from its journal."""
-        point = next((point for point in self._folder.points() if point.setting == trial), None)
-        if self._pruner is None or point is None:
-            return {}
-        values, evaluate = (
-            journal.logged_values(point.run.metrics),
-            compose.load(self._folder.config(point.number)).cfg.evaluate,
-        )
-        steps_per_epoch = next(
-            (
-                step / epochs
-                for (step, name), epochs in values.items()
-                if name == "epoch" and epochs
-            ),
-            0,
-        )
-        (metric,) = self._objectives
-        return optuna_study.metric_by_evaluation(
-            values,
-            metric.removeprefix("final/"),
-            evaluate.every_steps or round((evaluate.every_epochs or 0) * steps_per_epoch),
-        )
-
     def _add_repeat(self, failed: FrozenTrial, values: list[float]) -> None:
         """Add a trial with the result of a failed one that was run again."""
         if not any(
@@ -290,7 +245,6 @@ class Optuna(Sweeper):
                 distributions=failed.distributions,
                 values=values,
                 user_attrs={_REPEATED_TRIAL: failed.number},
-                intermediate_values=self._evaluations(failed.number),
             )
             self._study.add_trial(repeat)
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 import itertools
 import math
 import random
-import re
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep, Glob, IntervalSweep, Override, RangeSweep
+from hydra.core.override_parser.types import Glob, IntervalSweep, Override, RangeSweep
 from hydra.errors import HydraException
 
 from samewise.runner.config.loader import Loader
@@ -222,7 +221,7 @@ def read_space(overrides: Sequence[str], *, project: Project) -> Space:
             problems.append(unreadable(text, error))
         except ConfigError as error:
             problems += error.problems
-    problems += _repeated_keys(parsed_overrides, groups)
+    problems += _repeated_keys(parsed_overrides)
     problems += [
         _shared_setting(part)
         for part in parts
@@ -249,61 +248,24 @@ def _shared_setting(part: Dimension) -> Problem:
     )
 
 
-def _repeated_keys(overrides: Sequence[Override], groups: Container[str]) -> list[Problem]:
+def _repeated_keys(overrides: Sequence[Override]) -> list[Problem]:
     """Return a problem for each key that varies and is set once more."""
     problems = dict[str, Problem]()
     for position, later in enumerate(overrides):
         # The points' names would show other values. One value before several is no problem, as it
-        # is replaced; but `+group=a,b` adds to an earlier choice, which stays
-        adds = later.is_sweep_override() and later.is_add() and later.key_or_group in groups
+        # is replaced
         for earlier in overrides[:position]:
-            if (earlier.is_sweep_override() or adds) and any(
-                _overlap(path, later_path)
-                for path in _paths(earlier, groups)
-                for later_path in _paths(later, groups)
-            ):
+            if earlier.is_sweep_override() and earlier.key_or_group == later.key_or_group:
                 message = (
-                    "varies twice"
-                    if earlier.is_sweep_override() and later.is_sweep_override()
-                    else "varies, and is set once more"
+                    "varies twice" if later.is_sweep_override() else "varies, and is set once more"
                 )
-                value, expected = (
-                    str((earlier if adds else later).input_line),
+                problems[earlier.key_or_group] = Problem(
+                    earlier.key_or_group,
+                    message,
+                    str(later.input_line),
                     "one override for each key that varies",
                 )
-                problems.setdefault(
-                    earlier.key_or_group, Problem(earlier.key_or_group, message, value, expected)
-                )
     return list(problems.values())
-
-
-def _paths(override: Override, groups: Container[str]) -> list[str]:
-    """Return the keys that an override sets, those of a mapping one by one.
-
-    For a choice from a group, the group's key with a `=`.
-    """
-    value: Any = override.value()
-    values: list[Any] = value.list if isinstance(value, ChoiceSweep) else [value]
-    key = override.get_key_element().lstrip("+~")
-    if override.key_or_group in groups and not any(isinstance(x, dict) for x in values):
-        return [f"{key}="]
-    return [path for x in values for path in _leaves(key, x)]
-
-
-def _leaves(key: str, value: Any) -> Iterator[str]:
-    """Yield the keys of all values in nested mappings."""
-    if not isinstance(value, dict) or not value:
-        yield key
-        return
-    for name, inner in cast(dict[str, Any], value).items():
-        yield from _leaves(f"{key}.{name}", inner)
-
-
-def _overlap(path: str, other_path: str) -> bool:
-    """Whether two keys are the same, or one contains the other."""
-    return (
-        path == other_path or path.startswith(f"{other_path}.") or other_path.startswith(f"{path}.")
-    )
 
 
 def _part(
@@ -324,7 +286,6 @@ def _part(
             Problem(key, "there is no such tag", unknown[0], "log", nearest(unknown[0], ["log"]))
         )
     if isinstance(value, IntervalSweep):
-        _require_whole_ends(key, value, value_text, parser)
         return Dimension(key, value_text, interval=_interval(key, value, value_text))
     if (
         isinstance(value, RangeSweep)
@@ -379,23 +340,3 @@ def _interval(key: str, sweep: IntervalSweep, text: str) -> Interval:
             Problem(key, "seeds are repeats, so they must be listed", text, "seed=range(5)")
         )
     return Interval(low, high, log=log, whole=isinstance(low, int) and isinstance(high, int))
-
-
-def _require_whole_ends(key: str, sweep: IntervalSweep, text: str, parser: OverridesParser) -> None:
-    """Refuse `int(interval(1.5,4.7))`, which Hydra reads as 1 to 4."""
-    (override,) = parser.parse_overrides([f"{key}=" + re.sub(r"\bint(?=\s*\()", "float", text)])
-    unrounded: Any = override.value()
-    if (unrounded.start, unrounded.end) != (sweep.start, sweep.end) and isinstance(
-        sweep.start, int
-    ):
-        low, high = math.ceil(unrounded.start), math.floor(unrounded.end)
-        hint = f"int(interval({low},{high}))" if low < high else ""
-        raise ConfigError(
-            Problem(
-                key,
-                "an interval of whole numbers must begin and end with one",
-                text,
-                "whole numbers",
-                hint,
-            )
-        )

@@ -7,11 +7,23 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from samewise.runner.errors import Problem, nearest
+from samewise.runner.tracking.address import describe_failure
+
+LOG = "sender.log"
+FAILING = "cannot send to"
+TROUBLE = ", retrying:"
+REACHED = "everything has reached"
+_REPORT = re.compile(rf"(?:{FAILING} (.+?){TROUBLE} (.*)|{REACHED} (.+))$")
+_TAIL = 1 << 16
+
 
 TITLES = {"mlflow": "MLflow", "tensorboard": "TensorBoard", "wandb": "Weights & Biases"}
 """Titles of the backends, by the names in `tracking.report_to`, which are also their packages."""
@@ -89,3 +101,42 @@ def problems(names: Sequence[str], *, path: str = "tracking.report_to") -> list[
         for name in names
         if name in TITLES and importlib.util.find_spec(name) is None
     ]
+
+
+def last_trouble(folder: Path, *, since: int = 0) -> str:
+    """Return why a run's sender could not send, to be appended to a sentence; empty if unknown.
+
+    Reads the end of the sender's log, after byte `since`.
+    """
+    _, separator, reason = _end_of_log(folder, since).rpartition(TROUBLE)
+    return f": {describe_failure(reason.partition(chr(10))[0])}" if separator else ""
+
+
+def troubles(folder: Path, *, since: int = 0) -> dict[str, str]:
+    """Return why a run's sender could not send to each backend, by the backend's title.
+
+    Reads the end of the sender's log, after byte `since`. A reason is empty if everything has
+    arrived since.
+    """
+    reasons = dict[str, str]()
+    for report in filter(None, map(_REPORT.search, _end_of_log(folder, since).splitlines())):
+        failing, reason, reached = report.groups("")
+        reasons[failing or reached] = describe_failure(reason)
+    return reasons
+
+
+def _end_of_log(folder: Path, since: int) -> str:
+    try:
+        with open(folder / LOG, "rb") as log:
+            log.seek(max(since, os.fstat(log.fileno()).st_size - _TAIL))
+            return log.read().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def log_size(folder: Path) -> int:
+    """Return the size of the sender's log in bytes."""
+    try:
+        return (folder / LOG).stat().st_size
+    except OSError:
+        return 0

@@ -6,16 +6,14 @@ import getpass
 import hashlib
 import json
 import re
-import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from samewise.runner.config import header
 from samewise.runner.config.tree import flat
-from samewise.runner.errors import DamagedFile
-from samewise.runner.records import own_code, shapes, sources
-from samewise.runner.records.files import read_json, read_text
+from samewise.runner.records import own_code, sources
+from samewise.runner.records.files import read_text
 from samewise.runner.records.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -106,7 +104,6 @@ def tags(
         "mlflow.source.git.commit": git.get("commit"),
         "mlflow.source.git.branch": git.get("branch"),
         "mlflow.user": _user(),
-        "mlflow.note.content": _note(folder, config, environment, fingerprint),
     }
     facts = {
         name: value
@@ -185,45 +182,6 @@ def _dataset_input(split: str, facts: Mapping[str, Any], config: Mapping[str, An
     return DatasetInput(
         dataset=entity,
         tags=[InputTag(key="mlflow.data.context", value=_CONTEXTS.get(split, split))],
-    )
-
-
-def _note(
-    folder: RunFolder, config: Mapping[str, Any], environment: Mapping[str, Any], fingerprint: str
-) -> str:
-    reproducibility = cast(Mapping[str, Any], config.get("reproducibility") or {})
-    level = " ".join(filter(None, [reproducibility.get("level"), environment.get("level")]))
-    lines = [
-        f"**{run_name(folder)}**" + _result(folder),
-        f"fingerprint `{fingerprint}`" + (f", reproducibility {level}" if level else ""),
-        f"`samewise verify {shlex.quote(str(folder.path.absolute()))}` trains it again and "
-        "compares, step by step.",
-        "How to read it: `valid/...` are evaluations, `best/...` the best value so far of "
-        "a monitored metric, `train/...` steps, `speed/...` "
-        "and `system/...` the machine. *Parameters* are the whole config; pictures of the "
-        "last evaluation are under *Artifacts*, in `valid`.",
-    ]
-    return "\n\n".join(lines)
-
-
-def _result(folder: RunFolder) -> str:
-    try:
-        metrics = (read_json(folder.summary, shapes.SUMMARY) or {}).get("metrics") or {}
-    except DamagedFile:
-        # Sending goes on: the metrics are in the journal
-        metrics = {}
-    monitor = str(metrics.get("monitor"))
-    final, best = metrics.get("final") or {}, metrics.get("best") or {}
-    if not {monitor, "step"} <= best.keys():
-        return ""
-    also = "".join(
-        f"; best `{name}` {evaluation[name]:.4g} at step {evaluation['step']:.0f}"
-        for name, evaluation in (metrics.get("also") or {}).items()
-    )
-    return (
-        f": best `{monitor}` {best[monitor]:.4g} at step {best['step']:.0f}"
-        + (f", last {final[monitor]:.4g}" if monitor in final else "")
-        + also
     )
 
 

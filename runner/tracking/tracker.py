@@ -5,10 +5,14 @@ Imports neither mlflow nor torch.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
 import os
 import shlex
 import subprocess
+import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -19,9 +23,15 @@ from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.records import shapes
 from samewise.runner.records.files import read_mapping
 from samewise.runner.records.folder import RunFolder
-from samewise.runner.tracking import link
 from samewise.runner.tracking.address import REFUSED, check_uri, remove_password, sqlite_file
-from samewise.runner.tracking.backends import TITLES, backends_of, problems
+from samewise.runner.tracking.backends import (
+    LOG,
+    TITLES,
+    backends_of,
+    log_size,
+    problems,
+    troubles,
+)
 from samewise.runner.tracking.journal import Journal
 
 _LOG = logging.getLogger("samewise.tracking")
@@ -96,7 +106,7 @@ class WithSender(Tracker):
         self._settings = settings
         self._sender: subprocess.Popen[bytes] | None = None
         self._starts = 0
-        self._log_began = link.log_size(folder.path)
+        self._log_began = log_size(folder.path)
         self._warned = set[str]()
 
     def start(self) -> None:
@@ -128,7 +138,7 @@ class WithSender(Tracker):
         self._revive()
         sender = self._sender
         seconds = float(self._settings["flush_timeout_s"])
-        if sender is None or not link.wait_for_end(sender, seconds):
+        if sender is None or not _wait_for_end(sender, seconds):
             troubles = self._troubles()
             titles = [TITLES[name] for name in backends_of(self._settings)]
             # An empty reason says that everything has arrived
@@ -146,7 +156,7 @@ class WithSender(Tracker):
         return read_mapping(self.folder.tracking, shapes.TRACKING).get("run_id")
 
     def _troubles(self) -> dict[str, str]:
-        return link.troubles(self.folder.path, since=self._log_began)
+        return troubles(self.folder.path, since=self._log_began)
 
     def _place(self, title: str) -> str:
         """Return a backend's name for messages: its title, or MLflow's address."""
@@ -154,7 +164,7 @@ class WithSender(Tracker):
 
     def _start_sender(self) -> None:
         self._starts += 1
-        self._sender = link.start(self.folder.path, self._settings)
+        self._sender = _start(self.folder.path, self._settings)
 
     def _revive(self) -> None:
         if (
@@ -232,3 +242,77 @@ def _require_file(file: Path, uri: str) -> None:
                     "a new file, or a store made by MLflow",
                 )
             )
+
+
+def _start(folder: Path, settings: Mapping[str, Any]) -> subprocess.Popen[bytes] | None:
+    """Start a sender, in milliseconds; its imports run during training.
+
+    None, with a warning, if it cannot be started.
+    """
+    command = [
+        sys.executable,
+        # No module of the current folder is imported
+        "-P",
+        "-m",
+        "samewise.runner.tracking.sender",
+        str(folder.absolute()),
+        "--trainer",
+        str(os.getpid()),
+    ]
+    try:
+        with open(folder / LOG, "ab") as log:
+            sender = subprocess.Popen(
+                command,
+                bufsize=0,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env=_environment(),
+                # A session of its own, so that Ctrl-C in the terminal does not reach it
+                start_new_session=True,
+            )
+    except OSError as error:
+        _LOG.warning("the process that sends metrics cannot be started: %s", error)
+        return None
+    _write(sender, json.dumps(settings))
+    return sender
+
+
+def _environment() -> dict[str, str]:
+    """Return a sender's environment variables: the same samewise, and one thread."""
+    import samewise
+
+    home = os.path.dirname(os.path.dirname(os.path.abspath(samewise.__file__)))
+    python_path = os.environ.get("PYTHONPATH", "")
+    path = (
+        python_path
+        # An installed samewise is found without PYTHONPATH
+        if "site-packages" in home or home in python_path.split(os.pathsep)
+        else os.pathsep.join(filter(None, [python_path, home]))
+    )
+    return {**os.environ, **({"PYTHONPATH": path} if path else {}), "OMP_NUM_THREADS": "1"}
+
+
+def _wait_for_end(sender: subprocess.Popen[bytes], seconds: float) -> bool:
+    """Tell a sender that the trainer ends, and wait; Ctrl-C stops the waiting.
+
+    Returns:
+        Whether it has sent everything in this time.
+    """
+    start_time = time.monotonic()
+    # By a line, and not by end of file, since forked loader workers hold the pipe open
+    _write(sender, "end")
+    try:
+        return sender.wait(seconds) == 0
+    except subprocess.TimeoutExpired:
+        return False
+    except KeyboardInterrupt:
+        _LOG.warning("stopped waiting for MLflow after %.0f s", time.monotonic() - start_time)
+        return False
+
+
+def _write(sender: subprocess.Popen[bytes], line: str) -> None:
+    assert sender.stdin is not None
+    # It may have been killed
+    with contextlib.suppress(OSError):
+        sender.stdin.write(line.encode() + b"\n")

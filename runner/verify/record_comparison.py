@@ -10,13 +10,11 @@ from samewise.runner.config import saved
 from samewise.runner.config.compose import Composed
 from samewise.runner.config.fingerprint import combine, fingerprint_of
 from samewise.runner.config.tree import differences
-from samewise.runner.data.dataset import fingerprint
 from samewise.runner.errors import first_few
 from samewise.runner.records import shapes
 from samewise.runner.records.files import read_json
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.tracking.journal import read_entries
-from samewise.runner.training.run import Run
 from samewise.runner.verify.divergence import Divergence
 
 MEASURED = ("speed/", "time/", "memory/", "system/")
@@ -200,13 +198,12 @@ def _describe(file: str, path: str, value: Any, other: Any) -> str:
     return f"{file}: {path} is recorded as {value!r}, and {again}"
 
 
-def describe_foreign(foreign: Sequence[str], again: Run, overridden: Collection[str] = ()) -> str:
+def describe_foreign(foreign: Sequence[str], overridden: Collection[str] = ()) -> str:
     """Describe the differences of environments, those of the data last, with the reason.
 
     Args:
         foreign: The differences, a line each.
-        again: The new run.
-        overridden: The settings that overrides change for it.
+        overridden: The settings that overrides change.
     """
     data = [line for line in foreign if line.startswith("data.")]
     lines = (
@@ -226,23 +223,5 @@ def describe_foreign(foreign: Sequence[str], again: Run, overridden: Collection[
                 f"the data differ (the overrides change {first_few(paths, 3)}): " + "; ".join(data),
             ]
         )
-    samples = {
-        name: split.dataset
-        for name, split in again.splits.items()
-        if not hasattr(split.dataset, "fingerprint")
-    }
-    # Computed twice, to tell data that have changed from data that do not repeat
-    prints = {
-        f"dataset.{name}": (
-            again.environment["data"][name]["fingerprint"],
-            fingerprint(data, f"dataset.{name}"),
-        )
-        for name, data in samples.items()
-    }
-    changing = [name for name, (x, y) in prints.items() if x != y]
-    reason = (
-        f"{' and '.join(changing)} gives other samples each time it is read"
-        if changing
-        else "files have changed, or the data set does not repeat"
-    )
+    reason = "files have changed, or the data set does not repeat"
     return "; ".join([*lines, f"the data differ ({reason}): " + "; ".join(data)])

@@ -96,7 +96,7 @@ def _compare(
     lines = [*unknown(request, record, comparison), *changed]
     verdict = Verification(folder.path, messages=lines)
     if foreign and not request.anyway:
-        reason = record_comparison.describe_foreign(foreign, again, record.settings)
+        reason = record_comparison.describe_foreign(foreign, record.settings)
         lines += [f"not comparable: {reason}", "add `--anyway` to compare them nevertheless"]
         return replace(verdict, comparable=False)
     if record.environment:

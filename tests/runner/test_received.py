@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from samewise.runner.tracking import link
+from samewise.runner.tracking import tracker
 
 TINY = ("experiment=resnet18_digits", "debug=tiny", "evaluate.pictures=false", "callbacks=none", "model.width=4", "max_steps=3", "tracking.log_system=false")
 
@@ -22,7 +22,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
     root = tmp_path_factory.mktemp("runs")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(link, "start", lambda *_: None)  # a sender takes seconds to start
+        patch.setattr(tracker, "_start", lambda *_: None)  # a sender takes seconds to start
         assert main(["train", *TINY, f"run_root={root}", "name=one"]) == 0
     assert main(["sync", "--run-root", str(root)]) == 0
     (folder,) = root.glob("one/*")

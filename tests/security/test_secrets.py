@@ -21,7 +21,7 @@ from samewise.runner.errors import ConfigError, Problem, describe
 from samewise.runner.records.environment import git_state
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.secrets import redact, redact_values
-from samewise.runner.tracking import link
+from samewise.runner.tracking import tracker
 
 SECRET = "hunter2x9"
 TINY = ("experiment=resnet18_digits", "debug=tiny", "max_steps=2", "callbacks=none", "evaluate.pictures=false")
@@ -83,7 +83,7 @@ def test_the_label_of_a_run_new_or_old_holds_no_secret() -> None:
 def trained(request: pytest.FixtureRequest, samewise: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The run root of a run whose tags have secrets, sent to a store: by its sender, or only by `sync`, since a sender takes seconds to start."""
     if getattr(request, "param", "sync") == "sync":
-        monkeypatch.setattr(link, "start", lambda *_: None)
+        monkeypatch.setattr(tracker, "_start", lambda *_: None)
     given = (f"+tracking.tags.api_key={SECRET}", f"+tracking.tags.where=http://me:{SECRET}@host", f"+dataset.api_key={SECRET}", "tracking.log_system=false")
     done = samewise("train", *TINY, f"run_root={tmp_path / 'runs'}", *given)
     assert done.returncode == 0, done.stderr

@@ -11,12 +11,10 @@ from typing import Any
 
 import pytest
 
-from samewise.runner.config.compose import compose, dump
 from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError
 from samewise.runner.processes.this_process import REPORTER
 from samewise.runner.records.sweep_folder import Point, SweepFolder
-from samewise.runner.sweepers import optuna_study
 from samewise.runner.sweepers.base import Result, Setting
 from samewise.runner.sweepers.optuna import Optuna
 from samewise.runner.sweepers.optuna_study import optuna, storage
@@ -25,7 +23,6 @@ from samewise.runner.sweepers.space import read_space
 from samewise.runner.sweeps import engine
 from samewise.runner.sweeps.results import PointResult, State
 from samewise.runner.sweeps.settings import objective_means, pareto
-from samewise.runner.tracking.journal import Journal
 
 BARE = Project(Path(__file__).parent)
 SPACE = ("optimizer.lr=tag(log,interval(1e-4,1.0))", "optimizer.momentum=interval(0.0,1.0)")
@@ -136,43 +133,6 @@ def test_a_result_is_stored_once_and_a_retried_failure_counts(tmp_path: Path) ->
     assert trials(tmp_path)[3].params == trials(tmp_path)[1].params
     assert later.ask() is not None, "the repeat is no trial of its own"
     assert later.ask() is None
-
-
-PRUNERS = [
-    ("median", {"n_startup_trials": 3}, lambda: optuna.pruners.MedianPruner(n_startup_trials=3)),
-    ("successive_halving", {"reduction_factor": 2}, lambda: optuna.pruners.SuccessiveHalvingPruner(reduction_factor=2)),
-]
-
-
-@pytest.mark.parametrize(("name", "options", "pruner"), PRUNERS)
-def test_finished_runs_count_for_the_pruner_as_in_optuna(name: str, options: dict[str, Any], pruner: Callable[[], Any], tmp_path: Path) -> None:
-    folder, config = tmp_path / "sweep", dump(compose(["experiment=resnet18_digits", "evaluate.every_steps=4"], project=BARE))
-    sweeper = open_sweeper(folder, pruner=name, pruner_options=options, trials=5)
-    theirs = optuna.create_study(pruner=pruner(), sampler=optuna.samplers.RandomSampler())
-    for end in (0.1, 0.2, 0.3, 0.4):
-        setting, other = sweeper.ask(), theirs.ask()
-        assert setting is not None
-        write_down(folder, setting, run=tmp_path / str(setting.number))
-        SweepFolder(folder).config(setting.number).parent.mkdir(exist_ok=True)
-        SweepFolder(folder).config(setting.number).write_text(config)
-        journal = Journal(tmp_path / str(setting.number) / "metrics.jsonl", resume_step=None)
-        for number, step in enumerate((4, 8, 10), 1):  # the last one at the end
-            journal.log({"train/loss": 9.0}, step - 1)
-            journal.log({"valid/loss": end + 1 / step, "epoch": step / 6}, step)
-            other.report(end + 1 / step, number)
-            other.should_prune()
-        journal.close()
-        sweeper.tell(setting, Result("finished", {"valid/loss": end}))
-        theirs.tell(other, end)
-    ours = trials(folder)
-    assert [one.intermediate_values for one in ours] == [one.intermediate_values for one in theirs.trials]
-    assert [one.system_attrs for one in ours] == [one.system_attrs for one in theirs.trials]
-    assert {one.state for one in ours} == {COMPLETE}
-    assert sweeper.ask() is not None
-    last, other = optuna_study.attach(folder, 4, pruner=pruner()), theirs.ask()
-    other.report(0.9, 1)
-    assert optuna_study.report(last, 0.9, 1)
-    assert other.should_prune()
 
 
 # -- what it refuses

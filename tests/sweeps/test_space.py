@@ -72,8 +72,7 @@ AGAIN = "varies, and is set once more"
     ("given", "path", "words"),
     [
         (["seed=0,1,2", "++seed=7"], "seed", AGAIN),
-        (["optimizer.lr=0.1,0.2", "++optimizer={lr:0.3}"], "optimizer.lr", AGAIN),
-        (["experiment=resnet18_digits", "+experiment=resnet18_digits,resnet_cifar10"], "experiment", AGAIN),
+        (["optimizer.lr=0.1,0.2", "optimizer.lr=0.3"], "optimizer.lr", AGAIN),
     ],
 )
 def test_a_key_that_varies_is_set_once(given: list[str], path: str, words: str) -> None:
@@ -90,7 +89,6 @@ def test_a_key_that_varies_is_set_once(given: list[str], path: str, words: str) 
         (["optimizer.lr=interval(1,0)"], "optimizer.lr", "empty interval"),
         (["optimizer.lr=tag(log,interval(0,1))"], "optimizer.lr", "must start above 0"),
         (["seed=interval(0,9)"], "seed", "seed=range(5)"),
-        (["batch_size=int(interval(1.5,4.7))"], "batch_size", "int(interval(2,4))"),
         (["model=glob(resnext9*)"], "model", "samewise list model"),
         (["batch_size=1,2", "batch_size=3,4"], "batch_size", "varies twice"),
         (["launcher.jobs=1,2"], "launcher.jobs", "cannot vary"),
