@@ -35,9 +35,9 @@ from samewise.runner.tracking.tracker import Tracker
 from samewise.runner.training import launch, memory
 from samewise.runner.training.batches import TrainingBatches
 from samewise.runner.training.build import build
+from samewise.runner.training.failures import explain_trial
 from samewise.runner.training.loop import train_step
 from samewise.runner.training.run import Run
-from samewise.runner.training.step_errors import explain_step_error, refused_operator
 
 _WARMUP_STEPS = 2
 """Steps before the measured ones: buffers are made, kernels chosen, workers started."""
@@ -96,11 +96,7 @@ def rehearse(composed: Composed) -> Generator[Run]:
                 run.strategy.abandon(explained)
             if explained is not error or run is None:
                 raise explained from error
-            raise ConfigError(
-                refused_operator(error)
-                or memory.out_of_memory(run, error)
-                or explain_step_error(error, composed, run)
-            ) from error
+            raise explain_trial(error, composed, run) from error
         finally:
             if run is not None:
                 run.recorder.trace.close()

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
+import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 from torch.optim import Optimizer
 
+from samewise.runner.config import schema
 from samewise.runner.config.compose import Composed
 from samewise.runner.config.fingerprint import reached_code, targets
 from samewise.runner.config.instantiate import instantiate
@@ -19,11 +21,12 @@ from samewise.runner.config.project import Project
 from samewise.runner.config.tree import plain
 from samewise.runner.data.dataset import fingerprint
 from samewise.runner.data.device import mover
-from samewise.runner.data.order import InOrder
+from samewise.runner.data.order import InOrder, Order
 from samewise.runner.data.plan import Plan
 from samewise.runner.errors import ConfigError, Problem
-from samewise.runner.interfaces import Callback, Phase, Recipe, class_names, of_labels
+from samewise.runner.interfaces import Batch, Callback, Phase, Recipe, class_names, of_labels
 from samewise.runner.optim.build import build_optimizers, describe
+from samewise.runner.optim.schedules import Schedule
 from samewise.runner.optim.unfreezing import Waiting, waiting
 from samewise.runner.processes.this_process import REPORTER, keep_freed_memory
 from samewise.runner.records import environment
@@ -70,8 +73,7 @@ def build(
         composed: The config.
         project: The packages that the config may name.
         folder: The run's folder.
-        alone: Whether this process carries all replicas, whatever the strategy: to try or to
-            evaluate, not to train.
+        alone: Whether this process carries all replicas: to try or evaluate, not to train.
         split: The only split to make, for an evaluation; None: all.
         samples: The number of samples of the training split, where `split` leaves it out.
 
@@ -82,6 +84,67 @@ def build(
     make: Make = partial(make_part, cfg, project)
     # Before any part: making one computes, and may read the number of threads
     determinism.apply(cfg.reproducibility)
+    configured, strategy = _begin_strategy(cfg, make, alone=alone)
+    precision = make("precision")
+    precision.begin(strategy.device)
+    recipe: Recipe = make("recipe")
+    _require_phases(recipe)
+    data = _make_data(cfg, make, recipe, split, samples)
+    model = _make_model(cfg, make, recipe, data, strategy.device)
+    # Read here: a strategy may leave this process only shards of the weights
+    sizes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    network = _wrap(cfg, recipe, model, configured, strategy)
+    # After `wrap`: optimizers must hold the shards that it may have made of the parameters
+    optimizers = _optimizers(cfg, project, recipe, model, strategy)
+    schedule = _schedule(make, optimizers, data)
+    later = _waiting(cfg, recipe, model, data.plan)
+    run = Run(
+        **data._asdict(),
+        **_settings(cfg),
+        composed=composed,
+        environment=_environment(composed, project, data.splits, model, optimizers, strategy),
+        folder=folder,
+        fingerprint=composed.fingerprint,
+        recipe=recipe,
+        model=model,
+        network=network,
+        parameters=list(model.parameters()),
+        phases=_phases(recipe, model, optimizers, strategy, later),
+        schedule=schedule,
+        precision=precision,
+        strategy=strategy,
+        checkpoints=_checkpoints(cfg, folder, data),
+        to_device=mover(strategy.device, channels_last=_is_channels_last(cfg)),
+        recorder=_recorder(composed, project, make, folder, model, strategy),
+    )
+    _complete(run, sizes, later)
+    return run
+
+
+def _settings(cfg: DictConfig) -> dict[str, Any]:
+    """Return the settings that steps read, since reading OmegaConf's nodes is slow."""
+    return {
+        "seed": cfg.seed,
+        "batch_size": cfg.batch_size,
+        "micro_batches": cfg.replicas * cfg.accumulate,
+        "clip_norm": cfg.clip_norm,
+        "evaluate": OmegaConf.to_object(cfg.evaluate),
+        "checkpoint": OmegaConf.to_object(cfg.checkpoint),
+    }
+
+
+class _Data(NamedTuple):
+    """The parts of a run that load and order samples."""
+
+    splits: Mapping[str, Split]
+    transforms: Mapping[str, Callable[[Batch], Batch]]
+    order: Order
+    plan: Plan
+    total_steps: int
+
+
+def _begin_strategy(cfg: DictConfig, make: Make, *, alone: bool) -> tuple[Strategy, Strategy]:
+    """Return the configured strategy, and the one that carries the run's replicas."""
     configured: Strategy = make("strategy")
     _require_unfreezing(configured, plain(cfg.param_groups) or {})
     if alone:
@@ -92,10 +155,13 @@ def build(
     if strategy.device.type == "cpu":
         # The kernel then fills no pages with zeros in each step (docs/measurements.md)
         keep_freed_memory()
-    precision = make("precision")
-    precision.begin(strategy.device)
-    recipe: Recipe = make("recipe")
-    _require_phases(recipe)
+    return configured, strategy
+
+
+def _make_data(
+    cfg: DictConfig, make: Make, recipe: Recipe, split: str | None, samples: int | None
+) -> _Data:
+    """Make splits, transforms, order and plan; `split` and `samples` are those of `build`."""
     splits = make_splits(cfg, make, recipe, only=split)
     train = splits.get("train")
     order = (
@@ -105,67 +171,47 @@ def build(
     )
     plan = Plan(len(order), cfg.batch_size, cfg.replicas * cfg.accumulate, cfg.loader.drop_last)
     total_steps = cfg.max_epochs * plan.steps_per_epoch
-    total_steps = min(total_steps, cfg.max_steps) if cfg.max_steps is not None else total_steps
-    channels_last = str(cfg.memory_format) == "channels_last"
+    if cfg.max_steps is not None:
+        total_steps = min(total_steps, cfg.max_steps)
     transforms = {stage: make_batch_transforms(make, stage) for stage in ("train", "eval")}
     require_decoded(splits, transforms)
-    images = None  # without the training split, the weights come from a checkpoint
     if train:
         train.keyed.says_places = getattr(transforms["train"], "need_places", False)
-        images = partial(training_images, cfg, make, recipe, train.dataset, transforms["eval"])
-    model = make_model(cfg, make, strategy.device, channels_last=channels_last, images=images)
-    # Read here: a strategy may leave this process only shards of the weights
-    sizes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    return _Data(splits, transforms, order, plan, total_steps)
+
+
+def _make_model(
+    cfg: DictConfig, make: Make, recipe: Recipe, data: _Data, device: torch.device
+) -> nn.Module:
+    """Make the model, initialised, whose blocks recompute activations as configured."""
+    images = None  # without the training split, the weights come from a checkpoint
+    if train := data.splits.get("train"):
+        transform = data.transforms["eval"]
+        images = partial(training_images, cfg, make, recipe, train.dataset, transform)
+    channels_last = _is_channels_last(cfg)
+    model = make_model(cfg, make, device, channels_last=channels_last, images=images)
     recompute(model, cfg.activation_checkpointing, "activation_checkpointing")
+    return model
+
+
+def _wrap(
+    cfg: DictConfig, recipe: Recipe, model: nn.Module, configured: Strategy, strategy: Strategy
+) -> nn.Module:
+    """Return the model as the strategy wraps it, compiled as configured."""
     # By the configured strategy, so that `check` in one process refuses what a training would
     require_possible(cfg, configured, device=strategy.device, phases=recipe.phases)
     strategy.compiled = compiler(
         cfg.compile, strategy.device, deterministic=cfg.reproducibility.deterministic
     )
-    network = strategy.wrap(model)
-    # After `wrap`: optimizers must hold the shards that it may have made of the parameters
-    optimizers = _optimizers(cfg, project, recipe, model, strategy)
-    schedule = make("scheduler")
-    schedule.begin(optimizers, steps_per_epoch=plan.steps_per_epoch, total_steps=total_steps)
-    later = waiting(
-        model,
-        plain(cfg.param_groups) or {},
-        steps_per_epoch=plan.steps_per_epoch,
-        parts=[phase.modules for phase in recipe.phases],
-    )
-    run = Run(
-        composed=composed,
-        environment=_environment(composed, project, splits, model, optimizers, strategy),
-        folder=folder,
-        fingerprint=composed.fingerprint,
-        seed=cfg.seed,
-        recipe=recipe,
-        model=model,
-        network=network,
-        parameters=list(model.parameters()),
-        phases=_phases(recipe, model, optimizers, strategy, later),
-        schedule=schedule,
-        precision=precision,
-        strategy=strategy,
-        transforms=transforms,
-        splits=splits,
-        order=order,
-        plan=plan,
-        total_steps=total_steps,
-        batch_size=cfg.batch_size,
-        micro_batches=cfg.replicas * cfg.accumulate,
-        clip_norm=cfg.clip_norm,
-        evaluate=_plain(cfg.evaluate),
-        checkpoint=_plain(cfg.checkpoint),
-        checkpoints=_checkpoints(cfg, folder, plan, total_steps),
-        to_device=mover(strategy.device, channels_last=channels_last),
-        recorder=Recorder(
-            trace=_trace(cfg, folder, model, strategy),
-            callbacks=_callbacks(cfg, make) | _reporter(project),
-            log_every_steps=cfg.tracking.log_every_steps,
-            level=_level(composed, strategy),
-        ),
-    )
+    return strategy.wrap(model)
+
+
+def _is_channels_last(cfg: DictConfig) -> bool:
+    return str(cfg.memory_format) == "channels_last"
+
+
+def _complete(run: Run, sizes: Mapping[str, Sequence[int]], later: Sequence[Waiting]) -> None:
+    """Add guards, warnings and the callbacks' view, and tell callbacks of the run."""
     run.guards.extend(guard(run) for guard in STEPS)
     # Before `on_build`, whose cautions are printed after those of the settings
     run.recorder.cautions += settings_cautions(run, sizes, later)
@@ -173,7 +219,44 @@ def build(
     for callback in run.callbacks.values():
         callback.on_build(run.recorder.view)
     run.recorder.cautions += idle_cautions(run)
-    return run
+
+
+def _recorder(
+    composed: Composed,
+    project: Project,
+    make: Make,
+    folder: RunFolder,
+    model: nn.Module,
+    strategy: Strategy,
+) -> Recorder:
+    cfg = composed.cfg
+    callbacks: dict[str, Callback] = {
+        name: make(f"callbacks.{name}") for name, node in cfg.callbacks.items() if node is not None
+    }
+    # From the job's environment, since the config would change the experiment's fingerprint
+    if reporter := os.environ.get(REPORTER):
+        callback = instantiate(json.loads(reporter), REPORTER, allowed=project.packages)
+        callbacks["(sweep)"] = callback
+    return Recorder(
+        trace=_trace(cfg, folder, model, strategy),
+        callbacks=callbacks,
+        log_every_steps=cfg.tracking.log_every_steps,
+        level=_level(composed, strategy),
+    )
+
+
+def _schedule(make: Make, optimizers: Mapping[str, Optimizer], data: _Data) -> Schedule:
+    schedule: Schedule = make("scheduler")
+    schedule.begin(
+        optimizers, steps_per_epoch=data.plan.steps_per_epoch, total_steps=data.total_steps
+    )
+    return schedule
+
+
+def _waiting(cfg: DictConfig, recipe: Recipe, model: nn.Module, plan: Plan) -> list[Waiting]:
+    """List the parameters that are trained later."""
+    rules, parts = plain(cfg.param_groups) or {}, [phase.modules for phase in recipe.phases]
+    return waiting(model, rules, steps_per_epoch=plan.steps_per_epoch, parts=parts)
 
 
 def _optimizers(
@@ -214,30 +297,13 @@ def _environment(
     )
 
 
-def _checkpoints(cfg: DictConfig, folder: RunFolder, plan: Plan, total_steps: int) -> Checkpoints:
+def _checkpoints(cfg: DictConfig, folder: RunFolder, data: _Data) -> Checkpoints:
     modes = {cfg.evaluate.monitor: cfg.evaluate.mode, **cfg.evaluate.also}
     return Checkpoints(
         folder.checkpoints,
-        _plain(cfg.checkpoint),
+        cast("schema.Checkpoint", OmegaConf.to_object(cfg.checkpoint)),
         {name: str(mode) for name, mode in modes.items()},
-        {"steps_per_epoch": plan.steps_per_epoch, "total_steps": total_steps},
-    )
-
-
-def _callbacks(cfg: DictConfig, make: Make) -> dict[str, Callback]:
-    return {
-        name: make(f"callbacks.{name}") for name, node in cfg.callbacks.items() if node is not None
-    }
-
-
-def _reporter(project: Project) -> dict[str, Callback]:
-    """Make the callback that reports to the run's sweep, if it has one."""
-    # From the job's environment, since the config would change the experiment's fingerprint
-    reporter = os.environ.get(REPORTER)
-    return (
-        {"(sweep)": instantiate(json.loads(reporter), REPORTER, allowed=project.packages)}
-        if reporter
-        else {}
+        {"steps_per_epoch": data.plan.steps_per_epoch, "total_steps": data.total_steps},
     )
 
 
@@ -285,12 +351,6 @@ def _labels(dataset: Any) -> dict[str, list[Any]]:
         "category_ids": [int(number) for number in of_labels(dataset, "category_ids")],
     }
     return {name: values for name, values in labels.items() if values}
-
-
-def _plain(settings: DictConfig) -> Any:
-    """Return the dataclass of typed settings."""
-    # Steps read them, and reading OmegaConf's nodes is slow
-    return OmegaConf.to_object(settings)
 
 
 def _libraries(model: nn.Module, packages: Sequence[str]) -> set[str]:

@@ -14,23 +14,18 @@ from samewise.runner.config.compose import Composed
 from samewise.runner.config.instantiate import instantiate
 from samewise.runner.config.project import Project
 from samewise.runner.data import streams
-from samewise.runner.errors import ConfigError, DataError, SamewiseError
+from samewise.runner.errors import SamewiseError
 from samewise.runner.processes.memory import refuse_too_much_memory
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.strategies.base import Strategy
 from samewise.runner.strategies.simulated import simulate_ranks
 from samewise.runner.training.batches import TrainingBatches
 from samewise.runner.training.build import build
+from samewise.runner.training.failures import explain_trial
 from samewise.runner.training.guards.catalogue import CHECK, CODE, watch
 from samewise.runner.training.loop import train_step
-from samewise.runner.training.memory import out_of_memory
 from samewise.runner.training.resuming import continue_from
 from samewise.runner.training.run import Run
-from samewise.runner.training.step_errors import (
-    explain_step_error,
-    name_override,
-    refused_operator,
-)
 
 LONG = 100_000
 """Schedules of more steps are not tried to their end: torch's take 10 microseconds for a step."""
@@ -121,19 +116,11 @@ def _step(composed: Composed, project: Project, *, alone: bool) -> Run:
                 watch(run, lambda guard: guard.before_evaluation(run))
                 if run.config.resume_from:
                     continue_from(run, run.config.resume_from)
-        except DataError as error:
-            raise DataError(
-                *[name_override(problem, composed) for problem in error.problems]
-            ) from error.__cause__
         except SamewiseError:
             raise
         # The user's code may also call sys.exit
         except (Exception, SystemExit) as error:
-            raise ConfigError(
-                refused_operator(error)
-                or out_of_memory(run, error)
-                or explain_step_error(error, composed, run)
-            ) from error
+            raise explain_trial(error, composed, run) from error
         finally:
             run.strategy.end()
     return run

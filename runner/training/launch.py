@@ -47,7 +47,6 @@ from samewise.runner.records.files import read_json, write_json
 from samewise.runner.secrets import filter_output
 from samewise.runner.strategies.lost_connections import explain
 from samewise.runner.strategies.sealed import seal, unseal
-from samewise.runner.training.agent import outcomes, run_agent
 
 
 def processes(composed: Composed) -> int:
@@ -88,6 +87,9 @@ def launch(
         TrainingError: A rank died without a message.
         Interrupted: This process was asked to stop before a rank reported that it has saved.
     """
+    # Imported here, as they import torch
+    from samewise.runner.training.agent import run_agent
+
     require_few_in_all(composed.cfg, nproc)
     with tempfile.TemporaryDirectory(prefix="samewise-ranks-") as temporary:
         handed = Path(temporary)
@@ -154,8 +156,9 @@ def _without_hints(error: SamewiseError) -> SamewiseError:
 
 
 def _report_outcomes(handed: Path, nproc: int, error: SamewiseError | None, *, debug: bool) -> None:
-    ended = outcomes(handed, nproc)
-    if ended:
+    from samewise.runner.training.agent import outcomes
+
+    if ended := outcomes(handed, nproc):
         first = ended[0]
         print((first["traceback"] if debug else "") + first["said"], file=sys.stderr)
         raise PeerFailed(strip_heading(first["said"]), exit_code=first["exit_code"])

@@ -50,45 +50,7 @@ def _write_down(run: Run, surroundings: list[Mapping[str, Any]]) -> None:
     """
     _require_alike(run, surroundings)
     _warn_of_missing(run)
-    before = read_json(run.folder.environment, shapes.ENVIRONMENT)
-    differing = environment.differences(before, run.environment) if before else []
-    if (
-        before
-        and before.get("level") == "none"
-        and checkpoint.list_checkpoints(run.folder.checkpoints)
-    ):
-        # An earlier session lowered it, and this one continues from its steps
-        run.recorder.level = "none"
-    # A run without a checkpoint starts again, so its earlier environment has no effect
-    if differing and checkpoint.list_checkpoints(run.folder.checkpoints):
-        if run.config.reproducibility.other_environment == "refuse":
-            # Other data have an error of their own, which names their places
-            if all(line.startswith("data.") for line in differing):
-                raise ConfigError(_other_data(run))
-            reason = (
-                "this run began in another environment, so it may not continue to the same bits: "
-                + "; ".join(differing)
-            )
-            hint = (
-                "resume it in that environment; or add `--fresh` to train it again from the "
-                "start; or, to continue here without the promise of the same bits (level none), "
-                "add reproducibility.other_environment=record"
-            )
-            raise ConfigError(Problem(str(run.folder.path), reason, hint=hint))
-        run.recorder.level = "none"
-    elif (
-        before
-        and not all(hasattr(part.dataset, "fingerprint") for part in run.splits.values())
-        and (moved := _moved_data(run))
-    ):
-        message = (
-            "the data set has as many samples as before, and nine of them are the same; the "
-            "others were not compared"
-        )
-        print(
-            f"warning: {'; '.join(moved)}: {message}, since it has no method fingerprint()",
-            file=sys.stderr,
-        )
+    _compare_environment(run)
     facts = {
         "fingerprint": run.fingerprint,
         "level": run.recorder.level,
@@ -104,6 +66,46 @@ def _write_down(run: Run, surroundings: list[Mapping[str, Any]]) -> None:
     write_atomically(run.folder.config, saved)
     trust.sign(run.folder.config)
     _write_code(run)
+
+
+def _compare_environment(run: Run) -> None:
+    """Lower the level, or raise a ConfigError, if the run began in another environment."""
+    before = read_json(run.folder.environment, shapes.ENVIRONMENT)
+    if not before:
+        return
+    differing = environment.differences(before, run.environment)
+    resumes = bool(checkpoint.list_checkpoints(run.folder.checkpoints))
+    if resumes and before.get("level") == "none":
+        # An earlier session lowered it, and this one continues from its steps
+        run.recorder.level = "none"
+    # A run without a checkpoint starts again, so its earlier environment has no effect
+    if differing and resumes:
+        if run.config.reproducibility.other_environment == "refuse":
+            # Other data have an error of their own, which names their places
+            if all(line.startswith("data.") for line in differing):
+                raise ConfigError(_other_data(run))
+            reason = (
+                "this run began in another environment, so it may not continue to the same bits: "
+                + "; ".join(differing)
+            )
+            hint = (
+                "resume it in that environment; or add `--fresh` to train it again from the "
+                "start; or, to continue here without the promise of the same bits (level none), "
+                "add reproducibility.other_environment=record"
+            )
+            raise ConfigError(Problem(str(run.folder.path), reason, hint=hint))
+        run.recorder.level = "none"
+    elif not all(hasattr(part.dataset, "fingerprint") for part in run.splits.values()) and (
+        moved := _moved_data(run)
+    ):
+        message = (
+            "the data set has as many samples as before, and nine of them are the same; the "
+            "others were not compared"
+        )
+        print(
+            f"warning: {'; '.join(moved)}: {message}, since it has no method fingerprint()",
+            file=sys.stderr,
+        )
 
 
 def _warn_of_missing(run: Run) -> None:

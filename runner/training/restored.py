@@ -121,19 +121,7 @@ def evaluate_checkpoint(
         ConfigError: A part cannot be made, or the data have other classes.
         CheckpointError: There is no such checkpoint.
     """
-    if split not in SPLITS:
-        raise ConfigError(Problem("--split", "no such split", split, ", ".join(SPLITS)))
-    if split != "valid" and any(
-        override.lstrip("+").startswith("evaluate.limit=") for override in composed.overrides
-    ):
-        raise ConfigError(
-            Problem(
-                "evaluate.limit",
-                f"limits the validation split, not {split}",
-                composed.cfg.evaluate.limit,
-                hint="leave it out",
-            )
-        )
+    _require_split(split, composed)
     changed = _changed(saved.config_in(folder.config), composed)
     run, step = at_checkpoint(composed, project, folder, checkpoint, split)
     models = models_to_evaluate(run, weights)
@@ -161,6 +149,23 @@ def evaluate_checkpoint(
         changed,
         class_names(part.dataset),
     )
+
+
+def _require_split(split: str, composed: Composed) -> None:
+    """Raise a ConfigError unless there is such a split, and no override limits another."""
+    if split not in SPLITS:
+        raise ConfigError(Problem("--split", "no such split", split, ", ".join(SPLITS)))
+    if split != "valid" and any(
+        override.lstrip("+").startswith("evaluate.limit=") for override in composed.overrides
+    ):
+        raise ConfigError(
+            Problem(
+                "evaluate.limit",
+                f"limits the validation split, not {split}",
+                composed.cfg.evaluate.limit,
+                hint="leave it out",
+            )
+        )
 
 
 def _changed(recorded: Composed, composed: Composed) -> list[tuple[str, Any, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -49,59 +50,57 @@ def resume(run: Run, start: dict[str, Any]) -> None:
         restore(run, checkpoint.load_sharded(state, newest.path, run.strategy.layout.empty))
         find_earlier_best(run)
     initial = None if newest else run.recorder.trace.digest_initial()
-    state = state or start
     run.recorder.tracker = Silent()
-    if run.strategy.peers.is_main:
-        for caution in run.recorder.cautions:
-            print(f"warning: {caution}", file=sys.stderr)
-        if not state and run.folder.trace.exists():
-            print(
-                f"warning: {run.folder.path}: the run was started before and has no "
-                "checkpoint; it starts again from step 0",
-                file=sys.stderr,
-            )
-        if newest and run.config.trace.every_steps and not run.folder.trace.exists():
-            print(
-                f"warning: {run.folder.trace}: is missing; a new trace begins after step "
-                f"{run.step}; earlier steps cannot be compared",
-                file=sys.stderr,
-            )
-        for problem in problems:
-            print(f"warning: {problem}\n    using the one before it", file=sys.stderr)
-        # Training writes checkpoints of these steps again
-        for path in run.checkpoints.set_aside_after(run.step, sound=untraced):
-            print(
-                f"warning: {path}: the "
-                f"{'damaged ' * path.name.startswith('damaged')}checkpoint was moved here",
-                file=sys.stderr,
-            )
-        if newest and newest.path in untraced:
-            message = (
-                "was cut short or altered, and leads to no checkpoint; moved to "
-                f"{set_aside(run.folder.trace, 'damaged').name}"
-            )
-            print(
-                f"warning: {run.folder.trace}: {message}; a new trace begins after step "
-                f"{run.step}; earlier steps cannot be compared",
-                file=sys.stderr,
-            )
-        run.recorder.trace.open(run.step, state.get("trace", 0), initial)
-        run.recorder.tracker = open_tracker(
-            run.folder, run.config.tracking, resume_step=run.step or None
+    if not run.strategy.peers.is_main:
+        return
+    for caution in run.recorder.cautions:
+        print(f"warning: {caution}", file=sys.stderr)
+    _set_aside(run, newest, problems, untraced)
+    if not (state or start) and run.folder.trace.exists():
+        _warn(
+            run.folder.path,
+            "the run was started before and has no checkpoint; it starts again from step 0",
         )
-        last, every = (
-            max(run.recorder.tracker.last_step(), _first_step(run)),
-            run.recorder.log_every_steps,
+    run.recorder.trace.open(run.step, (state or start).get("trace", 0), initial)
+    run.recorder.tracker = open_tracker(
+        run.folder, run.config.tracking, resume_step=run.step or None
+    )
+    last = max(run.recorder.tracker.last_step(), _first_step(run))
+    every = run.recorder.log_every_steps
+    if newest and last // every < run.step // every:
+        _warn(
+            run.folder.metrics,
+            f"steps {last + 1} to {run.step} are missing, since it was deleted or cut short; they "
+            "cannot be restored, but the tracking store may have them",
         )
-        if newest and last // every < run.step // every:
-            message = (
-                f"steps {last + 1} to {run.step} are missing, since it was deleted or cut "
-                "short; they cannot be restored"
-            )
-            print(
-                f"warning: {run.folder.metrics}: {message}, but the tracking store may have them",
-                file=sys.stderr,
-            )
+
+
+def _set_aside(
+    run: Run,
+    newest: checkpoint.CheckpointFolder | None,
+    problems: Sequence[Problem],
+    untraced: Sequence[Path],
+) -> None:
+    """Set aside damaged checkpoints and a trace that does not lead to `newest`, with warnings."""
+    trace = run.folder.trace
+    anew = f"a new trace begins after step {run.step}; earlier steps cannot be compared"
+    if newest and run.config.trace.every_steps and not trace.exists():
+        _warn(trace, f"is missing; {anew}")
+    for problem in problems:
+        print(f"warning: {problem}\n    using the one before it", file=sys.stderr)
+    # Training writes checkpoints of these steps again
+    for path in run.checkpoints.set_aside_after(run.step, sound=untraced):
+        kind = "damaged checkpoint" if path.name.startswith("damaged") else "checkpoint"
+        _warn(path, f"the {kind} was moved here")
+    if newest and newest.path in untraced:
+        moved = set_aside(trace, "damaged").name
+        _warn(
+            trace, f"was cut short or altered, and leads to no checkpoint; moved to {moved}; {anew}"
+        )
+
+
+def _warn(place: Path, message: str) -> None:
+    print(f"warning: {place}: {message}", file=sys.stderr)
 
 
 def _first_step(run: Run) -> int:
@@ -121,12 +120,8 @@ def _newest(
 
     Also returns its state, problems, and the newer checkpoints to which the trace does not lead.
     """
-    folder, file, every, untraced = (
-        run.folder.checkpoints,
-        run.folder.trace,
-        run.config.trace.every_steps,
-        list[Path](),
-    )
+    folder, file, untraced = run.folder.checkpoints, run.folder.trace, list[Path]()
+    every = run.config.trace.every_steps
     if not every or not file.exists():
         return *checkpoint.newest_sound(folder, reader=checkpoint.read), untraced
     lines = trace_reader.lines_before(

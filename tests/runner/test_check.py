@@ -199,7 +199,6 @@ NOT_POSITIVE = {
     "a number of classes of a library's model": (["model=resnet18", "model.num_classes=-2"], "model.num_classes: is -2, which may be why resnet18 failed: "),
     "a number of classes of the data": (["dataset.num_classes=-2"], "dataset.num_classes: must be at least 1"),
     "a size that a transform refers to": (["transforms=cifar", "transforms.size=0"], "transforms.size: is not a valid size"),
-    "a size for a library's transform": (["transforms=imagenet", "transforms.eval_resize=0"], "transforms.eval_resize: is 0, which may be why "),
 }
 
 

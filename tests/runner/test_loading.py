@@ -19,7 +19,7 @@ from samewise.runner.data.keyed import Key, KeyedDataset
 from samewise.runner.data.loading import Loader
 from samewise.runner.errors import DataError
 from samewise.runner.records.digest import value_digest
-from samewise.runner.training.step_errors import killed_worker
+from samewise.runner.training.failures import killed_worker
 
 
 def batches(num_workers: int, *, keys=None, kind=Noisy) -> list[int]:

@@ -12,8 +12,8 @@ from torch import Tensor
 from samewise.runner.errors import Problem, TrainingError
 from samewise.runner.optim.gradients import total_norm
 from samewise.runner.torch_private import foreach_norm
+from samewise.runner.training.failures import nonfinite_data
 from samewise.runner.training.run import Caution, Guard, Numbers, Run
-from samewise.runner.training.step_errors import nonfinite_data
 
 _SMALLER_STEPS = "lower optimizer.lr, warm up, or set clip_norm"
 

@@ -154,77 +154,44 @@ def require_possible(
     cfg: Any, strategy: Any, *, device: torch.device, phases: Sequence[Any]
 ) -> None:
     """Raise a ConfigError for what cannot be combined with compiling."""
-    settings, name = cfg.compile, type(strategy).__name__
-    problems = list[Problem]()
-    if settings.mode != "off":
-        if not strategy.compiles:
-            hint = "strategy=single, elastic or ddp; or compile=off"
-            problems.append(
-                Problem(
-                    "compile.mode",
-                    f"cannot be used with {name}, which calls the model in parts",
-                    str(settings.mode),
-                    hint=hint,
-                )
-            )
-        if cfg.activation_checkpointing:
-            message = (
-                "cannot be used together with compile: Inductor itself decides which "
-                "activations to keep"
-            )
-            problems.append(
-                Problem(
-                    "activation_checkpointing",
-                    message,
-                    list(cfg.activation_checkpointing),
-                    hint="compile=off, or no activation_checkpointing",
-                )
-            )
-        if cfg.reproducibility.level == "portable":
-            message = (
-                "compiled code uses its CPU's widest vectors, so other CPUs give different bits"
-            )
-            problems.append(
-                Problem(
-                    "compile.mode",
-                    message,
-                    str(settings.mode),
-                    hint="compile=off, or reproducibility=strict",
-                )
-            )
-    if settings.cuda_graphs:
-        micro_batches = cfg.replicas * cfg.accumulate
-        if settings.mode == "off":
-            problems.append(
-                Problem(
-                    "compile.cuda_graphs",
-                    "needs compiling, which is off",
-                    True,
-                    hint="compile=default",
-                )
-            )
-        if device.type != "cuda":
-            problems.append(
-                Problem(
-                    "compile.cuda_graphs",
-                    "needs a CUDA device",
-                    True,
-                    hint="device=cuda on a machine that has one, or false",
-                )
-            )
-        if micro_batches > 1 or len(phases) > 1:
-            message = (
+    mode, problems = str(cfg.compile.mode), list[Problem]()
+    if mode != "off" and not strategy.compiles:
+        message = f"cannot be used with {type(strategy).__name__}, which calls the model in parts"
+        hint = "strategy=single, elastic or ddp; or compile=off"
+        problems.append(Problem("compile.mode", message, mode, hint=hint))
+    if mode != "off" and cfg.activation_checkpointing:
+        message = (
+            "cannot be used together with compile: Inductor itself decides which activations to "
+            "keep"
+        )
+        path, blocks = "activation_checkpointing", list(cfg.activation_checkpointing)
+        hint = "compile=off, or no activation_checkpointing"
+        problems.append(Problem(path, message, blocks, hint=hint))
+    if mode != "off" and cfg.reproducibility.level == "portable":
+        message = "compiled code uses its CPU's widest vectors, so other CPUs give different bits"
+        hint = "compile=off, or reproducibility=strict"
+        problems.append(Problem("compile.mode", message, mode, hint=hint))
+    if cfg.compile.cuda_graphs:
+        graphs = max(cfg.replicas * cfg.accumulate, len(phases))
+        reasons = [
+            (mode == "off", "needs compiling, which is off", "compile=default"),
+            (
+                device.type != "cuda",
+                "needs a CUDA device",
+                "device=cuda on a machine that has one, or false",
+            ),
+            (
+                graphs > 1,
                 "a replayed graph overwrites the previous one's gradients, and a step has "
-                f"{max(micro_batches, len(phases))} of them"
-            )
-            problems.append(
-                Problem(
-                    "compile.cuda_graphs",
-                    message,
-                    True,
-                    hint="replicas=1, accumulate=1 and a recipe with one phase; or false",
-                )
-            )
+                f"{graphs} of them",
+                "replicas=1, accumulate=1 and a recipe with one phase; or false",
+            ),
+        ]
+        problems += [
+            Problem("compile.cuda_graphs", message, True, hint=hint)
+            for is_wrong, message, hint in reasons
+            if is_wrong
+        ]
     if problems:
         raise ConfigError(*problems)
 
