@@ -51,8 +51,8 @@ class Classification(Recipe):
     MixUp and CutMix make the label float32[B, K]. Clips are float32[B, C, T, H, W].
 
     Args:
-        num_classes: K: a label out of range is then found in the loader's worker. None: the first
-            batch is checked against the model's outputs.
+        num_classes: Number of classes, K. A label out of range is then found in the loader's
+            worker. None: the first batch is checked against the model's outputs.
         label_smoothing: Share of the target that is spread evenly over all classes (arXiv
             1512.00567, section 7), in training only: evaluation reports the plain cross-entropy, so
             that losses can be compared between settings.

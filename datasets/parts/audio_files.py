@@ -265,7 +265,7 @@ def _read_by_torchcodec(
             else f"is a damaged file: {refusal.error_string}"
         )
         description = (
-            "torchcodec (pip install 'samewise[video]') with FFmpeg reads further formats, "
+            "torchcodec (pip install '.[video]' in samewise's folder) with FFmpeg reads further formats, "
             "such as M4A; or convert the file"
         )
         hint = description if refusal.code == _UNKNOWN_FORMAT else "download the file again"

@@ -48,9 +48,7 @@ _SIMPLE = (1, 17)
 
 _GLANCE = 4 << 20
 
-_INSTALL = (
-    "pip install 'samewise[video]', and FFmpeg's libraries from the system: apt-get install ffmpeg"
-)
+_INSTALL = "pip install '.[video]' in samewise's folder, and FFmpeg's libraries from the system: apt-get install ffmpeg"
 
 
 def read_frames(path: str | os.PathLike[str], choose: Callable[[int], Sequence[int]]) -> Tensor:

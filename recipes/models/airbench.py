@@ -29,7 +29,7 @@ class Airbench(nn.Module):
             airbench95's, (128, 384, 512) airbench96's.
         convolutions: 3x3 convolutions of each block: 2; or 3, the last two of which are a residual
             branch (airbench96).
-        num_classes: Number of outputs.
+        num_classes: Number of outputs, one for each class.
         in_channels: 3 for colour, 1 for grey.
     """
 

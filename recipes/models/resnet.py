@@ -33,7 +33,7 @@ class SmallImageResNet(nn.Module):
         shortcut: Where the size changes, "A": subsampled and padded with zero channels, without
             parameters, as in the paper for CIFAR-10; "B": a 1x1 convolution with batch norm, as in
             torchvision.
-        num_classes: Number of outputs.
+        num_classes: Number of outputs, one for each class.
         in_channels: 3 for colour, 1 for grey.
     """
 
@@ -113,7 +113,7 @@ def resnet_cifar(
         depth: 6 n + 2: 20, 32, 44, 56 and 110 are the paper's.
         width: Channels of the first stage.
         shortcut: "A" without parameters, as in the paper; "B" with 1x1 convolutions.
-        num_classes: Number of outputs.
+        num_classes: Number of outputs, one for each class.
         in_channels: 3 for colour, 1 for grey.
 
     Returns:
@@ -149,7 +149,7 @@ def resnet18_small(
     At the default width, it has 11,173,962 parameters with ten classes.
 
     Args:
-        num_classes: Number of outputs.
+        num_classes: Number of outputs, one for each class.
         in_channels: 3 for colour, 1 for grey.
         width: Channels of the first stage; each further stage has twice as many as the one before.
         shortcut: As in `SmallImageResNet`.
@@ -173,7 +173,7 @@ def resnet34_small(
     """Create ResNet-34 for images of 8 to 64 pixels, as `resnet18_small`.
 
     Args:
-        num_classes: Number of outputs.
+        num_classes: Number of outputs, one for each class.
         in_channels: 3 for colour, 1 for grey.
         width: As in `resnet18_small`.
         shortcut: As in `SmallImageResNet`.

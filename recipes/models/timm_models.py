@@ -37,7 +37,7 @@ def timm_model(
 
     Args:
         name: A name of `timm.list_models()`: "resnet18", "vit_base_patch16_224", ....
-        num_classes: Number of outputs.
+        num_classes: Number of outputs, one for each class.
         in_chans: Channels of the images.
         image_size: Height and width of the images in pixels, for models that are made for one size,
             such as ViTs.
@@ -61,7 +61,7 @@ def timm_model(
                 "",
                 "needs the package timm, which is not installed",
                 name,
-                hint="pip install 'samewise[timm]'",
+                hint="pip install '.[timm]' in samewise's folder",
             )
         ) from None
     # timm's names of weights are MODEL.TAG

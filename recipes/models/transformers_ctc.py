@@ -1,6 +1,6 @@
 """wav2vec 2.0 and HuBERT from Hugging Face's transformers, with CTC.
 
-It needs `pip install 'samewise[transformers]'`, and does not use its loading of weights.
+It needs samewise's extra `transformers`, and does not use its loading of weights.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class TransformersCTC(nn.Module):
         try:
             import transformers
         except ImportError:
-            hint = "pip install 'samewise[transformers]'"
+            hint = "pip install '.[transformers]' in samewise's folder"
             raise ConfigError(
                 Problem(
                     "", "needs the package transformers, which is not installed", encoder, hint=hint

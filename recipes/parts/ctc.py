@@ -152,7 +152,7 @@ def beam_decoder(
         ConfigError: flashlight-text is not installed, or a file is missing.
     """
     if importlib.util.find_spec("flashlight") is None:
-        hint = "pip install 'samewise[beam]', or set recipe.decoder=greedy"
+        hint = "pip install '.[beam]' in samewise's folder, or set recipe.decoder=greedy"
         raise ConfigError(
             Problem(
                 "recipe.decoder",

@@ -62,6 +62,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(to_json(asdict(differences)))
     else:
+        print(f"runs:        {folders[0].path} | {folders[1].path}")
         _print(differences)
     return 0 if differences.same else 1
 

@@ -90,7 +90,7 @@ def _packages() -> Iterator[Finding]:
             version = metadata.version(name)
         except metadata.PackageNotFoundError:
             if name == "optuna":
-                advice = "Optuna's sweepers need it: pip install 'samewise[sweep]'"
+                advice = "Optuna's sweepers need it: pip install '.[sweep]' in samewise's folder"
                 yield Finding(name, "remark", "not installed", advice)
             else:
                 yield Finding(name, "bad", "not installed", f"pip install {name}")

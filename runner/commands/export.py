@@ -19,7 +19,7 @@ from samewise.runner.results import Exported
 
 EXAMPLES = """examples:
   samewise export 3f2a --out digits                         weights.safetensors and model.pt2
-  samewise export 3f2a --to onnx --out digits               weights.safetensors and model.onnx; needs samewise[export]
+  samewise export 3f2a --to onnx --out digits               weights.safetensors and model.onnx; needs the extra `export`
   samewise export 3f2a --to pt2,onnx --weights ema --out digits
   samewise verify digits                                    run its test vectors in every installed runtime
 

@@ -235,7 +235,8 @@ def _not_empty_error(folder: Path) -> Problem | None:
             str(folder),
             message,
             expected=expected,
-            hint="to add what a project needs to an existing folder by hand, see docs/your_own.md",
+            hint=f"`samewise init {shlex.quote(str(folder / 'new'))}` makes a project; move what "
+            "you need of it here",
         )
     return None
 

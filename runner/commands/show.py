@@ -7,7 +7,7 @@ import dataclasses
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, get_type_hints
 
@@ -77,10 +77,7 @@ def run(args: argparse.Namespace) -> int:
         lines = [
             (
                 f"{path}: {json.dumps(value, ensure_ascii=False, default=str)}",
-                # An item of a list has the meaning of the list
-                "; ".join(
-                    filter(None, (where.get(path), meanings.get(re.sub(r"(\.\d+)+$", "", path))))
-                ),
+                "; ".join(filter(None, (where.get(path), _nearest_meaning(path, meanings)))),
             )
             for path, value in flat(config)
         ]
@@ -91,6 +88,13 @@ def run(args: argparse.Namespace) -> int:
 
         print(yaml.safe_dump(config, sort_keys=False, allow_unicode=True), end="")
     return 0
+
+
+def _nearest_meaning(path: str, meanings: Mapping[str, str]) -> str:
+    """Return the meaning of a path, or of the list or mapping that it is in."""
+    while path not in meanings and path.count(".") > 1:
+        path = path.rpartition(".")[0]
+    return meanings.get(path, "")
 
 
 def _meanings(composed: Composed) -> Iterator[tuple[str, str]]:

@@ -183,7 +183,7 @@ def compose(overrides: Sequence[str], *, project: Project, strict: bool = True) 
     cautions = other_choice.settle(
         cfg, other_choice.changes(reader, good, chosen.get("experiment")), good
     )
-    cautions += [*other_choice.weights_caution(reader, good, chosen, cfg), *repeated(well)]
+    cautions += repeated(well)
     monitored, taken = settle(cfg, good, replaced_value("evaluate.monitor", reader, good))
     problems += monitored
     problems += locate_problems([*faults.unresolvable(cfg), *taken], good, project)

@@ -75,7 +75,6 @@ class FileFaults:
             whole = {}
         else:
             self._leave_out_choices(cast(dict[str, Any], whole), group, file, lines)
-            self._leave_out_hydra(cast(dict[str, Any], whole), under, file, lines)
             self._leave_out_misplaced(cast(dict[str, Any], whole), under, file, lines)
             for path, problem in list(_wrong_values(cast(dict[str, Any], whole), under)):
                 _remove(whole, path)
@@ -129,28 +128,18 @@ class FileFaults:
                 )
         whole["defaults"] = remaining
 
-    def _leave_out_hydra(
-        self, whole: dict[str, Any], under: str, file: Path, lines: Mapping[str, int]
-    ) -> None:
-        """Remove settings of Hydra itself, such as other places to look for configs."""
-        settings: Any = {} if under else whole.pop("hydra", {})
-        message = "a config file may not set this: samewise uses Hydra only to compose configs"
-        hint = (
-            "remove it; further folders of configs are given with --config-dir or in pyproject.toml"
-        )
-        for path in (
-            [f"hydra.{key}" for key in cast(dict[Any, Any], settings)]
-            if isinstance(settings, dict)
-            else ["hydra"]
-        ):
-            self._add(Problem(path, message, hint=hint, where=f"{file}:{lines.get(path, 1)}"))
-
     def _leave_out_misplaced(
         self, whole: dict[str, Any], under: str, file: Path, lines: Mapping[str, int]
     ) -> None:
         """Remove choices of a group that are written among the values (`dataset: digits`)."""
         for key, value in [] if under else list(whole.items()):
-            if key in self._groups and is_choice(value):
+            if key in self._groups and (line := re.fullmatch(r"(\w+) (\S.*)", str(value))):
+                message, hint = "has a line without a colon", f"write `{line[1]}: {line[2]}`"
+                self._add(
+                    Problem(key, message, value, hint=hint, where=f"{file}:{lines.get(key, 1)}")
+                )
+                del whole[key]
+            elif key in self._groups and is_choice(value):
                 message = (
                     "this names a choice of the group, and choices belong in the defaults list"
                 )
@@ -177,9 +166,6 @@ class FileFaults:
                 entry,
                 hint=f"write `- {override}/{written[1]}: {written[2]}`, with a colon",
             )
-        if isinstance(entry, str) and entry.startswith("override "):
-            hint = "write `- override /GROUP: CHOICE`, with a colon"
-            return Problem("defaults", "is not GROUP: CHOICE", entry, hint=hint)
         if isinstance(entry, str) and entry not in ("_self_", "schema") and "${" not in entry:
             target, _, choice = (
                 (entry[1:] if entry.startswith("/") else f"{group}/{entry}")
@@ -306,7 +292,8 @@ def problem_in_file(error: BaseException) -> Problem:
         return Problem(
             where,
             f"is not valid YAML: {error.problem or error}",
-            hint="check the indentation, and quote values that contain ': ' or '#'",
+            hint="check the indentation and the colon after each key, also in the line before; quote "
+            "values that contain ': ' or '#'",
         )
     text = str(error)
     file = re.match(r"In '([^']+)'", text)

@@ -492,12 +492,19 @@ def _failure(
     component: Callable[..., Any], path: str, error: Exception, arguments: Mapping[str, Any]
 ) -> Problem:
     """The problem for a constructor's exception, with the nearest name for an unknown argument."""
-    unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
-    if unknown:
+    text, where = (
+        summarise_error(error) if str(error).strip() else "",
+        raised_at(error, anywhere=False),
+    )
+    if unknown := re.search(r"unexpected keyword argument '(\w+)'", str(error)):
+        hint = nearest(unknown[1], _arguments_near(error))
+        # A line of the user's code gave the argument, not the config
+        if where:
+            return Problem(
+                path, f"{_name(component)} failed: {text}", hint=f"{hint} {where}".strip()
+            )
         return Problem(
-            f"{path}.{unknown[1]}",
-            f"{_name(component)} has no such argument",
-            hint=nearest(unknown[1], _arguments_near(error)),
+            f"{path}.{unknown[1]}", f"{_name(component)} has no such argument", hint=hint
         )
     if memory := requested_memory(error):
         sizes = {
@@ -512,10 +519,6 @@ def _failure(
             sizes.get(largest, ...),
             hint="make it smaller",
         )
-    text, where = (
-        summarise_error(error) if str(error).strip() else "",
-        raised_at(error, anywhere=False),
-    )
     if isinstance(error, pickle.UnpicklingError) or "PytorchStreamReader" in text:
         message = (
             f"{_name(component)} loads a file that is cut short, damaged or no weights: {text}"

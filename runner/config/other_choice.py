@@ -1,12 +1,12 @@
 """Settles an experiment file's settings for a group whose choice is replaced by another.
 
-The command line or an experiment that builds on the file may choose another. Settings that the
-other choice's file does not have are left out of the config; the rest stays, as Hydra has it. Both
-are reported. Only files decide, so that composing imports no component.
+The command line or an experiment that builds on the file may choose another. Settings that the other choice's file does not have are left out of the config; the rest stays, as
+Hydra has it. Both are reported. Only files decide, so that composing imports no component.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,24 +34,24 @@ class Change:
     """A group whose choice differs from the one that an experiment file was written for.
 
     Args:
-        file: The experiment file: `experiment/first`.
+        experiment: The experiment that the file makes: `experiment=first`.
         path: Where the group's values are: `optimizer`.
         before: What the file was written for: `sgd`; empty: nothing.
         now: What is chosen; empty: nothing.
         is_explicit: Whether on the command line.
         settings: What the file sets there, and no later file does.
         alternatives: What the files of choices set there now, by path.
-        targets: Mappings there that were components, or rules, with the choice before.
+        former: What they set there for the file alone.
     """
 
-    file: str
+    experiment: str
     path: str
     before: str
     now: str
     is_explicit: bool
-    settings: tuple[FileValue, ...]
+    settings: list[FileValue]
     alternatives: Mapping[str, FileValue]
-    targets: frozenset[str]
+    former: Mapping[str, FileValue]
 
 
 def changes(loader: Loader, overrides: Sequence[str], experiment: str | None) -> list[Change]:
@@ -59,97 +59,39 @@ def changes(loader: Loader, overrides: Sequence[str], experiment: str | None) ->
 
     The overrides must be valid.
     """
-    chosen_by_user = {
-        group: names
-        for text in overrides
-        if (group := _group(text, loader)) not in ("", *_REDUCED)
-        for names in [_names(text)]
-    }
-    if experiment is None or not _may_matter(loader, f"{_FILES}{experiment}", chosen_by_user):
+    names = {text.lstrip("+~").partition("=")[0].partition("@")[0] for text in overrides}
+    groups = {name for name in names if name not in _REDUCED and loader.is_group(name)}
+    selected = [str(default.config_path) for default in loader.select(overrides).defaults]
+    files = [name for name in selected if name.startswith(_FILES)]
+    if experiment is None or not (groups or len(files) > 1):
         return []
-    final = _Choices(loader, overrides)
-    whole = _Choices(loader, [override_of_experiment(experiment)])
+    chosen, values = _select(loader, overrides)
+    chosen_by_file, _ = _select(loader, [override_of_experiment(experiment)])
+    last = {value.path: value for value in values}.values()
+    alternatives = {x.path: x for x in values if not x.config.startswith(_FILES)}
     changed = list[Change]()
-    for file in dict.fromkeys(
-        value.config for value in final.last.values() if value.config.startswith(_FILES)
-    ):
-        alone = (
-            whole
-            if file == f"{_FILES}{experiment}"
-            else _Choices(loader, [override_of_experiment(file.removeprefix(_FILES))])
-        )
-        for key in sorted({*alone.chosen, *whole.chosen, *final.chosen}):
-            group, path = key
-            request = chosen_by_user.get(
-                f"{group}@{path}", chosen_by_user.get(group) if key not in whole.apart else None
-            )
-            before, now = alone.chosen.get(key, ()), final.chosen.get(key, ())
-            if (
-                group in _REDUCED
-                or before == now
-                or now != (whole.chosen.get(key, ()) if request is None else request)
-            ):
-                continue  # a reduced experiment has its own data
-            same = {
-                name
-                for name, value in alone.alternatives.items()
-                if final.alternatives.get(name) == value
-            }
-            settings = [
-                value
-                for value in final.last.values()
-                if value.config == file
-                and value.path.startswith(f"{path}.")
-                and value.path not in same
-            ]
-            if settings:
+    for file in files:
+        alone, values = _select(loader, [override_of_experiment(file.removeprefix(_FILES))])
+        former = {x.path: x for x in values if not x.config.startswith(_FILES)}
+        for key in sorted({*alone, *chosen}):
+            (group, path), before, now = key, alone.get(key, []), chosen.get(key, [])
+            settings = [x for x in last if x.config == file and x.path.startswith(f"{path}.")]
+            # A reduced experiment has its own data
+            is_meant = group in groups or now == chosen_by_file.get(key, [])
+            if settings and before != now and is_meant and group not in _REDUCED:
                 changed.append(
                     Change(
-                        file,
+                        file.replace("/", "=", 1),
                         path,
-                        _words(before),
-                        _words(now),
-                        request is not None,
-                        tuple(settings),
-                        final.alternatives,
-                        alone.targets,
+                        _text(before),
+                        _text(now),
+                        group in groups,
+                        settings,
+                        alternatives,
+                        former,
                     )
                 )
     return changed
-
-
-def weights_caution(
-    loader: Loader, overrides: Sequence[str], chosen: Mapping[str, str], cfg: DictConfig
-) -> list[Problem]:
-    """A caution that `debug=...` starts without the weights that the experiment's file names."""
-    now = OmegaConf.select(cfg, "initialise.weights", throw_on_resolution_failure=False)
-    if (
-        not {"debug", "experiment"} <= chosen.keys()
-        or now is not None
-        or any(text.startswith("initialise.weights=") for text in overrides)
-    ):
-        return []
-    defaults = [
-        default
-        for default in loader.select(overrides).defaults
-        if (default.config_path or "").startswith(("debug/", "initialise/", _FILES))
-    ]
-    values = [value for value in values_of(loader, defaults) if value.path == "initialise.weights"]
-    request = next((value for value in reversed(values) if value.config.startswith(_FILES)), None)
-    if request is None or request.value is None or not values[-1].config.startswith("debug/"):
-        return []
-    message = (
-        f"debug={chosen['debug']} begins with random weights, not with those of "
-        f"{_FILES}{request.config.removeprefix(_FILES)}, because its sizes differ"
-    )
-    return [
-        Problem(
-            "initialise.weights",
-            message,
-            hint=f"initialise.weights={request.value} asks for them",
-            where=values[-1].where,
-        )
-    ]
 
 
 def settle(cfg: DictConfig, changed: Sequence[Change], overrides: Sequence[str]) -> list[Problem]:
@@ -161,16 +103,14 @@ def settle(cfg: DictConfig, changed: Sequence[Change], overrides: Sequence[str])
     """
     if not changed:
         return []
-    read = [
-        parsed
-        for parsed in OverridesParser.create().parse_overrides(list(overrides))
-        if "." in parsed.key_or_group or isinstance(parsed.value(), dict)
-    ]
     by_user = {
-        path for override in read for path, _ in values_in(override.value(), override.key_or_group)
+        path
+        for override in OverridesParser.create().parse_overrides(list(overrides))
+        if "." in override.key_or_group or isinstance(override.value(), dict)
+        for path, _ in values_in(override.value(), override.key_or_group)
     }
     whole: Any = OmegaConf.to_container(cfg, resolve=False)
-    cautions, leftovers = list[Problem](), dict[str, None]()
+    cautions, misfits = list[Problem](), set[str]()
     for change in changed:
         settings = [
             value
@@ -178,78 +118,38 @@ def settle(cfg: DictConfig, changed: Sequence[Change], overrides: Sequence[str])
             # An override may have removed the value, or set it
             if at(whole, value.path, ...) is not ... and not _overlaps(value.path, by_user)
         ]
-        removed = {
-            value.path: misfit
-            for value in settings
-            if (misfit := _misfit(whole, value.path, change))
-        }
-        misfits = {
+        removed = {value.path: _misfit(whole, value.path, change) for value in settings}
+        here = {
             misfit
             for misfit in removed.values()
-            if all(path in removed for path, _ in values_in(at(whole, misfit), misfit))
+            if misfit and all(removed.get(path) for path, _ in values_in(at(whole, misfit), misfit))
         }
-        dropped = [value for value in settings if removed.get(value.path) in misfits]
-        retained = (
-            [value for value in settings if value.path not in removed and _is_news(value, change)]
-            if change.is_explicit
-            else []
-        )
-        leftovers |= dict.fromkeys(sorted(misfits))
-        cautions += [_left_out_caution(change, dropped, misfits)] if dropped else []
-        cautions += [_kept_caution(change, retained)] if retained else []
+        misfits |= here
+        if dropped := [value for value in settings if removed[value.path] in here]:
+            cautions.append(_left_out_caution(change, dropped, here))
+        retained = [x for x in settings if not removed[x.path] and _is_news(x, change)]
+        if retained and change.is_explicit:
+            cautions.append(_kept_caution(change, retained))
     with open_dict(cfg):
-        for path in leftovers:
+        for path in misfits:
             above, _, key = path.rpartition(".")
             del OmegaConf.select(cfg, above)[key]
     return cautions
 
 
-def _left_out_caution(change: Change, dropped: Sequence[FileValue], misfits: set[str]) -> Problem:
-    keys = [f"{path}.".removeprefix(f"{change.path}.").rstrip(".") for path in sorted(misfits)]
-    # Of a removed group
-    keys = [key for key in keys if key] or [
-        value.path.removeprefix(f"{change.path}.") for value in dropped
-    ]
-    are, them = ("is", "it") if len(keys) == 1 else ("are", "them")
-    why = (
-        f"{change.now} does not set {them}"
-        if change.now not in ("", "none")
-        else "nothing is chosen now"
-    )
-    message = (
-        f"{_and(keys)} {are} {LEFT_OUT}{_name(change)} sets {them} for "
-        f"{change.before or 'no choice'}, and {why}"
-    )
-    return Problem(change.path, message, where=dropped[0].where)
-
-
-def _kept_caution(change: Change, retained: Sequence[FileValue]) -> Problem:
-    keys = _and(
-        [
-            f"{value.path.removeprefix(f'{change.path}.')}={_short(value.value)}"
-            for value in retained
-        ]
-    )
-    own = [
-        f"{value.path}={_short(change.alternatives[value.path].value)}"
-        for value in retained
-        if value.path in change.alternatives
-    ]
-    hint = f"set what you want; {change.now}'s own values: {' '.join(own)}" if own else ""
-    return Problem(
-        change.path,
-        f"{change.now} keeps {keys}, which {_name(change)} sets for {change.before or 'no choice'}",
-        hint=hint,
-        where=retained[0].where,
-    )
-
-
-def _is_news(value: FileValue, change: Change) -> bool:
-    """Return whether a kept value can change a result and differs from the choice's own."""
-    other = change.alternatives.get(value.path)
-    return not is_outside(value.path) and (
-        other is None or (other.value != value.value and "/" in other.config)
-    )
+def _select(
+    loader: Loader, overrides: Sequence[str]
+) -> tuple[dict[tuple[str, str], list[str]], list[FileValue]]:
+    """Return the choices, by group and path of its values, and the values that files set."""
+    defaults = loader.select(overrides).defaults
+    chosen = dict[tuple[str, str], list[str]]()
+    for default in defaults:
+        group, _, name = (default.config_path or "").rpartition("/")
+        # A choice may build on another of its group
+        builds_on = (default.parent or "").rpartition("/")[0] == group
+        if group and default.package and not builds_on:
+            chosen.setdefault((group, default.package), []).append(name)
+    return chosen, list(values_of(loader, defaults))
 
 
 def _misfit(whole: Any, path: str, change: Change) -> str:
@@ -257,118 +157,64 @@ def _misfit(whole: Any, path: str, change: Change) -> str:
 
     Empty if there is one.
     """
-    parts, first = path.split("."), change.path.count(".") + 1
+    parts, first = path.split("."), max(change.path.count(".") + 1, 2)
     for end in range(first, len(parts) + 1):
-        prefix, above = ".".join(parts[:end]), ".".join(parts[: end - 1])
-        value, owner = at(whole, prefix), at(whole, above) if above else whole
-        if (
-            "." in prefix
-            and prefix in change.targets
-            and isinstance(value, Mapping)
-            and not any(key in value for key in _MAKES_ONE)
-        ):
+        prefix = ".".join(parts[:end])
+        value, owner = at(whole, prefix), at(whole, parts[: end - 1])
+        was_component = any(f"{prefix}.{key}" in change.former for key in _MAKES_ONE)
+        if was_component and not any(key in value for key in _MAKES_ONE):
             return prefix
-        if any(other == prefix or other.startswith(f"{prefix}.") for other in change.alternatives):
+        if any(f"{other}.".startswith(f"{prefix}.") for other in change.alternatives):
             continue
-        if end > first and "_target_" in owner:
+        if "_target_" in owner:
             return "" if parts[end - 1] in SPECIAL else prefix
-        if not (
-            isinstance(value, Mapping)
-            and any(two.startswith(f"{prefix}.") for two in change.targets)
-        ):
-            return ""
     return ""
 
 
-class _Choices:
-    """The choices that overrides make, and the values that their files set."""
-
-    def __init__(self, loader: Loader, overrides: Sequence[str]) -> None:
-        defaults = loader.select(overrides).defaults
-        self.chosen = dict[tuple[str, str], tuple[str, ...]]()
-        """By group and the path of its values; the choices that are made by another of the same
-        group left out."""
-        self.apart = set[tuple[str, str]]()
-        """Those of a path that is not the group's own: `optimizer@optimizer.generator`."""
-        for default in defaults:
-            group, _, name = (default.config_path or "").rpartition("/")
-            if (
-                group
-                and default.package
-                and (default.parent or "").rpartition("/")[0] != group
-                and not group.startswith("hydra")
-            ):
-                self.chosen[group, default.package] = (
-                    *self.chosen.get((group, default.package), ()),
-                    name,
-                )
-                self.apart |= (
-                    {(group, default.package)} if "@" in str(default.override_key) else set()
-                )
-        values = list(values_of(loader, defaults))
-        self.last = {value.path: value for value in values}
-        self.alternatives = {
-            value.path: value for value in values if not value.config.startswith(_FILES)
-        }
-        self.targets = frozenset(
-            value.path.rpartition(".")[0]
-            for value in self.alternatives.values()
-            if value.path.rpartition(".")[2] in _MAKES_ONE
-        )
+def _is_news(value: FileValue, change: Change) -> bool:
+    """Return whether a kept value can change a result and differs from the choice's own."""
+    other = change.alternatives.get(value.path)
+    if other is None:
+        return not is_outside(value.path)
+    is_new = other != change.former.get(value.path) and other.value != value.value
+    return is_new and "/" in other.config and not is_outside(value.path)
 
 
-def _may_matter(loader: Loader, file: str, chosen: Mapping[str, tuple[str, ...]]) -> bool:
-    """Return whether an experiment's file has settings below a chosen group, or builds on another.
-
-    Quick, since most commands end here.
-    """
-    read = loader.read(file)
-    if any(
-        entry != "_self_"
-        and (
-            isinstance(entry, str) or any(str(key).split()[-1:] == ["/experiment"] for key in entry)
-        )
-        for entry in read.defaults
-    ):
-        return True
-    keys = set(map(str, read.config))
-    for group, names in chosen.items():
-        package = (
-            loader.read(f"{group.partition('@')[0]}/{names[0]}").package if names else None
-        ) or "_group_"
-        if (
-            package.replace("_group_", group.partition("@")[2] or group).partition(".")[0] in keys
-            or not names
-        ):
-            return True
-    return False
-
-
-def _names(text: str) -> tuple[str, ...]:
-    """The choices in an override: `[default,ema]` has several, `null` none."""
-    names = text.partition("=")[2].strip("[] ")
-    return (
-        ()
-        if names in ("", "null")
-        else tuple(name.strip(" '\"").removesuffix(".yaml") for name in names.split(","))
+def _left_out_caution(change: Change, dropped: Sequence[FileValue], misfits: set[str]) -> Problem:
+    # A removed group is a misfit as a whole
+    paths = sorted(misfits - {change.path}) or [value.path for value in dropped]
+    keys = [path.removeprefix(f"{change.path}.") for path in paths]
+    are, them = ("is", "it") if len(keys) == 1 else ("are", "them")
+    why = (
+        "nothing is chosen now"
+        if change.now in ("", "none")
+        else f"{change.now} does not set {them}"
     )
+    message = (
+        f"{_and(keys)} {are} {LEFT_OUT}{change.experiment} sets {them} for "
+        f"{change.before or 'no choice'}, and {why}"
+    )
+    return Problem(change.path, message, where=dropped[0].where)
 
 
-def _group(text: str, loader: Loader) -> str:
-    """The group that an override chooses from; empty if it sets a value."""
-    key, _, value = text.lstrip("+~").partition("=")
-    return key if not value.startswith("{") and loader.is_group(key.partition("@")[0]) else ""
+def _kept_caution(change: Change, retained: Sequence[FileValue]) -> Problem:
+    keys = [f"{x.path.removeprefix(f'{change.path}.')}={_short(x.value)}" for x in retained]
+    own = [change.alternatives[x.path] for x in retained if x.path in change.alternatives]
+    settings = " ".join(f"{x.path}={_short(x.value)}" for x in own)
+    return Problem(
+        change.path,
+        f"{change.now} keeps {_and(keys)}, which {change.experiment} sets for "
+        f"{change.before or 'no choice'}",
+        hint=f"set what you want; {change.now}'s own values: {settings}" if own else "",
+        where=retained[0].where,
+    )
 
 
 def _overlaps(path: str, keys: set[str]) -> bool:
     return any(f"{path}.".startswith(f"{key}.") or key.startswith(f"{path}.") for key in keys)
 
 
-def _name(change: Change) -> str:
-    return change.file.replace("/", "=", 1)
-
-
-def _words(names: Sequence[str]) -> str:
+def _text(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"[{', '.join(names)}]" if names else ""
 
 
@@ -377,10 +223,6 @@ def _and(parts: Sequence[str]) -> str:
 
 
 def _short(value: Any) -> str:
-    return (
-        "null"
-        if value is None
-        else str(value).lower()
-        if isinstance(value, bool)
-        else str(value).replace(", ", ",")
-    )
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    return str(value).replace(", ", ",")

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import fields, is_dataclass
-from functools import cache
 from pathlib import Path
-from typing import Any, cast, get_type_hints
+from typing import Any, cast
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -42,25 +40,18 @@ _PATTERN = re.compile(r"(\+*(?:[\w.]+\.)?(?:\w+_)?pattern)=([^'\"]+)")
 """A setting that is a regular expression, not quoted."""
 
 
+_OPEN = re.compile(r"(evaluate\.also|tracking\.tags|reproducibility\.variables)[.=]")
+"""Settings whose keys are the user's own: such a key is added without a +."""
+
+
 def read_overrides(texts: Sequence[str]) -> tuple[list[Override], list[Problem]]:
     """The overrides that can be parsed and have one value, and a problem for each other."""
     parser = OverridesParser.create()
     good, problems = list[Override](), list[Problem]()
     # First, since each part would be reported as a fault of its own
-    texts, split = remove_split_overrides(texts, parser)
+    texts, split = remove_split_overrides(texts)
     problems += split
     for text in texts:
-        if text.startswith("="):
-            problems.append(
-                Problem(
-                    "",
-                    "this is not an override",
-                    text,
-                    "KEY=VALUE or GROUP=CHOICE",
-                    "write KEY=VALUE without spaces around the =",
-                )
-            )
-            continue
         if (pattern := _PATTERN.fullmatch(text)) and pattern[
             2
         ] != "null":  # a regular expression is text, but Hydra's grammar may parse it differently
@@ -90,7 +81,7 @@ def read_overrides(texts: Sequence[str]) -> tuple[list[Override], list[Problem]]
                     hint,
                 )
             )
-        elif re.match(rf"({'|'.join(_open_settings())})(\.|=)", text):
+        elif _OPEN.match(text):
             good.append(parser.parse_override(f"++{text}"))
         elif override.is_hydra_override() or override.key_or_group == "hydra":
             problems.append(
@@ -169,83 +160,33 @@ def several_choices(group: str, names: Any) -> Problem | None:
     return Problem(group, "takes one choice, not a list of several", names, "one choice", hint)
 
 
-def remove_split_overrides(
-    overrides: Sequence[str], parser: OverridesParser
-) -> tuple[list[str], list[Problem]]:
+def remove_split_overrides(overrides: Sequence[str]) -> tuple[list[str], list[Problem]]:
     """Remove overrides that a shell split at the spaces of a list, with a problem for each.
 
     Examples are `metrics=[f1, auroc]` and `seed=1, 2`.
     """
     rest, whole, problems = list(overrides), list[str](), list[Problem]()
     while rest:
-        if (end := _end_of_values(rest)) > 1:
-            key = rest[0].partition("=")[0]
-            hint = f"write the values without spaces: {''.join(rest[:end])}"
-            problems.append(
-                Problem(
-                    key,
-                    "the shell has split this at its spaces",
-                    " ".join(rest[:end]),
-                    "one argument",
-                    hint,
-                )
-            )
-            del rest[:end]
+        joined = first = rest.pop(0)
+        while rest and "=" in first and "=" not in rest[0] and _is_unfinished(joined):
+            joined = f"{joined} {rest.pop(0)}"
+        if joined == first:
+            whole.append(first)
             continue
-        end = next(
-            (
-                end
-                for end in range(2, min(len(rest), _MOST_PARTS) + 1)
-                if _is_split(rest[:end], parser)
-            ),
-            1,
+        key, _, value = joined.partition("=")
+        is_list = value.startswith(("[", "{"))
+        hint = f"quote it: '{joined}'" if is_list else f"write the values without spaces: {key}="
+        hint += "" if is_list else value.replace(" ", "")
+        problems.append(
+            Problem(key, "the shell has split this at its spaces", joined, "one argument", hint)
         )
-        if end > 1:
-            joined = " ".join(rest[:end])
-            key = joined.partition("=")[0]
-            problems.append(
-                Problem(
-                    key,
-                    "the shell has split this at its spaces",
-                    joined,
-                    "one argument",
-                    f"quote it: '{joined}'",
-                )
-            )
-        else:
-            whole.append(rest[0])
-        del rest[:end]
     return whole, problems
 
 
-_MOST_PARTS = 20
-
-
-def _end_of_values(parts: Sequence[str]) -> int:
-    """Return how many arguments form one override with comma-separated values (`seed=1, 2`).
-
-    1 if the first is complete.
-    """
-    end = 1
-    while "=" in parts[0] and not re.search(r"[\[{(]", parts[0]) and end < len(parts):
-        if "=" in parts[end] or not (parts[end - 1].endswith(",") or parts[end].startswith(",")):
-            break
-        end += 1
-    return end
-
-
-def _is_split(parts: Sequence[str], parser: OverridesParser) -> bool:
-    """Return whether the last of these arguments closes a bracket that the first opens."""
-    joined = " ".join(parts)
-    if "=" not in parts[0] or not any(
-        parts[0].count(opened) > parts[0].count(closed) and parts[-1].endswith(closed)
-        for opened, closed in ("[]", "{}", "()")
-    ):
-        return False
-    try:
-        return bool(parser.parse_overrides([joined]))
-    except (HydraException, ValueError):
-        return False
+def _is_unfinished(text: str) -> bool:
+    """Return whether an override ends with a comma, or within brackets."""
+    opened, closed = (sum(map(text.count, brackets)) for brackets in ("[{(", "]})"))
+    return text.endswith(",") or opened > closed
 
 
 def has_several_values(text: str) -> bool:
@@ -264,7 +205,7 @@ def has_several_values(text: str) -> bool:
 def unreadable(text: str, error: Exception) -> Problem:
     """The problem with an override that Hydra's grammar does not accept."""
     key, sign, value = text.partition("=")
-    if not sign and not text.startswith("~"):
+    if not key or not (sign or text.startswith("~")):
         keys = (*schema.Experiment.__dataclass_fields__, "experiment")
         name = re.fullmatch(r"[a-zA-Z]\w*", text) and text not in keys
         hint = f"experiment={text}?" if name else f"write {text}=VALUE, without spaces around the ="
@@ -298,54 +239,10 @@ def unreadable(text: str, error: Exception) -> Problem:
         )
     if value.endswith(",") and value.rstrip(","):
         return Problem(key, "ends with a comma", text, "KEY=VALUE", f"{key}={value.rstrip(',')}")
-    if value.startswith("(") and value.endswith(")"):
-        return Problem(
-            key,
-            "is not a list",
-            text,
-            "KEY=[A,B]",
-            f"write {key}=[{value[1:-1]}], with square brackets",
-        )
-    if not key.isascii():
-        return Problem(
-            key,
-            "has letters outside of ASCII, which a key may not have here",
-            text,
-            hint="set it in a config file",
-        )
-    if not value.isascii() and '"' not in value:
-        pattern = r"[^\s,:{}\[\]][^,:{}\[\]]*" if re.search(r"[{\[]", value) else ".+"
-        quoted = re.sub(
-            pattern, lambda word: word[0] if word[0].isascii() else f'"{word[0]}"', value
-        )
-        return Problem(
-            key,
-            "has letters outside of ASCII without quotes",
-            text,
-            "KEY=VALUE",
-            f"quote them: '{key}={quoted}'",
-        )
     return Problem(
         key,
         f"cannot be read: {first_line(error).rstrip('.')}",
         text,
         "KEY=VALUE",
-        "quote what holds spaces or ,:{}[]: 'key=\"a, b\"'",
+        "a list is [A,B]; quote what holds spaces, ,:{}[] or other than ASCII: 'key=\"a, b\"'",
     )
-
-
-@cache
-def _open_settings() -> tuple[str, ...]:
-    """Return patterns of settings whose keys are the user's own (`tracking.tags`, `evaluate.also`).
-
-    Such a key is added without a +.
-    """
-    sections = get_type_hints(schema.Experiment)
-    own = [
-        (name, field)
-        for name, kind in sections.items()
-        if is_dataclass(kind)
-        for field in fields(kind)
-        if str(field.type).startswith("dict[")
-    ]
-    return tuple(f"{name}.{field.name}".replace(".", r"\.") for name, field in own)

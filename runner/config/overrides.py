@@ -11,12 +11,12 @@ from copy import deepcopy
 from difflib import get_close_matches
 from pathlib import Path
 from shlex import quote
-from typing import Any, cast
+from typing import Any
 
 import yaml
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
-from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf
+from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import (
     GrammarParseError,
     InterpolationToMissingValueError,
@@ -30,7 +30,7 @@ from samewise.runner.config.annotations import expected_type, is_typed
 from samewise.runner.config.file_faults import NO_SUCH_CHOICE, problem_in_file
 from samewise.runner.config.loader import apply
 from samewise.runner.config.override_text import read_overrides, several_choices
-from samewise.runner.config.tree import leaves, paths
+from samewise.runner.config.tree import leaves, list_above, paths
 from samewise.runner.errors import Problem, did_you_mean, first_line, same_words
 
 Load = Callable[[Sequence[str]], DictConfig]
@@ -141,7 +141,7 @@ def diagnose(
     if cfg is None:
         return None, [], problems
     for override in of_values:
-        problem = _apply(override, cfg, groups)
+        problem = try_override(override, cfg, groups)
         if problem is None:
             good.append(str(override.input_line))
         elif (
@@ -177,23 +177,12 @@ def unresolvable(cfg: DictConfig) -> list[Problem]:
                 )
                 continue
             if kind := re.search(r"Unsupported interpolation type (\S+)", str(error)):
-                keys = (
-                    "oc.env",
-                    "oc.select",
-                    "oc.decode",
-                    "oc.create",
-                    "oc.deprecated",
-                    "oc.dict.keys",
-                    "oc.dict.values",
-                )
-                usual = (
-                    f"write the value itself, or ${{PATH.OF.A.VALUE}}, or one of "
-                    f"{', '.join(keys[:3])}, as in ${{oc.env:USER}}"
-                )
-                hint = did_you_mean(kind[1], keys) or usual
                 problems.append(
                     Problem(
-                        path, f"uses the resolver '{kind[1]}', which does not exist", raw, hint=hint
+                        path,
+                        f"uses the resolver '{kind[1]}', which does not exist",
+                        raw,
+                        hint="write the value itself, ${PATH.OF.A.VALUE} or ${oc.env:NAME}",
                     )
                 )
                 continue
@@ -326,8 +315,6 @@ def _wrong_choice(override: Override, groups: Groups) -> Problem | None:
 def _hint_for_choice(group: str, name: str, choices: Sequence[str]) -> str:
     here = Path().glob(f"*/{group}/{name}.yaml") if re.fullmatch(r"\w[\w/-]*", name) else ()
     if file := next(iter(here), None):
-        if not file.is_file():
-            return f"{file} is a folder, a pipe or a device, not a file"
         return f"{file} exists, but its folder is not searched: add --config-dir {file.parts[0]}"
     return _path_hint(group, name) or did_you_mean(name.rpartition(".")[2], choices)
 
@@ -357,7 +344,7 @@ def _path_hint(group: str, name: str) -> str:
     )
 
 
-def _apply(override: Override, cfg: DictConfig, groups: Groups) -> Problem | None:
+def try_override(override: Override, cfg: DictConfig, groups: Groups) -> Problem | None:
     """Apply one override to `cfg`, or return the problem."""
     key = override.key_or_group
     value = None if override.is_delete() else override.value()
@@ -371,8 +358,9 @@ def _apply(override: Override, cfg: DictConfig, groups: Groups) -> Problem | Non
         return None
     except FAILURES as error:
         cause = error.__cause__ or error
-        if problem := _wrong_element(override, cfg):
-            return problem
+        if whole := list_above(cfg, key):
+            message = "is an element of a list, which can be changed only if it exists"
+            return Problem(key, message, hint=f"set the whole list: '{whole}=[...]'")
         if isinstance(cause, ValidationError) or "ValidationError" in type(cause).__name__:
             # 1e4
             whole = (
@@ -383,8 +371,6 @@ def _apply(override: Override, cfg: DictConfig, groups: Groups) -> Problem | Non
             expected = expected_type(cfg, key) or _line(cause)
             message = NO_SUCH_CHOICE if expected.startswith("one of: ") else "wrong type"
             return Problem(key, message, value, expected, _meant(f"{key}={value}") or whole)
-        if override.is_delete() and (problem := _kept(override, cfg)):
-            return problem
         keys_known = list(paths(cfg))
         if key in keys_known and override.is_add():
             return Problem(key, "already exists", value, hint="write it without the +")
@@ -409,70 +395,12 @@ def _apply(override: Override, cfg: DictConfig, groups: Groups) -> Problem | Non
             )
         if key in keys_known:
             return Problem(key, _line(error), value)
-        if override.is_force_add() and is_mapping:
-            return Problem(key, "wrong type", value, expected_type(cfg, key))
-        if isinstance(value, dict) and is_mapping:
-            return Problem(
-                key,
-                "has no such keys yet",
-                value,
-                hint=f"write {quote(f'+{override.input_line}')} to add them",
-            )
         return Problem(
             key,
             "no such key",
             value if not override.is_delete() else ...,
             hint=_nearest_key(key, override, cfg, keys_known, groups),
         )
-
-
-def _kept(override: Override, cfg: DictConfig) -> Problem | None:
-    """Why a key that exists is not removed.
-
-    None if it does not exist. Hydra does not find keys that are null.
-    """
-    key = override.key_or_group
-    if key not in paths(cfg):
-        return None
-    value = OmegaConf.select(cfg, key, throw_on_resolution_failure=False)
-    if override.value() is not None:
-        return Problem(
-            key,
-            "has another value than the one to remove",
-            value,
-            hint=f"write ~{key}, without a value",
-        )
-    return Problem(
-        key, "cannot be removed while it is null", hint=f"give it any value first: {key}=0 ~{key}"
-    )
-
-
-def _wrong_element(override: Override, cfg: DictConfig) -> Problem | None:
-    """The problem if an override removes an element of a list, or names one that does not exist.
-
-    Hydra can do neither.
-    """
-    node, parts = cast(Any, cfg), override.key_or_group.split(".")
-    for depth, part in enumerate(parts):
-        if isinstance(node, ListConfig):
-            exists = part.isdecimal() and int(part) < len(node)
-            if not exists or (override.is_delete() and depth == len(parts) - 1):
-                message = (
-                    "an element of a list cannot be removed"
-                    if exists
-                    else f"the list has no element {part}, and none can be added"
-                )
-                hint = f"set the whole list: '{'.'.join(parts[:depth])}=[...]'"
-                return Problem(
-                    override.key_or_group,
-                    message,
-                    ... if override.is_delete() else override.value(),
-                    hint=hint,
-                )
-        elif not isinstance(node, DictConfig):
-            return None
-        node = OmegaConf.select(node, part, throw_on_resolution_failure=False)
-    return None
 
 
 def _nearest_key(
@@ -493,18 +421,9 @@ def _nearest_key(
     last, added = key.rsplit(".", 1)[-1], quote(f"+{override.input_line}")
     if suggestion := _meant(last):
         return suggestion
-    if (
-        last == "_target_" and not override.is_delete()
-    ):  # every component has this key, so it does not help to find the right one
-        above, _, name = key.rpartition(".")[0].rpartition(".")
-        hint = did_you_mean(
-            name, [path.rpartition(".")[2] for path in names if path.rpartition(".")[0] == above]
-        )
-        return hint + (
-            f"{' Or write' if hint else 'write'} {added} to add it"
-            if above in names and not is_typed(cfg, above)
-            else ""
-        )
+    # Every component has this key, so it says nothing of the right one
+    if last == "_target_":
+        return f"write {added} to add it"
     same = [path for path in names if path.rsplit(".", 1)[-1] == last]
     if (
         "." not in key

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial, reduce
 from operator import getitem
@@ -184,3 +185,18 @@ def same(a: Any, b: Any) -> bool:
     """Return whether two values are of one type and equal; NaN equals itself."""
     # 1, 1.0 and True are equal in Python
     return type(a) is type(b) and (a == b or (a != a and b != b))
+
+
+def list_above(cfg: DictConfig, key: str) -> str:
+    """The path of the first list that a key leads into; empty if there is none."""
+    above = [key[: dot.start()] for dot in re.finditer(r"\.", key)]
+    return next(
+        (
+            path
+            for path in above
+            if isinstance(
+                OmegaConf.select(cfg, path, throw_on_resolution_failure=False), ListConfig
+            )
+        ),
+        "",
+    )

@@ -28,7 +28,7 @@ class Format(ABC):
     """Packages that write the file."""
     runs_with: ClassVar[tuple[str, ...]] = ()
     """Packages that run the file."""
-    install: ClassVar[str] = "pip install 'samewise[export]'"
+    install: ClassVar[str] = "pip install '.[export]' in samewise's folder"
     """Command that installs them."""
 
     def lacks(self, to_be: str) -> str:

@@ -41,7 +41,11 @@ try:
     from optuna.study import StudyDirection
 except ImportError as missing:
     raise ConfigError(
-        Problem("sweeper", f"needs Optuna 5: {missing}", hint="pip install 'samewise[sweep]'")
+        Problem(
+            "sweeper",
+            f"needs Optuna 5: {missing}",
+            hint="pip install '.[sweep]' in samewise's folder",
+        )
     ) from None
 
 SAMPLERS: Mapping[str, type[BaseSampler]] = {

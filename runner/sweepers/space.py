@@ -211,7 +211,7 @@ def read_space(overrides: Sequence[str], *, project: Project) -> Space:
     """
     groups, parser = Loader(project).groups(), OverridesParser.create()
     parts, parsed_overrides = list[str | Dimension](), list[Override]()
-    overrides, problems = remove_split_overrides(overrides, parser)
+    overrides, problems = remove_split_overrides(overrides)
     for text in overrides:
         try:
             (override,) = parser.parse_overrides([text])

@@ -96,7 +96,7 @@ def problems(names: Sequence[str], *, path: str = "tracking.report_to") -> list[
             path,
             f"{TITLES[name]} needs the package {name}, which is not installed",
             name,
-            hint=f"pip install 'samewise[{name}]'",
+            hint=f"pip install '.[{name}]' in samewise's folder",
         )
         for name in names
         if name in TITLES and importlib.util.find_spec(name) is None

@@ -116,7 +116,7 @@ def problems_of(given: list[str], project: Project = BARE) -> dict[str, str]:
         ("name=${nope.x}", "name", "refers to a value that does not exist"),
         ("loader.pin_memory=perhaps", "loader.pin_memory", "true or false"),
         ("optimizer=torch.optim.AdamW", "optimizer", "did you mean 'adamw'?"),
-        ("optimizer.betas=(0.9,0.99)", "optimizer.betas", "write optimizer.betas=[0.9,0.99], with square brackets"),
+        ("optimizer.betas=(0.9,0.99)", "optimizer.betas", "a list is [A,B]"),
         ("batch=32", "batch", "did you mean 'batch_size'?"),
         ("early_stopping=true", "early_stopping", "did you mean callbacks=[default,early_stopping]?"),
         ("device=cuda:1", "device", "CUDA_VISIBLE_DEVICES=1"),

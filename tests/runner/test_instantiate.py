@@ -78,3 +78,13 @@ def test_a_constructor_that_fails_is_reported_at_its_path_with_the_cause() -> No
     with pytest.raises(ConfigError, match=r"model\.0: Dropout failed: dropout probability") as caught:
         instantiate([{"_target_": "torch.nn.Dropout", "p": 3.0}], "model", allowed=())
     assert isinstance(caught.value.__cause__, ValueError)
+
+
+def test_a_wrong_argument_in_a_users_class_is_blamed_on_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "from torch import nn\nclass Net(nn.Module):\n    def __init__(self, *, width=3):\n        super().__init__()\n        self.conv = nn.Conv2d(1, width, 3, paddin=1)\n"
+    (tmp_path / "lab_with_a_typo.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=r"model: Net failed: .*'paddin'; hint: raised at .*lab_with_a_typo\.py:5"):
+        instantiate({"_target_": "lab_with_a_typo.Net"}, "model", allowed=("lab_with_a_typo",))
+    with pytest.raises(ConfigError, match=r"model\.widht: Net has no such argument"):
+        instantiate({"_target_": "lab_with_a_typo.Net", "widht": 3}, "model", allowed=("lab_with_a_typo",))

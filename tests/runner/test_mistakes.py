@@ -56,10 +56,10 @@ MISTAKES = {
     "transforms that leave bytes": ((*TINY, "transforms=none"), "such as transforms=images"),
     "grey images for a colour model": (("train", "dataset=digits", "model=resnet18", "debug=tiny", "tracking=none"), "model=resnet18_small"),
     "another number of channels": ((*DIGITS, "model.in_channels=3"), "hint: the model takes 3 channels, and the data have 1: model.in_channels=1"),
+    "a metric's key misspelt": ((*DIGITS, "evaluate.moniter=valid/loss", "evaluate.mode=min"), "did you mean 'evaluate.monitor'?"),
     "one more metric": ((*DIGITS, "metrics=[recall]", "evaluate.monitor=valid/f1", "evaluate.mode=max"), "metrics=[recall,f1]"),
     "a list with a space": ((*DIGITS, "metrics=[f1,", "auroc]"), "quote it: 'metrics=[f1, auroc]'"),
-    "letters outside of ASCII in a mapping": ((*DIGITS, "tracking.tags={owner: Zoë Åh, of: it}"), "quote them: 'tracking.tags={owner: \"Zoë Åh\", of: it}'"),
-    "a key with letters outside of ASCII": ((*DIGITS, "tracking.tags.größe=3"), "set it in a config file"),
+    "letters outside of ASCII in a mapping": ((*DIGITS, "tracking.tags={owner: Zoë Åh, of: it}"), "quote what holds spaces, ,:{}[] or other than ASCII"),
     "a mapping with new keys": ((*DIGITS, "scheduler={_target_: samewise.runner.optim.schedules.Step, step_size: 3}"), "write '++scheduler={_target_"),
     "an own class over a choice": ((*DIGITS, "optimizer=adamw", "optimizer._target_=torch.optim.optimizer.Optimizer"), "~optimizer.betas ~optimizer.eps"),
     "words in another order": ((*DIGITS, "model.num_classes=${dataset.classes_num}"), "did you mean 'dataset.num_classes'?"),
@@ -86,6 +86,7 @@ IN_FILES = {
     ),
     "a reference of words in another order": ("model:\n  num_classes: ${dataset.classes_num}\n", "did you mean 'dataset.num_classes'?"),
     "a list of choices": ("defaults:\n  - override /optimizer: [adamw, sgd]\n", "write `- override /optimizer: adamw`, or another of them"),
+    "a line without a colon": ("optimizer:\n  lr 0.01\n", "write `lr: 0.01`"),
     "a group in the plural": ("defaults:\n  - override /models: resnet20_cifar\n", "did you mean 'model'?"),
 }
 

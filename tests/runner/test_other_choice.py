@@ -73,6 +73,15 @@ def test_settings_that_another_choice_does_not_take_are_left_out_with_one_line_e
     assert [one.path for one in same.cautions] == ["optimizer"]
 
 
+def test_an_experiment_that_builds_on_another_may_choose_another_component(mine: Project) -> None:
+    composed = compose(["experiment=derived"], project=mine)
+    assert composed.cfg.optimizer.betas == [0.8, 0.9]
+    assert "nesterov" not in composed.cfg.optimizer
+    left_out = "optimizer: nesterov is left out: experiment=base sets it for sgd, and adamw does not set it"
+    assert warnings_of(composed) == [f"base.yaml:12: {left_out}"]
+    assert problems(composed, mine) == []
+
+
 IN_A_NEW_PROCESS = """
 import os, sys
 from samewise.runner.config.compose import compose

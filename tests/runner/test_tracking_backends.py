@@ -170,7 +170,7 @@ def test_an_unknown_or_missing_backend_is_reported_before_training(tmp_path: Pat
     with pytest.raises(ConfigError, match=r"tracking.report_to: is not a tracking backend; hint: did you mean 'tensorboard'"):
         open_tracker(folder, OmegaConf.structured(Tracking(uri="sqlite:///runs/mlflow.db", report_to=["tensorbord"])), resume_step=None)
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)  # pyright: ignore[reportUnknownLambdaType]
-    with pytest.raises(ConfigError, match=r"(?s)needs the package wandb.*pip install 'samewise\[wandb\]'"):
+    with pytest.raises(ConfigError, match=r"(?s)needs the package wandb.*pip install '\.\[wandb\]' in samewise's folder"):
         open_tracker(folder, OmegaConf.structured(Tracking(uri="sqlite:///runs/mlflow.db", report_to=["wandb"])), resume_step=None)
 
 

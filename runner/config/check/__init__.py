@@ -51,11 +51,13 @@ def problems(composed: Composed, project: Project) -> list[Problem]:
         *machine.problems(composed.cfg),
     ]
     listed += unread.problems(composed)
-    wrong_choices = tuple(
-        f"{problem.path}." for problem in composed.problems if problem.message == NO_SUCH_CHOICE
+    # The arguments of the choice are unknown, and so is the mode of a metric that is not set
+    moot = tuple(
+        f"{problem.path}." if problem.message == NO_SUCH_CHOICE else "evaluate.mode"
+        for problem in composed.problems
+        if problem.message == NO_SUCH_CHOICE or problem.path.startswith("evaluate.")
     )
-    # The arguments of the choice are unknown
-    listed = [problem for problem in listed if not problem.path.startswith(wrong_choices)]
+    listed = [problem for problem in listed if not problem.path.startswith(moot)]
     listed = _merge_left_over(listed, composed)
     listed = [
         at_source(problem, composed.cfg) if problem.message == components.WRONG_TYPE else problem
