@@ -290,7 +290,9 @@ def apply(overrides: Iterable[Override], cfg: DictConfig) -> None:
         )
         if override.is_delete():
             if before is None or value not in (None, before):
-                raise ConfigCompositionException(f"{key} does not exist, or has another value")
+                raise ConfigCompositionException(
+                    f"{key} is null, has another value or does not exist"
+                )
             above, _, last = key.rpartition(".")
             with open_dict(cfg):
                 del (OmegaConf.select(cfg, above) if above else cfg)[last]
