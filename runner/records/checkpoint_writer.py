@@ -13,7 +13,9 @@ import shutil
 import sys
 import tempfile
 import threading
-from collections.abc import Collection, Mapping
+import time
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -118,41 +120,9 @@ class Checkpoints:
         final = self._folder / f"step-{step:08d}"
         temporary = self._folder / f".step-{step:08d}.{os.getpid()}.tmp"
         try:
-            # Without parents: if the run's folder has vanished, it is not made again for half a run
-            self._folder.mkdir(exist_ok=True)
             shutil.rmtree(temporary, ignore_errors=True)
-            temporary.mkdir()
-            torch.save({"format": FORMAT, **state}, temporary / "state.pt")
-            with open(temporary / "state.pt", "rb") as handle:
-                sha256 = hashlib.file_digest(handle, "sha256").hexdigest()
-                os.fsync(handle.fileno())
-            weights = (
-                None if "shards" in state else f"{combine(tensor_digests(state['model'])):016x}"
-            )
-            if "shards" in state:
-                os.replace(self._shards(step), temporary / SHARDS)
-            # Two runs of the same training have the same digest, whatever time they took
-            content = state_sha256(
-                {name: value for name, value in state.items() if name != "seconds"}
-            )
-            manifest = {
-                "step": step,
-                **self._lengths,
-                "sha256": sha256,
-                "content": content,
-                "weights": weights,
-                "metrics": dict(metrics),
-            }
-            write_json(temporary / "manifest.json", {"format": FORMAT, **manifest})
-            # os.replace cannot replace a folder with files in it
-            replaced = set_aside(final, "replaced") if os.path.lexists(final) else None
-            os.replace(temporary, final)
-            # Durable before a link leads there and older checkpoints are removed
-            fsync_folder(self._folder)
-            if replaced:
-                shutil.rmtree(replaced, ignore_errors=True)
-            self._link("latest", final)
-            self._prune()
+            retry(final, partial(self._fill, temporary, step, state, metrics))
+            retry(final, partial(self._publish, temporary, final))
         except (OSError, RuntimeError, SamewiseError) as error:
             shutil.rmtree(temporary, ignore_errors=True)
             reason = (
@@ -169,6 +139,44 @@ class Checkpoints:
             raise TrainingError(
                 Problem(str(final), f"the checkpoint cannot be written: {reason}", hint=hint)
             ) from error
+
+    def _fill(
+        self, folder: Path, step: int, state: Mapping[str, Any], metrics: Mapping[str, float]
+    ) -> None:
+        # Without parents: if the run's folder has vanished, it is not made again for half a run
+        self._folder.mkdir(exist_ok=True)
+        folder.mkdir(exist_ok=True)
+        torch.save({"format": FORMAT, **state}, folder / "state.pt")
+        with open(folder / "state.pt", "rb") as handle:
+            sha256 = hashlib.file_digest(handle, "sha256").hexdigest()
+            os.fsync(handle.fileno())
+        weights = None if "shards" in state else f"{combine(tensor_digests(state['model'])):016x}"
+        # Two runs of the same training have the same digest, whatever time they took
+        content = state_sha256({name: value for name, value in state.items() if name != "seconds"})
+        manifest = {
+            "step": step,
+            **self._lengths,
+            "sha256": sha256,
+            "content": content,
+            "weights": weights,
+            "metrics": dict(metrics),
+        }
+        write_json(folder / "manifest.json", {"format": FORMAT, **manifest})
+        if self._shards(step).is_dir():
+            os.replace(self._shards(step), folder / SHARDS)
+
+    def _publish(self, written: Path, final: Path) -> None:
+        # It is gone if only what follows has to be done again
+        if written.exists():
+            # os.replace cannot replace a folder with files in it
+            replaced = set_aside(final, "replaced") if os.path.lexists(final) else None
+            os.replace(written, final)
+            if replaced:
+                shutil.rmtree(replaced, ignore_errors=True)
+        # Durable before a link leads there and older checkpoints are removed
+        fsync_folder(self._folder)
+        self._link("latest", final)
+        self._prune()
 
     def _link(self, name: str, target: Path) -> None:
         temporary = self._folder / f".{name}.{os.getpid()}.tmp"
@@ -231,6 +239,21 @@ class Checkpoints:
         ]
 
 
+def retry(path: Path, write: Callable[[], None]) -> None:
+    """Write something and, if that fails, write it again after a moment.
+
+    Network file systems fail for a moment, for example while a server of Lustre is replaced.
+    """
+    try:
+        write()
+    except (OSError, RuntimeError, SamewiseError) as error:
+        message = f"writing failed, and is tried again in {_PAUSE_S:g} s: {first_line(error)}"
+        print(f"warning: {Problem(str(path), message)}", file=sys.stderr)
+        time.sleep(_PAUSE_S)
+        write()
+
+
+_PAUSE_S = 3.0
 _WAYS_OUT = {
     errno.ENOSPC: "free some space",
     errno.EDQUOT: "free some of your quota",

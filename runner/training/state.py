@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.interfaces import Recipe
 from samewise.runner.optim.states import load_state
 from samewise.runner.records import shards
+from samewise.runner.records.checkpoint_writer import retry
 from samewise.runner.records.digest import weights_sha256
 from samewise.runner.training.evaluation import left_out
 from samewise.runner.training.guards.catalogue import watch
@@ -111,7 +113,7 @@ def _write_shards(run: Run) -> dict[str, Any]:
     peers = run.strategy.peers
     folder = Path(peers.first(lambda: str(run.checkpoints.shards_folder(run.step))))
     state, tensors = shards.split(state_of(run))
-    shards.save(tensors, folder)
+    retry(folder, partial(shards.save, tensors, folder))
     written = peers.gather(shards.digests(folder, peers.rank))
     return {**state, "shards": {name: digest for some in written for name, digest in some.items()}}
 

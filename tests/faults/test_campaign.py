@@ -26,6 +26,33 @@ except OSError as error:
 print(round(time.time() - float(sys.argv[2]), -3))
 """
 
+SAVES = """
+import ctypes, errno, sys
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+import torch
+from samewise.runner.records import checkpoint, checkpoint_writer
+
+folder, mark, layer = Path(sys.argv[1]), Path(sys.argv[2]), ctypes.CDLL(None)
+settings = SimpleNamespace(background=False, keep_last=2, keep_best=1, keep_every_steps=0)
+kept = checkpoint_writer.Checkpoints(folder, settings, {"valid/loss": "min"}, {})
+checkpoint_writer._PAUSE_S = 0.0
+step = 0
+for code in (errno.EIO, errno.EDQUOT, errno.ESTALE):
+    for nth in count(1):
+        step += 1
+        mark.unlink(missing_ok=True)
+        layer.plan(str(folder).encode(), str(mark).encode(), 1, ctypes.c_long(nth), code, ctypes.c_long(0), ctypes.c_long(0))
+        kept.save(step, {"step": step, "model": {"weight": torch.full((4000,), float(step))}}, {"valid/loss": 1.0 / step})
+        layer.plan(b"", b"", 0, ctypes.c_long(0), 0, ctypes.c_long(0), ctypes.c_long(0))
+        assert checkpoint.load(folder / "latest")["model"]["weight"].eq(step).all(), nth
+        assert not list(folder.glob(".*")), nth
+        if not mark.exists():
+            break
+    print(code, nth)
+"""
+
 
 @pytest.fixture(scope="module")
 def campaign(repository: Path) -> ModuleType:
@@ -57,6 +84,17 @@ def test_the_layer_causes_the_planned_fault(layer: Path, tmp_path: Path, fault: 
     whole = [path for path in folder.iterdir() if path.read_text() == "x" * 100]
     assert (len(whole), done.stdout.strip()) == (written, said), done.stderr
     assert (tmp_path / "mark").exists() == (fault[0] != "0")
+
+
+def test_a_checkpoint_is_written_again_whichever_call_on_its_files_fails_once(layer: Path, tmp_path: Path) -> None:
+    (folder := tmp_path / "checkpoints").mkdir()
+    command = [sys.executable, "-c", SAVES, str(folder), str(tmp_path / "mark")]
+    done = subprocess.run(command, env={**os.environ, "LD_PRELOAD": str(layer)}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    calls = dict(map(int, line.split()) for line in done.stdout.splitlines())
+    assert [*calls] == [errno.EIO, errno.EDQUOT, errno.ESTALE]
+    assert min(calls.values()) > 20
+    assert "writing failed, and is tried again" in done.stderr
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
@@ -14,8 +15,10 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import samewise_runner_promise as promise
+from samewise_forked import Forked
 
 SMALL = ["experiment=resnet18_digits", "model.width=8", "max_epochs=2", "checkpoint.every_steps=3", "callbacks=none", "transforms=cifar", "transforms.size=8"]
 STEPS = 44
@@ -73,18 +76,36 @@ def assert_each_point_once(folder: Path, run_root: Path) -> None:
     assert [point.step for point in accuracies] == [22, 44]
 
 
-def test_sigterm_saves_and_the_same_command_resumes(experiment, reference, tmp_path):
-    process = experiment.start(tmp_path, "tracking=none", "evaluate.pictures=false", "checkpoint.every_steps=null")
+def group_of(leader: int) -> list[int]:
+    """The living processes of a group."""
+    found = []
+    for process in psutil.process_iter(["status"]):
+        with contextlib.suppress(ProcessLookupError):
+            if os.getpgid(process.pid) == leader and process.info["status"] != psutil.STATUS_ZOMBIE:
+                found.append(process.pid)
+    return found
+
+
+def test_sigterm_to_the_group_with_workers_saves_and_the_same_command_resumes(experiment, reference, tmp_path):
+    """As SLURM and `kill -- -PGID` send it."""
+    more = ["tracking=none", "evaluate.pictures=false", "checkpoint.every_steps=null"]
+    command = ["train", *experiment.overrides, f"run_root={tmp_path}", *more, "loader.num_workers=2"]
+    process = Forked(*command, said=tmp_path / "said", before="os.setpgid(0, 0)")
     while promise.trace_lines(tmp_path) < 10:
         assert process.poll() is None
         time.sleep(0.005)
-    process.send(signal.SIGTERM)
+    os.killpg(process.pid, signal.SIGTERM)
     assert process.wait(60) == 3, process.errors
-    assert "SIGTERM" in process.errors
+    for _ in range(100):
+        if not (left := group_of(process.pid)):
+            break
+        time.sleep(0.05)
+    assert not left
+    assert "stopped by SIGTERM, and saved" in process.errors
     assert "Traceback" not in process.errors
     stopped = promise.trace_lines(tmp_path) - 1
     assert [int(path.name.removeprefix("step-")) for path in tmp_path.glob("*/*/checkpoints/step-*")] == [stopped]
-    folder = experiment.run(tmp_path, "tracking=none", "evaluate.pictures=false", "checkpoint.every_steps=null")
+    folder = experiment.run(tmp_path, *more)
     assert promise.weights(folder) == promise.weights(reference)
     assert promise.trace(folder) == promise.trace(reference)
 
