@@ -105,7 +105,7 @@ def test_every_choice_has_no_problems_in_an_experiment_that_it_fits(choice: str)
         (["~loader"], "loader", "set another value: loader.KEY=VALUE"),
         (["~activation_checkpointing"], "activation_checkpointing", "activation_checkpointing=VALUE\n    expected: a list, each a string"),
         (["callbacks=ema", "~callbacks.ema.decay"], "callbacks.ema.decay", "is null, has another value or does not exist"),
-        (["~optimizer.lr=7"], "optimizer.lr", "write ~optimizer.lr, without a value"),
+        (["~optimizer.lr=7"], "optimizer.lr", "is null, has another value or does not exist"),
         (["++dataset.num_classes=???"], "dataset.num_classes", "must be given"),
         (["~strategy"], "strategy", "must be given; hint: strategy=CHOICE"),
         (["+reproducibility.variables.PYTHONPATH=x"], "reproducibility.variables.PYTHONPATH", "may not set"),
