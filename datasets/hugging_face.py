@@ -21,7 +21,7 @@ from samewise.datasets.parts.decode import Mode, decode_file, image_preparation
 from samewise.datasets.parts.in_memory import Transform
 from samewise.datasets.parts.keyed_split import select_split
 from samewise.datasets.parts.names import first_repeated
-from samewise.datasets.parts.recordings import crop_or_pad
+from samewise.datasets.parts.recordings import crop_or_pad, warn_of_silence
 from samewise.datasets.parts.upright import turn_upright
 from samewise.runner.errors import DataError, Problem, nearest
 
@@ -298,6 +298,8 @@ class HuggingFaceRecordings(_Rows):
                 raise DataError(
                     *(replace(x, path=self.name_of(index)) for x in error.problems)
                 ) from None
+        if not waveform.any():
+            warn_of_silence(self.name_of(index))
         spare = len(waveform) - self._frames
         start = (
             0 if spare <= 0 else int(torch.randint(spare + 1, ())) if self._training else spare // 2

@@ -13,7 +13,7 @@ from samewise.datasets.parts.utterances import LETTERS, Spelling, Utterances
 from samewise.runner.errors import DataError, Problem
 
 _ROUNDED = 0.1
-"""Seconds by which a recording may be longer than its listed duration."""
+"""Seconds by which a recording may be longer or shorter than its listed duration."""
 
 
 @final
@@ -25,7 +25,7 @@ class Manifest(Utterances):
     As in NeMo's manifests, a line selects `duration` seconds of its recording from `offset` (0 by
     default) on. If no line has an `offset` other than 0, the durations may be those of whole
     recordings, rounded: a line then selects the whole recording if its duration is 0, missing, or
-    at most 0.1 s shorter than the recording.
+    differs from the recording's by at most 0.1 s.
 
     Args:
         file: NAME.csv or NAME.tsv with column names in the first line, or NAME.jsonl with an object
@@ -40,7 +40,8 @@ class Manifest(Utterances):
 
     Raises:
         DataError: The file does not exist or is not a list of recordings, a recording is missing, a
-            transcript has an unknown letter, or a section has no valid times.
+            transcript has an unknown letter, or a section has no valid times or ends after its
+            recording.
     """
 
     def __init__(

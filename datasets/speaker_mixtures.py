@@ -16,6 +16,7 @@ from torch.utils.data import Dataset
 
 from samewise.datasets.parts.audio_files import audio_preparation, match_audio
 from samewise.datasets.parts.generated import generator_of
+from samewise.datasets.parts.names import require_distinct
 from samewise.datasets.parts.recordings import Cache, Recordings
 from samewise.runner.errors import ConfigError, DataError, Problem, number_of
 
@@ -167,6 +168,7 @@ def _group_by_speaker(folder: Path, pattern: str, count: int) -> dict[str, list[
         folder, pattern, groups={"speaker": "speaker"}, expected=expected
     ).items():
         files_by_speaker.setdefault(match["speaker"], []).append(name)
+    require_distinct(str(folder), files_by_speaker, what="speaker")
     if len(files_by_speaker) < count:
         speakers = ", ".join(sorted(files_by_speaker))
         reason = (

@@ -64,8 +64,7 @@ class Separation(Recipe):
         sdr: Also evaluate the SDR of BSS eval (Vincent et al. 2006, by torchmetrics: no filter of
             up to 512 taps counts as distortion), which takes some 20 ms for a signal on one core.
             It ranges from -160 dB, for silence, to 160 dB, for signals that float64 cannot
-            distinguish from the source. A silent source has no SDR: it is left out of the means,
-            with a warning that names its mixture.
+            distinguish from the source. A silent source has no SDR and is left out of the means.
 
     Raises:
         ConfigError: `sample_rate` is less than 1.
@@ -132,7 +131,13 @@ class Separation(Recipe):
         shown = dict.fromkeys((int(gain.argmin()), int(gain.argmax())))
         examples = tuple(Example(place, self._excerpt(batch, estimates, place)) for place in shown)
         return MeasuredSeparation(
-            list(batch["name"]), reached, before, after_sdr, before_sdr, examples
+            list(batch["name"]),
+            sources.any(-1).cpu(),
+            reached,
+            before,
+            after_sdr,
+            before_sdr,
+            examples,
         )
 
     def scores(self, dataset: Any) -> SeparationScores:

@@ -26,6 +26,10 @@ from samewise.datasets.parts.sound import FORMATS, decode_section, open_audio
 from samewise.runner.errors import ConfigError, DataError, Problem, first_few
 
 _UNKNOWN_FORMAT = 1  # SF_ERR_UNRECOGNISED_FORMAT of libsndfile
+_LOUDEST = 100.0
+"""Largest sample, 40 dB above full scale: louder ones are on the scale of whole numbers."""
+_CANCELLED = 0.01
+"""Share of the channels' loudness, -40 dB, below which their mean has lost the sound."""
 
 
 @dataclass(frozen=True)
@@ -101,10 +105,11 @@ def read_audio(
         The samples, float32[T] if mono, else float32[C, T], at full scale 1; and their rate in Hz.
 
     Raises:
-        DataError: The file does not exist, is empty, cut short or not audio, is shorter than the
-            section, or exceeds a limit (`limits`). A file that does not say its length cannot be
-            recognised as cut short: an MP3 without a Xing header, raw AAC, and what a program wrote
-            into a pipe.
+        DataError: The file does not exist, is empty, cut short or not audio, has more sound than
+            its header says, is shorter than the section, or exceeds a limit (`limits`); its samples
+            are far above full scale; or its channels cancel each other. A file that does not say
+            its length cannot be recognised as cut short: an MP3 without a Xing header, raw AAC, and
+            what a program wrote into a pipe.
         ConfigError: `sample_rate` is not greater than 0.
     """
     try:
@@ -123,10 +128,20 @@ def read_audio(
         raise DataError(
             Problem(os.fspath(path), f"is too short: it has {actual}", expected=expected)
         )
-    # A float file may contain NaN or infinity; one sum shows either
-    if not bool(torch.isfinite(samples.sum())):
-        raise DataError(Problem(os.fspath(path), "contains values that are not finite numbers"))
-    samples = samples.mean(0) if mono else samples
+    # NaN is the largest
+    if not (loudest := float(torch.stack(samples.aminmax()).abs().max())) <= _LOUDEST:
+        reason, hint = (
+            ("has samples far above full scale, 1", "divide them by 32768 if they have 16 bits")
+            if math.isfinite(loudest)
+            else ("contains values that are not finite numbers", "")
+        )
+        raise DataError(Problem(os.fspath(path), reason, loudest, hint=hint))
+    if mono:
+        samples, channels = samples.mean(0), samples
+        if samples.norm() < _CANCELLED * channels.norm():
+            reason = "has channels in opposite phase, whose mean is silent"
+            hint = "keep one: ffmpeg -i IN -af 'pan=mono|c0=c0' OUT.wav"
+            raise DataError(Problem(os.fspath(path), reason, hint=hint))
     if sample_rate is None or sample_rate == rate:
         return samples, rate
     _require_resampling(path, rate, sample_rate)
@@ -262,7 +277,7 @@ def _read_by_torchcodec(
         reason = (
             "is not audio, or in a format that cannot be read"
             if refusal.code == _UNKNOWN_FORMAT
-            else f"is a damaged file: {refusal.error_string}"
+            else f"is damaged or cut short (libsndfile: {refusal.error_string.rstrip('.')})"
         )
         description = (
             "torchcodec (pip install '.[video]' in samewise's folder) with FFmpeg reads further formats, "

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
+from unicodedata import normalize
 
 from samewise.runner.errors import ConfigError, DataError, Problem
 
@@ -81,9 +82,13 @@ def select_split(
 def place(name: str, key: str) -> float:
     """Return a name's number in [0, 1)."""
     return (
-        # 48 bits are exact in a float64; names that are not valid UTF-8 are hashed by their bytes
+        # 48 bits are exact in a float64; names that are not valid UTF-8 are hashed by their bytes.
+        # A file system may have decomposed an accent
         int.from_bytes(
-            blake2b(f"{key}\0{name}".encode("utf-8", "surrogateescape"), digest_size=6).digest(),
+            blake2b(
+                f"{key}\0{normalize('NFC', name)}".encode("utf-8", "surrogateescape"),
+                digest_size=6,
+            ).digest(),
             "big",
         )
         / 2**48

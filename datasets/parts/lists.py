@@ -17,7 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from samewise.datasets.parts.limits import BYTES, ROWS, read_bytes, require_regular
-from samewise.runner.errors import ConfigError, DataError, Problem, first_line, nearest, truncate
+from samewise.runner.errors import (
+    ConfigError,
+    DataError,
+    Problem,
+    did_you_mean,
+    first_line,
+    truncate,
+)
 
 FORMS = "a .csv, .tsv, .json, .jsonl or .parquet file with a row for each"
 # UTF-32's marks begin with UTF-16's, so they come first
@@ -79,7 +86,9 @@ class Row:
             hint = "fill it in, or leave the row out"
             raise DataError(Problem(self.where, f"has nothing in the column {column!r}", hint=hint))
         columns = [str(name) for name in self.values]
-        hint = nearest(column, columns) or f"set dataset.{setting} to the column's name"
+        hint = did_you_mean(column, columns) or (
+            f"set dataset.{setting} to the column's name; the first line of a table names its columns"
+        )
         raise DataError(
             Problem(self.where, f"has no column {column!r}", expected=", ".join(columns), hint=hint)
         )

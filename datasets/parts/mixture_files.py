@@ -24,7 +24,7 @@ from samewise.datasets.parts.audio_files import (
 from samewise.datasets.parts.contents import CONTENTS, spaced_indices
 from samewise.datasets.parts.folders import list_files
 from samewise.datasets.parts.limits import add_content
-from samewise.datasets.parts.recordings import Texts
+from samewise.datasets.parts.recordings import Texts, warn_of_silence
 from samewise.runner.errors import ConfigError, DataError, Problem, first_few
 
 _HEADERS = 1_000
@@ -98,6 +98,10 @@ class MixtureFiles(Dataset[dict[str, Any]], abc.ABC):
             read_audio(self._folder / part / name, start=start, frames=frames)[0]
             for part in (self._mixture, *self._sources)
         )
+        for part, source in zip(self._sources, sources, strict=True):
+            # Of a silent stretch, the rest may be sound
+            if not source.any() and not read_audio(self._folder / part / name)[0].any():
+                warn_of_silence(str(self._folder / part / name))
         return {"mixture": mixture, "sources": torch.stack(sources), "length": frames, "name": name}
 
     @property

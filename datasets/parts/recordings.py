@@ -5,6 +5,7 @@ Names are packed; waveforms are decoded on demand, or all kept in memory.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import blake2b
@@ -21,8 +22,13 @@ from samewise.runner.errors import DataError, Problem
 
 Cache = Literal["none", "memory"]
 
+_ROUNDED = 0.01
+"""Seconds by which a listed section may end after its file, as lists round times."""
 _HEADERS = 2_000
 """Number of files whose headers are read before training: it takes tenths of a second."""
+
+_SILENT, _NAMED = list[str](), 10
+"""Recordings of which this process has warned, and their greatest number."""
 
 
 class Texts:
@@ -58,7 +64,7 @@ class Recordings:
         sections: (start, length) in seconds of each recording in its file; None: all are whole
             files.
         whole_within: A section that starts at 0 is the whole file if its listed length is 0, or
-            shorter than the file by at most this many seconds; None: no section is.
+            differs from the file's by at most this many seconds; None: no section is.
 
     Raises:
         DataError: There are no files; one of up to 2,000, evenly spaced, is not audio by its
@@ -120,8 +126,15 @@ class Recordings:
     def stretch(self, index: int, start: int = 0, frames: int | None = None) -> Tensor:
         """Return float32[frames] of a recording from `start`, at `sample_rate`.
 
-        Without `frames`, the stretch goes to the recording's end.
+        Without `frames`, the stretch goes to the recording's end. A silent recording is warned of.
         """
+        stretch = self._stretch(index, start, frames)
+        # Of a silent stretch, the rest may be sound
+        if not stretch.any() and not self._stretch(index, 0, None).any():
+            warn_of_silence(str(self.path(index)))
+        return stretch
+
+    def _stretch(self, index: int, start: int, frames: int | None) -> Tensor:
         stop = None if frames is None else start + frames
         if self._cached is not None:
             return self._cached[self._ends[index] : self._ends[index + 1]][start:stop]
@@ -164,20 +177,32 @@ class Recordings:
         if self._sections is None:
             return 0, info.frames
         begin_seconds, seconds = self._sections[index].tolist()
+        within = _ROUNDED if self._whole_within is None else self._whole_within
+        if begin_seconds + seconds > info.seconds + within:
+            expected = f"at least {begin_seconds + seconds:.3f} s, the end of a listed section"
+            is_far = begin_seconds + seconds > 100 * info.seconds
+            hint = "a list has seconds, not milliseconds" if is_far else ""
+            raise DataError(
+                Problem(
+                    str(self.path(index)), "is too short", f"{info.seconds:.3f} s", expected, hint
+                )
+            )
         if (
             self._whole_within is not None
             and not begin_seconds
-            and (not seconds or seconds >= info.seconds - self._whole_within)
+            and (not seconds or seconds >= info.seconds - within)
         ):
             return 0, info.frames
         begin, length = round(begin_seconds * info.sample_rate), round(seconds * info.sample_rate)
-        # Lists round times: a section may end up to 10 ms after the file
-        if begin + length > info.frames + info.sample_rate // 100:
-            expected = f"at least {sum(self._sections[index]):.3f} s, the end of a listed section"
-            raise DataError(
-                Problem(str(self.path(index)), "is too short", f"{info.seconds:.3f} s", expected)
-            )
         return begin, min(length, info.frames - begin)
+
+
+def warn_of_silence(name: str) -> None:
+    """Warn of a silent recording, which may be meant: once in a process, and of the first few."""
+    if name not in _SILENT and len(_SILENT) < _NAMED:
+        _SILENT.append(name)
+        reason, hint = "is silent: all its samples are 0", "leave it out, unless it is meant"
+        print(f"warning: {Problem(name, reason, hint=hint)}", file=sys.stderr)
 
 
 def crop_or_pad(waveform: Tensor, frames: int) -> Tensor:

@@ -6,6 +6,7 @@ A file that is cut short, which libsndfile would read without an error, is refus
 from __future__ import annotations
 
 import os
+import re
 import struct
 from functools import lru_cache
 from typing import BinaryIO
@@ -18,12 +19,9 @@ from samewise.datasets.parts.limits import SAMPLE_RATE, SAMPLES, require_regular
 from samewise.runner.errors import DataError, Problem
 
 FORMATS = "a recording: a WAV, FLAC, MP3 or OGG file"
-# Sizes that programs leave in a header when they write into a pipe; the second is SoX's
-_SIZE_UNKNOWN = (
-    0,
-    0x7FFFF000,
-    0xFFFFFFFF,
-)
+# The first is SoX's
+_SIZE_UNKNOWN = (0x7FFFF000, 0xFFFFFFFF)
+"""Sizes that programs leave in a header when they write into a pipe."""
 
 # FLAC that was written into a pipe does not say its length
 _LENGTH_UNKNOWN = 1 << 62
@@ -54,11 +52,32 @@ _RUN_UP = {"MPEG_LAYER_III": 32 * 1152, "VORBIS": 255 * 4096} | dict.fromkeys(
 )
 """Samples to decode before a section; other encodings are decoded from their beginning."""
 
-_CHUNKS = {"WAV": ("<4sI", b"data"), "WAVEX": ("<4sI", b"data"), "AIFF": (">4sI", b"SSND")}
-"""Packing of a chunk's header, and the name of the chunk with the sound."""
+_CHUNKS = {
+    b"RIFF": ("<4sI", b"data"),
+    b"RF64": ("<4sI", b"data"),
+    b"RIFX": (">4sI", b"data"),
+    b"FORM": (">4sI", b"SSND"),
+}
+"""Packing of a chunk's header, and the name of the chunk with the sound, by a file's first bytes."""
 
-_OGG_PAGE, _OGG_LAST = 65_307, 4
-"""Most bytes of an Ogg page, and the flag of a stream's last page."""
+_XING = re.compile(
+    rb"\xff[\xe2-\xfb]..(?:.{9,34}?)(?:Xing|Info)\0\0\0[\x03\x07\x0b\x0f].{4}(.{4})", re.DOTALL
+)
+"""First frame of an MP3 whose encoder has written its number of frames and of bytes."""
+
+_MORE_SOUND = re.compile(
+    rb"\0*+(?!TAG)(?=.{4})(?:RIFF|FORM|data|\.snd|[ -~]{0,3}[^ -~])", re.DOTALL
+)
+"""Bytes after the sound that are not the name of another chunk, nor a tag."""
+
+_OGG_PAGE, _OGG_FIRSTS = 65_307, 512
+"""Most bytes of an Ogg page, and bytes in which the first pages of a file's streams lie."""
+
+_OGG_FIRST, _OGG_LAST = b"OggS\0\2" + bytes(8), 4
+"""How a stream's first page begins, and the flag of its last."""
+
+_HEADERS, _REST = 1 << 12, 1 << 20
+"""Bytes in which the first headers lie, and bytes after the sound that are looked at."""
 
 _BLOCK = 1 << 16
 
@@ -106,10 +125,12 @@ class _Longer:
 def open_audio(path: str | os.PathLike[str]) -> Sound:
     """Open a regular, complete file with a supported rate."""
     _require_file(path)
+    # libmpg123 writes to standard error what it notices in a file that is cut short
+    is_length_known = _require_whole(path)
     file = Sound(path)
     try:
-        _require_whole(path, file.format)
-        if file.format != "MP3" and file.subtype == "MPEG_LAYER_III":
+        is_mp3 = file.format == "MP3"
+        if not is_mp3 and file.subtype == "MPEG_LAYER_III":
             reason, hint = (
                 "is MP3 within another format, whose length is unknown",
                 "convert it: ffmpeg -i IN OUT.wav",
@@ -117,10 +138,9 @@ def open_audio(path: str | os.PathLike[str]) -> Sound:
             raise DataError(Problem(os.fspath(path), reason, expected=FORMATS, hint=hint))
         SAMPLE_RATE.check(path, file.samplerate)
         file.length = file.frames
-        if file.frames >= _LENGTH_UNKNOWN or (
-            file.format == "MP3" and _is_estimated(path, file.frames)
-        ):
-            status, is_mp3 = os.stat(path), file.format == "MP3"
+        # libsndfile estimates an MP3's length from the file's size
+        if file.frames >= _LENGTH_UNKNOWN or (is_mp3 and not is_length_known):
+            status = os.stat(path)
             file.close()
             file = _open_unknown(path, is_mp3=is_mp3)
             file.length = _count(os.fspath(path), status.st_size, status.st_mtime_ns, is_mp3=is_mp3)
@@ -128,12 +148,6 @@ def open_audio(path: str | os.PathLike[str]) -> Sound:
         file.close()
         raise
     return file
-
-
-def _is_estimated(path: str | os.PathLike[str], frames: int) -> bool:
-    """Whether the length of an MP3 is estimated from the file's size: it has no Xing header."""
-    with Sound(_Longer(path, max(8, os.path.getsize(path) // 200))) as file:
-        return file.frames != frames
 
 
 def _open_unknown(path: str | os.PathLike[str], *, is_mp3: bool) -> Sound:
@@ -195,47 +209,92 @@ def _cut_short(path: str | os.PathLike[str], detail: str, hint: str = "") -> Dat
     )
 
 
-def _require_whole(path: str | os.PathLike[str], form: str) -> None:
-    """Refuse a truncated WAV, AIFF, AU or Ogg file, which libsndfile reads without an error."""
+def _require_whole(path: str | os.PathLike[str]) -> bool:
+    """Refuse a file with less or more sound than its header says: libsndfile raises no error.
+
+    Returns:
+        Whether the header says it.
+    """
     with open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if form in _CHUNKS:
-            begin, length = _find_sound(file, size, *_CHUNKS[form])
-        elif form == "AU":
-            begin, length = struct.unpack(">II" if file.read(4) == b".snd" else "<II", file.read(8))
-        else:
-            if form == "OGG" and not _ends_ogg(file, size):
-                raise _cut_short(
-                    path,
-                    "it lacks the last page of an Ogg file",
-                    "if this is all there is, write its end: ffmpeg -i IN -c copy OUT.ogg",
-                )
-            return
-    if length not in _SIZE_UNKNOWN and begin + length > size:
+        size, beginning = os.fstat(file.fileno()).st_size, file.read(_HEADERS)
+        if beginning.startswith(b"OggS"):
+            _require_one_stream(path, file, size, beginning)
+        if (sound := _find_sound(file, size, beginning)) is None:
+            return False
+        begin, length = sound
+        file.seek(begin + length)
+        rest = file.read(_REST)
+    if begin + length > size:
         raise _cut_short(
             path, f"{max(0, size - begin)} of the {length} bytes of sound that its header promises"
         )
+    if _MORE_SOUND.match(rest):
+        reason = (
+            f"has more sound than its header says: {size - begin - length} bytes follow the "
+            f"{length} bytes of sound"
+        )
+        hint = (
+            "if they are sound: ffmpeg -ignore_length 1 -i IN OUT.wav; if not: ffmpeg -i IN OUT.wav"
+            if beginning.startswith(b"RIFF")
+            else "download it again, or split it where the next recording begins"
+        )
+        raise DataError(Problem(os.fspath(path), reason, hint=hint))
+    return True
 
 
-def _find_sound(file: BinaryIO, size: int, packing: str, chunk: bytes) -> tuple[int, int]:
-    """Return a chunked file's sound: its first byte and its length; (0, 0) if it has none."""
-    place = 12
+def _find_sound(file: BinaryIO, size: int, beginning: bytes) -> tuple[int, int] | None:
+    """Return the first byte of a file's sound, and its length; None if the header does not say."""
+    form = beginning[:4]
+    if form in (b".snd", b"dns.") and size >= 12:
+        begin, length = struct.unpack_from(">II" if form == b".snd" else "<II", beginning, 4)
+        return None if length in _SIZE_UNKNOWN else (begin, length)
+    if form not in _CHUNKS:
+        return None if form in (b"fLaC", b"OggS") else _find_mp3(file, size, beginning)
+    (packing, chunk), place = _CHUNKS[form], 12
     while place + 8 <= size:
         file.seek(place)
         name, length = struct.unpack(packing, file.read(8))
         place += 8
         if name == chunk:
-            return place, length
+            if form == b"RF64" and length == _SIZE_UNKNOWN[1]:
+                (length,) = struct.unpack_from("<Q", beginning, 28)
+            return None if length in _SIZE_UNKNOWN else (place, length)
         place += length + length % 2
-    return 0, 0
+    return None
 
 
-def _ends_ogg(file: BinaryIO, size: int) -> bool:
-    """Whether the last page of an Ogg file is complete and the last of its stream."""
+def _find_mp3(file: BinaryIO, size: int, beginning: bytes) -> tuple[int, int] | None:
+    begin = 0
+    if beginning.startswith(b"ID3"):
+        # Seven bits of each byte count
+        begin = 10 + sum(byte << 7 * place for place, byte in enumerate(beginning[9:5:-1]))
+        file.seek(begin)
+        beginning = file.read(_HEADERS)
+    if not (frame := _XING.search(beginning)):
+        return None
+    begin, length = begin + frame.start(), int.from_bytes(frame[1], "big")
+    # Some encoders leave out the first frame, or count a tag
+    return begin, size - begin if abs(size - begin - length) <= length // 100 else length
+
+
+def _require_one_stream(
+    path: str | os.PathLike[str], file: BinaryIO, size: int, beginning: bytes
+) -> None:
+    """Refuse an Ogg file whose last page is not the whole last page of a stream at its beginning."""
     file.seek(max(0, size - 2 * _OGG_PAGE))
     tail = file.read()
-    place = tail.rfind(b"OggS\0")
-    if place < 0 or place + 27 > len(tail) or not tail[place + 5] & _OGG_LAST:
-        return False
-    sizes = tail[place + 27 : place + 27 + tail[place + 26]]
-    return len(tail) >= place + 27 + tail[place + 26] + sum(sizes)
+    page = tail[tail.rfind(b"OggS\0") :]
+    if (
+        len(page) < 27
+        or not page[5] & _OGG_LAST
+        or len(page) < 27 + page[26] + sum(page[27 : 27 + page[26]])
+    ):
+        raise _cut_short(
+            path,
+            "it lacks the last page of an Ogg file",
+            "if this is all there is, write its end: ffmpeg -i IN -c copy OUT.ogg",
+        )
+    if _OGG_FIRST + page[14:18] not in beginning[:_OGG_FIRSTS]:
+        reason = "is several Ogg files in sequence, of which only the first would be read"
+        hint = "write them as one: ffmpeg -i IN OUT.wav"
+        raise DataError(Problem(os.fspath(path), reason, hint=hint))

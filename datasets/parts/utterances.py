@@ -48,7 +48,7 @@ class Spelling:
         self._lowercase = lowercase
         # In alphabets with a dotless i, such as Turkish, it is the lower case of I
         self._capitals = str.maketrans({"I": _DOTLESS, "İ": "i"}) if _DOTLESS in letters else {}
-        self._ignored = dict.fromkeys(map(ord, ignore), None)
+        self._ignored = dict.fromkeys(map(ord, unicodedata.normalize("NFC", ignore)), None)
 
     def __call__(self, text: str, where: str) -> str:
         """Return the text with single spaces and composed accents; `where` names it in errors.

@@ -38,6 +38,7 @@ class MeasuredSeparation:
 
     Args:
         names: The B mixtures' names.
+        is_audible: bool[B, S], whether a true signal is not silent.
         si_sdr: float64[B, S], SI-SDR of the estimates, in the order of the true signals.
         si_sdr_before: float64[B, S], SI-SDR of the mixture as an estimate of each signal.
         sdr: float64[B, S], as `si_sdr`, with BSS eval's SDR, NaN for a silent source; None if it is
@@ -47,6 +48,7 @@ class MeasuredSeparation:
     """
 
     names: list[str]
+    is_audible: Tensor
     si_sdr: Tensor
     si_sdr_before: Tensor
     sdr: Tensor | None
@@ -84,15 +86,14 @@ class SeparationScores(Scores):
                 measured.si_sdr_before[place].mean().item(),
             )
             row = {"si_sdr": reached, "si_sdri": reached - before}
-            if measured.sdr is not None and measured.sdr_before is not None:
-                is_audible = ~measured.sdr_before[place].isnan()
-                self._silent += [] if bool(is_audible.all()) else [name]
-                if bool(is_audible.any()):
-                    sdr = measured.sdr[place][is_audible].mean().item()
-                    row |= {
-                        "sdr": sdr,
-                        "sdri": sdr - measured.sdr_before[place][is_audible].mean().item(),
-                    }
+            is_audible = measured.is_audible[place]
+            self._silent += [] if bool(is_audible.all()) else [name]
+            if measured.sdr is not None and measured.sdr_before is not None and is_audible.any():
+                sdr = measured.sdr[place][is_audible].mean().item()
+                row |= {
+                    "sdr": sdr,
+                    "sdri": sdr - measured.sdr_before[place][is_audible].mean().item(),
+                }
             self._rows.append((name, row))
         for example in measured.examples:
             gain, number = (
@@ -125,18 +126,12 @@ class SeparationScores(Scores):
     def doubts(self) -> list[Problem]:
         if not self._silent:
             return []
-        mixtures = (
-            f"{number_of(len(self._silent), 'mixture')} with a silent source "
-            f"({first_few(self._silent, 3)})"
+        reason = (
+            f"counts the silent source of {number_of(len(self._silent), 'mixture')} as badly "
+            f"separated: {first_few(self._silent, 3)}"
         )
-        hint = (
-            "si_sdr and the loss count such a source as badly separated: leave these mixtures out"
-        )
-        return [
-            Problem(
-                "sdr", f"{mixtures}, which has no SDR and is left out of sdr and sdri", hint=hint
-            )
-        ]
+        hint = "leave them out; sdr and sdri leave out the source"
+        return [Problem("si_sdr", reason, hint=hint)]
 
     def save_pictures(self, folder: Path) -> None:
         """Write the best and worst separated mixtures, and a table of all mixtures.

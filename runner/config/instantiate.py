@@ -593,7 +593,11 @@ def _prefix_path(path: str, problem: Problem) -> Problem:
     root = path.partition(".")[0]
     if problem.path in ("", root):
         return Problem(path, problem.message, problem.value, problem.expected, problem.hint)
-    if problem.path.startswith((path, f"{root}.")) or "/" in problem.path:
+    if (
+        problem.path.startswith((path, f"{root}."))
+        or "/" in problem.path
+        or os.path.exists(problem.path.partition(":")[0])
+    ):
         return problem
     return Problem(
         f"{path}.{problem.path}", problem.message, problem.value, problem.expected, problem.hint

@@ -85,7 +85,7 @@ def test_a_truncated_file_is_named(tmp_path, name, share):
     path = tmp_path / f"short_{name}"
     assert len(read_audio(tmp_path / name)[0]) >= 40000
     path.write_bytes(raw[: int(len(raw) * share)])
-    with pytest.raises(DataError, match=f"short_{name}: is (cut short|too short|a damaged file)"):
+    with pytest.raises(DataError, match=f"short_{name}: is (cut short|too short|damaged or cut short)"):
         read_audio(path)
 
 

@@ -52,6 +52,13 @@ def test_a_mixture_is_the_sum_of_two_different_speakers(speakers):
     assert len(names) == 3
 
 
+def test_a_speaker_whose_name_is_written_in_two_ways_is_not_two(tmp_path):
+    for name in ("Jos\u00e9", "Jose\u0301"):
+        record(tmp_path / name / "a.wav")
+    with pytest.raises(DataError, match=r"has two speaker names that look the same: .*U\+0301"):
+        SpeakerMixtures(root=str(tmp_path))
+
+
 def generate(folder: Path, mixture: str, names: int = 3, *, rate: int = RATE) -> None:
     for number in range(names):
         for part, value in ((mixture, 0.3), ("s1", 0.1), ("s2", 0.2)):

@@ -131,6 +131,7 @@ def test_a_quote_in_a_tsv_file_is_a_character_and_takes_in_no_rows(tmp_path):
         ("a.csv", "audio,text\nsound/one.wav,a, b\n", "a.csv:2: .*quotes"),
         ("a.csv", "audio,text\nsound/three.wav,a\n", r"sound/three\.wav: is listed in a\.csv but missing"),
         ("a.csv", "audio,text\n", "has no rows"),
+        ("a.txt", "sound/one.wav|one\nsound/two.wav|two\n", "a.txt:2: has no column 'audio'; hint: (?!one of).*the first line of a table names its columns"),
         ("a.jsonl", '{"audio": "sound/one.wav", "text": "a"}\n{"audio"\n', "a.jsonl:2: is not JSON"),
         ("a.csv", None, "cannot be read"),
     ],
@@ -186,3 +187,4 @@ def test_letters_are_composed_as_transcripts_are():
     with pytest.raises(ConfigError, match=r"dataset\.letters: writes an accent apart from its letter \(spelt with U\+0301 COMBINING ACUTE ACCENT\)"):
         Spelling(letters="abce\u0301f")
     assert Spelling(letters="acef\u00e9")("cafe\u0301", "a.wav") == "caf\u00e9"
+    assert Spelling(ignore="e\u0301")("fete\u0301", "a.wav") == "fet", "an e is not left out"

@@ -123,6 +123,17 @@ def test_evaluated_si_sdr_is_the_same_at_any_loudness(scale):
     assert reported["si_sdri"] == pytest.approx(reached - before, abs=1e-4)
 
 
+@pytest.mark.parametrize("sdr", [True, False])
+def test_a_mixture_with_a_silent_source_is_named_whichever_metrics_are_on(sdr):
+    given = samples([400, 400, 400])
+    given[1]["sources"][0] = 0.0
+    scores = evaluate(small_network(), given, 2, sdr=sdr)
+    (doubt,) = scores.doubts()
+    assert (doubt.path, doubt.message) == ("si_sdr", f"counts the silent source of 1 mixture as badly separated: {given[1]['name']}")
+    assert scores.compute()["si_sdr"] < evaluate(small_network(), given[::2], 2, sdr=sdr).compute()["si_sdr"]
+    assert evaluate(small_network(), given[::2], 2, sdr=sdr).doubts() == []
+
+
 def test_unsuitable_samples_models_and_settings_are_refused():
     recipe = Separation()
     with pytest.raises(DataError, match="not a mixture with its sources"):

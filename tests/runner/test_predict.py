@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -162,12 +164,24 @@ def test_an_unreadable_file_is_named_and_the_others_are_predicted(samewise, runs
 
 @pytest.mark.parametrize("recipe", ["separation", "speech_recognition", "audio_classification"])
 def test_an_output_that_is_not_a_number_is_no_prediction(samewise, runs, tmp_path, recipe):
-    loud, quiet = tmp_path / "loud.wav", recording(tmp_path / "quiet.wav", 4000)
-    soundfile.write(loud, 1e30 * soundfile.read(quiet, dtype="float64")[0], 8000, subtype="DOUBLE")
-    done = samewise("predict", runs[recipe], quiet, loud, "--batch", 2, "--json")
-    assert done.returncode == 2
-    assert f"{loud}: the model's output is not a number (NaN)" in done.stderr
-    assert [json.loads(line)["file"] for line in done.stdout.splitlines()] == [str(quiet)]
+    diverged, sound = tmp_path / "run", recording(tmp_path / "a.wav", 4000)
+    shutil.copytree(runs[recipe], diverged)
+    for path in diverged.glob("checkpoints/*/state.pt"):
+        spoil(path)
+    done = samewise("predict", diverged, sound, "--json")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"{sound}: the model's output is not a number (NaN)" in done.stderr
+
+
+def spoil(path: Path) -> None:
+    """Make all weights of a checkpoint NaN, with the right digest."""
+    state = torch.load(path, weights_only=True)
+    for values in state["model"].values():
+        if values.is_floating_point():
+            values.fill_(torch.nan)
+    torch.save(state, path)
+    manifest = path.with_name("manifest.json")
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"sha256": hashlib.sha256(path.read_bytes()).hexdigest()}))
 
 
 @pytest.fixture
