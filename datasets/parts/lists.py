@@ -90,7 +90,7 @@ class Row:
             f"set dataset.{setting} to the column's name; the first line of a table names its columns"
         )
         raise DataError(
-            Problem(self.where, f"has no column {column!r}", expected=", ".join(columns), hint=hint)
+            Problem(self.where, f"has no column {column!r}", ", ".join(columns), hint=hint)
         )
 
 

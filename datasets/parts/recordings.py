@@ -184,7 +184,11 @@ class Recordings:
             hint = "a list has seconds, not milliseconds" if is_far else ""
             raise DataError(
                 Problem(
-                    str(self.path(index)), "is too short", f"{info.seconds:.3f} s", expected, hint
+                    str(self.path(index)),
+                    "is too short for its list",
+                    f"{info.seconds:.3f} s",
+                    expected,
+                    hint,
                 )
             )
         if (

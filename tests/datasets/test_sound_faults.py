@@ -261,5 +261,5 @@ def test_a_duration_beyond_the_end_is_refused(tmp_path, duration, hint):
     with pytest.raises(DataError) as caught:
         manifest(tmp_path, content, duration=duration)
     expected = f"at least {duration:.3f} s, the end of a listed section"
-    assert f"a.wav: is too short{hint or f'; expected: {expected}'}\n    value:    '0.500 s'" in str(caught.value)
+    assert f"a.wav: is too short for its list{hint or f'; expected: {expected}'}\n    value:    '0.500 s'" in str(caught.value)
     assert manifest(tmp_path, content, duration=0.55)[0]["length"] == 4000, "rounded, or with an encoder's silence"
