@@ -10,7 +10,7 @@ from collections.abc import Collection, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from samewise.recipes.parts.forms import form_of
 from samewise.runner.errors import ConfigError, DataError, Problem
@@ -114,7 +114,7 @@ class NamedMetrics:
         values = dict[str, float]()
         for name, metric in self._metrics.items():
             with self._listening(name):
-                values[name] = _number(name, _alone(metric).compute())
+                values[name] = _number(name, metric.compute())
         return values
 
     @contextmanager
@@ -135,18 +135,6 @@ class NamedMetrics:
             )
             doubt = Problem(f"recipe.metrics.{name}", f"torchmetrics warns: {message}", hint=hint)
             self.doubts += [] if doubt in self.doubts else [doubt]
-
-
-def _alone(metric: Any) -> Any:
-    """Return the metric, set not to synchronise over processes."""
-    # Each process has the measurements of all, and only one process may be computing
-    for part in metric.modules() if isinstance(metric, nn.Module) else ():
-        part.distributed_available_fn = _never
-    return metric
-
-
-def _never() -> bool:
-    return False
 
 
 def _of_several_labels(name: str, metric: Any) -> Any:

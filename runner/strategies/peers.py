@@ -7,14 +7,14 @@ import contextlib
 import json
 import pickle
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, final
 
 import torch
 import torch.distributed as dist
 
-from samewise.runner.errors import PeerFailed, Problem, SamewiseError, TrainingError
+from samewise.runner.errors import PeerFailed, Problem, SamewiseError, TrainingError, raised_at
 from samewise.runner.strategies.lost_connections import (
     TIMEOUT,
     is_lost_connection,
@@ -28,6 +28,19 @@ _GATHERED, _FIRST = "gathered", "from rank 0"
 
 all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # pyright: ignore[reportDeprecated]
 """Gathers everyone's tensors in sequence: (output, own). Torch's newer name, if it has it."""
+
+
+@contextlib.contextmanager
+def alone() -> Generator[None]:
+    """Hide the other ranks from a block's code, as in a run of one process.
+
+    A collective in it is then an error, and a metric does not synchronise itself.
+    """
+    world, dist.group.WORLD = dist.group.WORLD, None
+    try:
+        yield
+    finally:
+        dist.group.WORLD = world
 
 
 class Peers(abc.ABC):
@@ -185,23 +198,24 @@ class Processes(Peers):
     def explain(self, error: BaseException, *, step: int) -> BaseException:
         if not is_lost_connection(error):
             return error
+        line = raised_at(error, anywhere=False).removeprefix("raised ")
+        note = f"{line or f'while {self.doing}'} at step {step}{_collective()}"
+        # Also if another rank's timeout has closed the connection, since that rank looks for notes
+        with contextlib.suppress(RuntimeError):
+            self._store.set(f"waited/{self.rank}", note)
         if TIMEOUT.search(str(error)) and not first_failure(self._store):
-            return self._explain_timeout(step)
+            return self._explain_timeout(note)
         culprit = first_failure(self._store, wait_s=2.0)
         if culprit:
             return PeerFailed(Problem(f"rank {self.rank}", f"stopped, because {culprit}"))
         return peer_lost(f"while {self.doing} at step {step}")
 
-    def _explain_timeout(self, step: int) -> SamewiseError:
+    def _explain_timeout(self, own_note: str) -> SamewiseError:
         """Name the ranks that hang: those that leave no note when their wait times out."""
         keys = [f"waited/{number}" for number in range(self.size)]
-        own_note, end = (
-            f"{self.doing} at step {step}{_collective()}",
-            time.monotonic() + self.PATIENCE_S,
-        )
+        end = time.monotonic() + self.PATIENCE_S
         try:
             self._store.set_timeout(timedelta(seconds=self.PATIENCE_S))
-            self._store.set(keys[self.rank], own_note)
             while (
                 absent := [key for key in keys if not self._store.check([key])]
             ) and time.monotonic() < end:
@@ -218,7 +232,7 @@ class Processes(Peers):
             absent, notes = [keys[0]], {self.rank: own_note}
         missing = [number for number, key in enumerate(keys) if key in absent]
         waits = "; ".join(
-            f"{ranks_in_words(numbers)} waited {self._timeout_s:g} s while {note}"
+            f"{ranks_in_words(numbers)} waited {self._timeout_s:g} s {note}"
             for note, numbers in _group_by_note(notes).items()
         )
         hint = "strategy.timeout_s sets how long to wait"

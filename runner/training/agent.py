@@ -24,7 +24,13 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from samewise.runner.config.compose import Composed
-from samewise.runner.errors import Interrupted, Problem, SamewiseError, TrainingError
+from samewise.runner.errors import (
+    Interrupted,
+    Problem,
+    SamewiseError,
+    TrainingError,
+    strip_heading,
+)
 from samewise.runner.records.files import read_json
 from samewise.runner.strategies.meeting import LOOPBACK, store_on_this_machine
 from samewise.runner.strategies.sealed import SECRET, new_secret
@@ -63,6 +69,9 @@ def run_agent(
         return None, None
     rank, failure = _first_to_die(result)
     ended = _describe_exit(agent.logs, rank, failure.exitcode)
+    if note := read_json(handed / f"stopped-{rank}.json"):
+        # What a rank said that took another's failure for the reason
+        ended = f"{ended}: {strip_heading(note['said'])}"
     message = f"{ended}; what it wrote is in {agent.logs}"
     hint = f"{_RESUME}; strategy.max_restarts=3 does so automatically"
     return TrainingError(Problem(f"rank {rank}", message, hint=hint)), agent.lost

@@ -22,6 +22,7 @@ from samewise.runner.errors import ConfigError, Problem, first_few, first_line, 
 from samewise.runner.interfaces import Batch, Recipe, Scores
 from samewise.runner.records.files import require_no_link
 from samewise.runner.records.ranking import best_of
+from samewise.runner.strategies.peers import alone
 from samewise.runner.tracking.best import best_so_far
 from samewise.runner.training.run import Run, Split
 
@@ -60,7 +61,9 @@ def metrics_of(scores: Scores, prefix: str = "valid/") -> dict[str, float]:
     Raises:
         ConfigError: A metric is not a number.
     """
-    metrics: Any = scores.compute()
+    # Each rank has the measurements of all, which a metric that synchronises would add again
+    with alone():
+        metrics: Any = scores.compute()
     if not isinstance(metrics, dict):
         raise unfit(
             scores,
@@ -90,7 +93,9 @@ def _not_a_number(name: str, value: object) -> NoReturn:
 
 def tell_doubts(run: Run, *scores: Scores) -> None:
     """Print warnings about computed metrics, each once."""
-    for doubt in [doubt for scored in scores for doubt in scored.doubts()]:
+    with alone():
+        doubts = [doubt for scored in scores for doubt in scored.doubts()]
+    for doubt in doubts:
         tell(run, doubt)
 
 
@@ -117,7 +122,8 @@ def draw(scores: Scores, folder: Path, *, inside: Path | None = None) -> None:
             *folder.iterdir(),
             *(parent for parent in (folder, *folder.parents) if inside in parent.parents),
         )
-        scores.save_pictures(folder)
+        with alone():
+            scores.save_pictures(folder)
     # Code of the user's or of matplotlib may raise anything, and no picture is worth a run
     except Exception as error:
         reason = f"not all pictures could be drawn: {type(error).__name__}: {first_line(error)}"
@@ -175,7 +181,8 @@ def measure_split(run: Run, split: str, model: nn.Module) -> Scores:
         outcomes = [copied(measure_batch(run, model, number, batch)) for number, batch in batches]
         # In the batches' order, since floating-point sums depend on it
         for outcome in run.strategy.peers.collect(outcomes):
-            scores.add(outcome)
+            with alone():
+                scores.add(outcome)
     return scores
 
 
@@ -259,7 +266,7 @@ def measure_batch(run: Run, model: nn.Module, number: int, batch: Batch) -> Any:
     # By the batch's number alone, so that any process may measure it
     streams.enter(run.seed, "eval", number)
     transformed = run.transforms["eval"](batch)
-    with run.precision.autocast():
+    with run.precision.autocast(), alone():
         return run.recipe.measure(model, transformed)
 
 

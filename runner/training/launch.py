@@ -339,10 +339,9 @@ def main(handed: Path, work: Callable[..., None] | None = None) -> int:
         # A second signal may not end this process before it has written its message
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         code, message = describe(error)
-        if isinstance(error, PeerFailed):
-            return code
         write_json(
-            handed / f"rank-{number}.json",
+            # What `outcomes` leaves out, since another rank has the reason
+            handed / f"{'stopped' if isinstance(error, PeerFailed) else 'rank'}-{number}.json",
             {"exit_code": code, "said": message, "traceback": traceback_of(error)},
         )
         return code

@@ -40,7 +40,12 @@ def session(run: Run) -> Generator[dict[str, Any]]:
     """
     status, summary, start = "FAILED", dict[str, Any](), dict[str, Any]()
     run.guards.extend(guard(run) for guard in CODE)
-    with ExitStack() as resources, streams.preserve_generators(), _signals(run):
+    with (
+        ExitStack() as resources,
+        streams.preserve_generators(),
+        _signals(run),
+        _explaining_waits(run),
+    ):
         resources.callback(_end_workers, run)
         if run.strategy.peers.first(
             lambda: not checkpoint.list_checkpoints(run.folder.checkpoints)
@@ -88,6 +93,15 @@ def session(run: Run) -> Generator[dict[str, Any]]:
             run.recorder.tracker.finish(status)
         summary["mlflow_run_id"] = run.recorder.tracker.run_id()
         run.strategy.end()
+
+
+@contextmanager
+def _explaining_waits(run: Run) -> Generator[None]:
+    """Name the ranks that wait for each other, also before the first step."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise run.strategy.peers.explain(error, step=run.step + 1) from error
 
 
 def _rehearse(run: Run) -> None:

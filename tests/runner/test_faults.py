@@ -31,7 +31,7 @@ def rank(store: object, number: int, doing: str) -> Processes:
 def test_a_missing_rank_is_named_with_the_waiting_ranks_and_their_exchanges() -> None:
     store = dist.HashStore()
     for number in (1, 3):
-        store.set(f"waited/{number}", "exchanging small values at step 7")
+        store.set(f"waited/{number}", "while exchanging small values at step 7")
     told = rank(store, 0, "exchanging bucket 2 of the gradients").explain(TIMED_OUT, step=7)
     assert isinstance(told, TrainingError)
     assert "rank 2: did not respond" in str(told)
@@ -43,7 +43,7 @@ def test_a_missing_rank_is_named_with_the_waiting_ranks_and_their_exchanges() ->
 def test_ranks_that_wait_for_each_other_are_reported() -> None:
     store = dist.HashStore()
     for number in (0, 1, 2):
-        store.set(f"waited/{number}", "exchanging small values at step 7")
+        store.set(f"waited/{number}", "while exchanging small values at step 7")
     told = rank(store, 3, "waiting for a message from rank 0").explain(TIMED_OUT, step=8)
     assert "wait for each other" in str(told)
     assert "rank 3 waited 5 s while waiting for a message from rank 0 at step 8" in str(told)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 
 import hydra
@@ -16,7 +17,8 @@ TINY = ["experiment=resnet18_digits", "model.width=4", "tracking=none", "evaluat
 LAB = """
 import torch
 import torch.nn.functional as F
-from samewise.runner.interfaces import Loss, Phase, Recipe, Scores
+import torchmetrics
+from samewise.runner.interfaces import Callback, Loss, Phase, Recipe, Scores
 
 
 class Least(Recipe):
@@ -62,6 +64,68 @@ class Reused(Least):
 class Half(Least):
     def measure(self, model, batch):
         return 1.0
+
+
+class Confidence(torchmetrics.Metric):
+    def __init__(self):
+        super().__init__()
+        self.add_state("sum", torch.tensor(0.0), dist_reduce_fx="sum")
+        self.add_state("count", torch.tensor(0), dist_reduce_fx="sum")
+
+    def update(self, logits):
+        self.sum += logits.softmax(1).amax(1).sum()
+        self.count += len(logits)
+
+    def compute(self):
+        return self.count + self.sum / self.count
+
+
+class Metrics(Scores):
+    def __init__(self, metric):
+        self.metrics = torchmetrics.MetricCollection({"confidence": metric})
+
+    def add(self, measured):
+        self.metrics.update(measured)
+
+    def compute(self):
+        return self.metrics.compute()
+
+
+class Confident(Least):
+    def measure(self, model, batch):
+        return model(batch["image"])
+
+    def scores(self, dataset):
+        return Metrics(Confidence())
+
+
+class Updating(Least):
+    def __init__(self):
+        self.metric = Confidence()
+
+    def measure(self, model, batch):
+        self.metric.update(model(batch["image"]))
+
+    def scores(self, dataset):
+        return Metrics(self.metric)
+
+
+class Exchanging(Confident):
+    def measure(self, model, batch):
+        torch.distributed.all_reduce(measured := super().measure(model, batch))
+        return measured
+
+
+class Early(Callback):
+    def on_start(self, run):
+        if run.is_main:
+            torch.distributed.all_reduce(torch.zeros(3))
+
+
+class Late(Callback):
+    def on_step(self, run, outcome):
+        if run.is_main:
+            torch.distributed.all_reduce(torch.zeros(3))
 """
 
 
@@ -70,7 +134,7 @@ def lab(tmp_path, monkeypatch):
     (tmp_path / "lab.py").write_text(LAB)
     (tmp_path / "pyproject.toml").write_text('[tool.samewise]\npackages = ["lab"]\nconfigs = "configs"\n')
     (tmp_path / "configs" / "recipe").mkdir(parents=True)
-    for name in ("Least", "Two", "Reused", "Half"):
+    for name in ("Least", "Two", "Reused", "Half", "Confident", "Updating", "Exchanging"):
         (tmp_path / "configs" / "recipe" / f"{name.lower()}.yaml").write_text(f"_target_: lab.{name}\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -101,3 +165,43 @@ def test_a_recipe_that_measures_needs_scores(samewise, lab) -> None:
     done = samewise("check", *lab, "recipe=half")
     assert done.returncode == 2
     assert done.stderr.startswith("error: recipe: Half has a `measure`, but no `scores`")
+
+
+RANKS = {
+    "one rank": ["strategy=elastic", "replicas=4"],
+    "two ranks": ["strategy=elastic", "replicas=4", "strategy.nproc=2"],
+    "four ranks": ["strategy=elastic", "replicas=4", "strategy.nproc=4"],
+    "ddp": ["strategy=ddp", "replicas=2"],
+    "fsdp": ["strategy=fsdp", "replicas=2"],
+}
+CONFIDENT = ["recipe=confident", "evaluate.monitor=valid/confidence", "evaluate.mode=max", "strategy.timeout_s=60"]
+
+
+@pytest.mark.parametrize("ranks", [pytest.param(name, marks=[pytest.mark.fsdp] * (name == "fsdp")) for name in RANKS])
+def test_a_metric_that_synchronises_itself_counts_each_sample_once_on_any_number_of_ranks(samewise, lab, tmp_path, ranks) -> None:
+    done = samewise("train", *lab, *RANKS[ranks], *CONFIDENT, "--json")
+    assert done.returncode == 0, done.stderr
+    model, transforms, config = load(next(tmp_path.glob("runs/*/*/summary.json")).parent, checkpoint="last")
+    metric = importlib.import_module("lab").Confidence()
+    batch = transforms(*hydra.utils.instantiate(config.cfg.dataset.valid))
+    with torch.no_grad():
+        for images in batch["image"].split(9):
+            metric.update(model(images))
+    assert metric.count == 64
+    assert json.loads(done.stdout)["metrics"]["final"] == {"valid/confidence": metric.compute().item()}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("recipe=updating", "Updating.measure updates the metric 'metrics' of its scores, on each rank with another share"),
+        ("recipe=exchanging", "in measure: torch.distributed.all_reduce(measured"),
+        ("+callbacks.early._target_=lab.Early", "in on_start: torch.distributed.all_reduce(torch.zeros(3)) at step 1"),
+        ("+callbacks.late._target_=lab.Late", "in on_step: torch.distributed.all_reduce(torch.zeros(3)) at step 2"),
+    ],
+)
+def test_what_only_some_ranks_would_add_or_exchange_is_named_with_its_line(samewise, lab, change, message) -> None:
+    done = samewise("train", *lab, *RANKS["two ranks"], *CONFIDENT, "strategy.timeout_s=6", change)
+    assert done.returncode in (1, 2)
+    assert message in done.stderr
+    assert ("ranks 0 and 1: wait for each other" in done.stderr) == ("callbacks" in change)

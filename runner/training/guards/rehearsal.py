@@ -17,6 +17,7 @@ from samewise.runner.data.dataset import WithTransform
 from samewise.runner.data.streams import draws
 from samewise.runner.errors import Problem, first_few
 from samewise.runner.interfaces import Batch, Scores
+from samewise.runner.strategies.peers import alone
 from samewise.runner.training.evaluation import (
     evaluating,
     loader_of,
@@ -58,7 +59,16 @@ class Rehearsal(Guard):
                 if number == 0:
                     # A copy, since some transforms write into a batch
                     yield from _randomness(run, part.keyed.dataset, deep_copy(sent))
-                scores.add(measure_batch(run, run.model, number, sent))
+                measured = measure_batch(run, run.model, number, sent)
+                if updated := [name for name, value in vars(scores).items() if _is_updated(value)]:
+                    raise unfit(
+                        run.recipe,
+                        f"measure updates the metric '{updated[0]}' of its scores, on each rank "
+                        "with another share of the batches",
+                        "a metric that Scores.add updates with what measure returns",
+                    )
+                with alone():
+                    scores.add(measured)
                 if run.model.training:
                     raise unfit(
                         run.recipe,
@@ -122,6 +132,12 @@ def _require_metrics(run: Run, scores: Scores) -> None:
         [*required, *deciding],
         [f"{prefix}{name}" for prefix in models_to_evaluate(run) for name in metrics],
     )
+
+
+def _is_updated(part: object) -> bool:
+    """Whether a part of scores is a metric of torchmetrics, or has some, with data in it."""
+    modules = part.modules() if isinstance(part, nn.Module) else ()
+    return any(getattr(module, "update_called", False) for module in modules)
 
 
 def _single_samples(run: Run) -> tuple[int, int]:
