@@ -18,7 +18,7 @@ TOGETHER = -n $$(($(JOBS) + 1)) --dist loadfile
 APART = -n $$(($(JOBS) + 1)) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo docs test test-changed test-variants test-slow test-oldest test-newest test-all bench mutants faults gpu lint types format lock clean
+.PHONY: help install demo docs test test-changed test-variants test-slow test-oldest test-newest test-all bench mutants faults fuzz gpu lint types format lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -70,6 +70,9 @@ mutants: install ## plant small faults, one at a time, and count those that the 
 
 faults: install ## disturb N trainings (100) by kills, failing disks, jumping clocks and lying servers; nothing may be lost or differ (needs gcc)
 	$(BIN)/python tests/faults/campaign.py --trials $(or $(N),100) --jobs $(JOBS) --seed $(or $(SEED),0)
+
+fuzz: install ## read N (5000) drawn data sets full of oddities, and compare with independent readers (SEED=random: others)
+	SAMEWISE_FUZZ=$(or $(N),5000) SAMEWISE_FUZZ_SEED=$(or $(SEED),0) $(PYTEST) $(wildcard tests/datasets/test_drawn_*.py)
 
 gpu: install ## on a machine with a GPU: its tests, bits of six recipes, and speed, as a table
 	$(BIN)/python tests/gpu/day.py

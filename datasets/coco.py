@@ -17,8 +17,8 @@ from typing import Any, Literal, final
 from samewise.datasets.parts.annotated_images import Annotated, AnnotatedImages, Cache
 from samewise.datasets.parts.classes import object_names, require_count
 from samewise.datasets.parts.keyed_split import select_split
-from samewise.datasets.parts.limits import read_bytes
-from samewise.datasets.parts.names import first_repeated, require_distinct
+from samewise.datasets.parts.lists import read_text
+from samewise.datasets.parts.names import first_repeated, relative_names, require_distinct
 from samewise.runner.errors import DataError, Problem, first_few, nearest
 
 # Annotation tools round: up to this distance a box is cut off, beyond it the annotation is wrong
@@ -122,7 +122,7 @@ class COCO(AnnotatedImages):
         ]
         for number, label in labels.items():
             label_names[label] = names[number]
-        images_by_id = _images(content["images"], path)
+        images_by_id = _images(content["images"], base / images, path)
         _add_all(content["annotations"], images_by_id, labels, path)
         chosen = [images_by_id[number] for number in sorted(images_by_id)]
         if split is not None:
@@ -285,7 +285,7 @@ def _numbers(box: Any) -> list[float]:
 
 def _read(path: Path) -> dict[str, list[dict[str, Any]]]:
     try:
-        content = json.loads(read_bytes(path))
+        content = json.loads(read_text(path))
     except OSError as error:
         file_names = (
             [str(file.name) for file in path.parent.glob("*.json")] if path.parent.is_dir() else []
@@ -400,7 +400,7 @@ def _categories(entries: list[Any], path: Path, *, keep: bool) -> dict[int, str]
     return names
 
 
-def _images(entries: list[Any], path: Path) -> dict[int, Annotated]:
+def _images(entries: list[Any], folder: Path, path: Path) -> dict[int, Annotated]:
     listed = [
         Annotated(
             str(_required(x, "file_name", path, "an image")),
@@ -413,10 +413,10 @@ def _images(entries: list[Any], path: Path) -> dict[int, Annotated]:
         if image.width < 1 or image.height < 1:
             size = f"{image.width} x {image.height}"
             raise DataError(Problem(str(path), f"image {image.number} has no pixels", size))
-    if (repeated := first_repeated(os.path.normpath(image.name) for image in listed)) is not None:
-        reason, hint = "lists an image twice", "join its entries, and the annotations of both"
-        raise DataError(Problem(str(path), reason, repeated, hint=hint))
-    return {image.number: image for image in listed}
+    names = relative_names(folder, [image.name for image in listed], where=str(path))
+    return {
+        image.number: replace(image, name=name) for image, name in zip(listed, names, strict=True)
+    }
 
 
 def _required(entry: Any, key: str, path: Path, kind: str) -> Any:

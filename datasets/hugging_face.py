@@ -384,5 +384,8 @@ def _number_classes(
     return all_classes, {split: [number[x] for x in values] for split, values in texts.items()}
 
 
-def _class_name(label: Any, names: Sequence[Any]) -> str:
-    return str(names[label]) if isinstance(label, int) and 0 <= label < len(names) else str(label)
+def _class_name(label: Any, names: Sequence[Any]) -> Any:
+    """Return a row's class; the number itself if no class has it, though one may be called so."""
+    if not names or not isinstance(label, int):
+        return str(label)
+    return str(names[label]) if 0 <= label < len(names) else label

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from samewise.datasets.parts.image_files import Cache, DecodedBy, ImageFiles, Im
 from samewise.datasets.parts.in_memory import Transform
 from samewise.datasets.parts.keyed_split import select_split
 from samewise.datasets.parts.lists import read_rows
-from samewise.datasets.parts.names import first_repeated, relative_to, require_listed
+from samewise.datasets.parts.names import relative_names, require_listed
 from samewise.runner.errors import DataError, Problem, nearest, number_of
 
 _SPLITS = {
@@ -75,13 +74,8 @@ class ImageTable(ImageFiles):
         folder = Path(root).expanduser() if root is not None else path.parent
         columns = [image, label, *([split_column] if split_column else [])]
         rows = read_rows(path, columns, item="image", setting="dataset.table_path")
-        relative = relative_to(folder)
-        names = [relative(row.text(image, setting="image")) for row in rows]
-        # An image may be spelt in two ways: a.png and ./a.png
-        if repeated := first_repeated(map(os.path.normpath, names)):
-            raise DataError(
-                Problem(str(path), "lists an image twice", repeated, "a row for each image")
-            )
+        listed = [row.text(image, setting="image") for row in rows]
+        names = relative_names(folder, listed, where=str(path))
         labels = {
             name: row.text(label, setting="label") for name, row in zip(names, rows, strict=True)
         }

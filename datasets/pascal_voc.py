@@ -7,8 +7,6 @@ https://doi.org/10.1007/s11263-009-0275-4.
 
 from __future__ import annotations
 
-import math
-import os
 import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +27,7 @@ from samewise.datasets.parts.folders import ANNOTATIONS, IMAGES, list_files
 from samewise.datasets.parts.keyed_split import select_split
 from samewise.datasets.parts.limits import read_bytes
 from samewise.datasets.parts.lists import read_lines
-from samewise.datasets.parts.names import first_repeated, require_listed
+from samewise.datasets.parts.names import relative_names, require_listed
 from samewise.runner.errors import DataError, Problem, nearest
 
 _ANSWERS = {"": False, "0": False, "1": True} | {"no": False, "yes": True}
@@ -48,6 +46,7 @@ class _Object:
 class _Annotation:
     """Content of an XML file: the image's name and size in pixels, and its objects."""
 
+    path: Path
     file: str
     width: int
     height: int
@@ -114,26 +113,35 @@ class PascalVOC(AnnotatedImages):
     ) -> None:
         base = Path(root).expanduser()
         image_folder, annotation_folder = base / images_dir, base / annotations_dir
+        xml_files = _xml_files(annotation_folder)
         files = (
-            _match_annotations(image_folder, annotation_folder, drop=unannotated == "drop")
+            _match_annotations(
+                image_folder, annotation_folder, xml_files, drop=unannotated == "drop"
+            )
             if shares is not None
             else {}
         )
         ids = (
-            _read_list(base, split, annotation_folder)
+            _read_list(base, split, annotation_folder, xml_files)
             if shares is None
             else select_split(list(files), split, shares, key=key, where=str(annotation_folder))
         )
         # A file is used for the classes, for their check and for the boxes
-        parse = lru_cache(maxsize=None)(partial(_parse_annotation, annotation_folder))
+        parse = lru_cache(maxsize=None)(partial(_parse_annotation, annotation_folder, xml_files))
         files_by_class = (
-            {} if classes is not None else _classes(annotation_folder, list(files), parse)
+            {}
+            if classes is not None
+            else _classes(
+                annotation_folder, list(files) or [x for x in xml_files if "/" not in x], parse
+            )
         )
         names = object_names(classes) if classes is not None else list(files_by_class)
         require_count(
             str(annotation_folder), names, num_classes, labels=len(names) + 1, files=files_by_class
         )
-        objects = ((f"{name}.xml", item.name) for name in ids for item in parse(name).objects)
+        objects = (
+            (parse(name).path.name, item.name) for name in ids for item in parse(name).objects
+        )
         require_known(str(annotation_folder), objects, names)
         labels = {name: label for label, name in enumerate(names, start=1)}
         images: list[Annotated] = []
@@ -152,7 +160,7 @@ class PascalVOC(AnnotatedImages):
                 box = check_box(
                     # VOC's boxes include their last pixel, so only the first corner moves
                     [x1 - first_pixel, y1 - first_pixel, x2, y2],
-                    where=str(annotation_folder / f"{name}.xml"),
+                    where=str(annotation.path),
                     width=image.width,
                     height=image.height,
                     empty=empty_boxes,
@@ -171,7 +179,15 @@ class PascalVOC(AnnotatedImages):
         )
 
 
-def _read_list(base: Path, split: str, annotations: Path) -> list[str]:
+def _xml_files(folder: Path) -> dict[str, str]:
+    """Return the XML files in a folder by their names without the ending."""
+    names = list_files(folder, ANNOTATIONS).names if folder.is_dir() else []
+    return {str(Path(name).with_suffix("")): name for name in names}
+
+
+def _read_list(
+    base: Path, split: str, annotations: Path, xml_files: Mapping[str, str]
+) -> list[str]:
     """Return the names in the list of a split."""
     path = base / "ImageSets" / "Main" / f"{split}.txt"
     try:
@@ -188,17 +204,12 @@ def _read_list(base: Path, split: str, annotations: Path) -> list[str]:
             Problem(str(path), reason, expected=", ".join(list_names), hint=hint)
         ) from None
     # In the lists of a class, 1, 0 or -1 follows a name, which may have spaces itself
-    ids = [
-        line if (annotations / f"{line}.xml").is_file() else re.sub(r"\s+(-1|0|1)$", "", line)
-        for line in lines
-    ]
+    ids = [line if line in xml_files else re.sub(r"\s+(-1|0|1)$", "", line) for line in lines]
     if not ids:
         raise DataError(Problem(str(path), "lists no images"))
-    if (repeated := first_repeated(ids)) is not None:
-        raise DataError(
-            Problem(str(path), "lists an image twice", repeated, "a line for each image")
-        )
-    require_listed(annotations, [f"{name}.xml" for name in ids], listed_in=path.name)
+    ids = relative_names(annotations, ids, where=str(path))
+    xml_names = [xml_files.get(name, f"{name}.xml") for name in ids]
+    require_listed(annotations, xml_names, listed_in=path.name)
     return ids
 
 
@@ -215,7 +226,9 @@ def _set(missing: Path, key: str, endings: Sequence[str]) -> str:
     )
 
 
-def _match_annotations(images: Path, annotations: Path, *, drop: bool) -> dict[str, str]:
+def _match_annotations(
+    images: Path, annotations: Path, annotated: Mapping[str, str], *, drop: bool
+) -> dict[str, str]:
     """Match sorted names without endings to image files, each of which has an XML file."""
     kinds = (
         (images, "images", "images_dir", IMAGES),
@@ -239,15 +252,12 @@ def _match_annotations(images: Path, annotations: Path, *, drop: bool) -> dict[s
                     hint="rename one, and its annotation",
                 )
             )
-    annotated = {
-        str(Path(name).with_suffix("")) for name in list_files(annotations, ANNOTATIONS).names
-    }
     for bare, name in sorted(
-        {bare: f"{bare}.jpg" for bare in annotated - image_of_name.keys()}.items()
+        {bare: f"{bare}.jpg" for bare in annotated.keys() - image_of_name}.items()
     ):
         raise DataError(
             Problem(
-                str(annotations / f"{bare}.xml"),
+                str(annotations / annotated[bare]),
                 f"has no image {name} (or .png, ...) in {images}",
                 hint="add it, or remove the annotation",
             )
@@ -278,10 +288,9 @@ def _classes(
     """Return the sorted classes of all annotations, each with the file of each of its objects."""
     # The annotations of all splits count, so that every split numbers the classes alike
     files_by_class: dict[str, list[str]] = {}
-    flat = [name for name in list_files(annotations, ANNOTATIONS).names if "/" not in name]
-    for name in ids or [file.removesuffix(".xml") for file in flat]:
+    for name in ids:
         for item in parse(name).objects:
-            files_by_class.setdefault(item.name, []).append(f"{os.path.basename(name)}.xml")
+            files_by_class.setdefault(item.name, []).append(parse(name).path.name)
     if not files_by_class:
         raise DataError(
             Problem(str(annotations), "has no annotated objects", hint="set dataset.root=FOLDER")
@@ -289,9 +298,9 @@ def _classes(
     return dict(sorted(files_by_class.items()))
 
 
-def _parse_annotation(folder: Path, name: str) -> _Annotation:
+def _parse_annotation(folder: Path, files: Mapping[str, str], name: str) -> _Annotation:
     """Parse an image's XML file."""
-    path = folder / f"{name}.xml"
+    path = folder / files.get(name, f"{name}.xml")
     try:
         tree = _parse_xml(read_bytes(path))
     except OSError as error:
@@ -300,7 +309,7 @@ def _parse_annotation(folder: Path, name: str) -> _Annotation:
     except (ElementTree.ParseError, LookupError, ValueError) as error:
         raise DataError(Problem(str(path), f"is not XML, or is damaged: {error}")) from None
     sides = [_number(tree, f"size/{side}", path) for side in ("width", "height")]
-    if not all(1 <= side < math.inf for side in sides):
+    if not all(1 <= side < 1 << 63 for side in sides):
         raise DataError(
             Problem(str(path), "says that the image has no pixels", f"{sides[0]:g} x {sides[1]:g}")
         )
@@ -311,7 +320,7 @@ def _parse_annotation(folder: Path, name: str) -> _Annotation:
         else f"{name}.jpg"
     )
     objects = [_parse_object(node, path) for node in tree.iter("object")]
-    return _Annotation(file, int(sides[0]), int(sides[1]), objects)
+    return _Annotation(path, file, int(sides[0]), int(sides[1]), objects)
 
 
 def _parse_xml(raw: bytes) -> ElementTree.Element:

@@ -116,12 +116,14 @@ class AnnotatedImages(Dataset[dict[str, Any]], abc.ABC):
         chosen = [
             image for image in images if not training or any(not crowd for crowd in image.crowd)
         ]
+        names = [image.name for image in chosen]
+        require_listed(folder, names, listed_in="the annotations")
         self.classes = list(classes)
         self._folder, self._training = folder, training
         self._size = None if size is None else (int(size[0]), int(size[1]))
         # Packed arrays instead of a million objects: a worker that only reads those would copy them
         # all, reference count by reference count.
-        self._names = np.array([os.fsencode(image.name) for image in chosen])
+        self._names = np.array([os.fsencode(name) for name in names])
         self._sizes = torch.tensor(
             [[image.height, image.width] for image in chosen], dtype=torch.int64
         ).view(-1, 2)
@@ -139,8 +141,6 @@ class AnnotatedImages(Dataset[dict[str, Any]], abc.ABC):
         self._areas = torch.tensor(
             [area for image in chosen for area in image.areas], dtype=torch.float32
         )
-        names = [image.name for image in chosen]
-        require_listed(folder, names, listed_in="the annotations")
         # Shares of the image are a common format. Boxes of whole numbers up to 1 may be tiny ones
         # in pixels.
         if len(self._boxes) and self._boxes.max() <= 1 and bool(self._boxes.frac().any()):

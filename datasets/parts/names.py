@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
@@ -87,22 +87,33 @@ def require_distinct(where: str, names: Iterable[str], *, what: str) -> None:
             raise DataError(Problem(where, reason, hint="write both in one way"))
 
 
-def relative_to(folder: Path) -> Callable[[str], str]:
-    """Return a function that makes a listed name relative to the folder, if it lies inside.
+def relative_names(folder: Path, names: Iterable[str], *, where: str) -> list[str]:
+    """Return listed names, relative to the folder if they lie inside.
 
-    Splits and fingerprints depend on the result, so it is the same however the folder is spelt:
+    Splits and fingerprints depend on the result, so it is the same however a path is spelt:
     relative or absolute, through a link or with `..`.
+
+    Args:
+        folder: The folder that names are relative to.
+        names: Names of files, as listed.
+        where: The list, for messages.
+
+    Raises:
+        DataError: A file is listed twice.
     """
     real, real_path = os.path.realpath(folder), lru_cache(maxsize=1 << 12)(os.path.realpath)
 
     def relative(name: str) -> str:
-        if not os.path.isabs(name):
+        if not name.startswith((os.sep, os.pardir)) and os.path.normpath(name) == name:
             return name
-        path = Path(name)
+        path = folder / name
         inside = next((place for place in path.parents if real_path(place) == real), None)
         return name if inside is None else str(path.relative_to(inside))
 
-    return relative
+    listed = list(map(relative, names))
+    if (repeated := first_repeated(listed)) is not None:
+        raise DataError(Problem(where, "lists an image twice", repeated, "each image once"))
+    return listed
 
 
 def require_listed(folder: Path, names: Sequence[str], *, listed_in: str) -> None:
@@ -130,7 +141,8 @@ def require_listed(folder: Path, names: Sequence[str], *, listed_in: str) -> Non
 def _entries(folder: str | os.PathLike[str]) -> frozenset[str]:
     try:
         return frozenset(os.listdir(folder))
-    except OSError:
+    # ValueError: no file can have such a name
+    except (OSError, ValueError):
         return frozenset()
 
 

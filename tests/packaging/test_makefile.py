@@ -28,6 +28,7 @@ TARGETS = {
     "lock",
     "mutants",
     "faults",
+    "fuzz",
     "gpu",
     "clean",
 }

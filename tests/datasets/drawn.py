@@ -1,0 +1,281 @@
+"""Draws odd files of data sets, and compares what readers give with what independent ones give.
+
+Tests import this as `samewise_datasets_drawn`.
+"""
+
+from __future__ import annotations
+
+import codecs
+import io
+import os
+import tempfile
+import unicodedata
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageOps
+
+from samewise.runner.errors import ConfigError
+
+MARKS = {
+    "utf-8-sig": codecs.BOM_UTF8,
+    "utf-32-le": codecs.BOM_UTF32_LE,
+    "utf-32-be": codecs.BOM_UTF32_BE,
+    "utf-16-le": codecs.BOM_UTF16_LE,
+    "utf-16-be": codecs.BOM_UTF16_BE,
+}
+WORDS = (
+    *("cat", "dog", "a b", "Cat", "10", "9", "01", "it's", 'say "x"', "a,b", "a;b", "caf\u00e9"),
+    *("cafe\u0301", "\u0130I", "\u4e2d\u6587", "d\u043eg", "x_y", "-1", "1e3", "nan", "#1", "%41"),
+)
+"""Names of files, folders and classes."""
+
+
+class Refused(Exception):
+    """The independent reader cannot tell what a file says."""
+
+
+class Case:
+    """A folder of files that a random source makes odd.
+
+    `sound` stays true until something is written that a reader may refuse.
+    """
+
+    def __init__(self, random: Random, folder: Path) -> None:
+        self.random, self.folder, self.sound = random, folder, True
+
+    def pick(self, usual: Sequence[Any], odd: Sequence[Any] = (), *, share: float = 0.12) -> Any:
+        """Return one of the usual values, or rarely an odd one."""
+        if odd and self.random.randrange(1000) < 1000 * share:
+            self.sound = False
+            return self.random.choice(odd)
+        return self.random.choice(usual)
+
+    def words(self, count: int) -> list[str]:
+        """Return distinct names, also if case and Unicode forms are not told apart."""
+        names = dict[str, str]()
+        for _ in range(20 * count):
+            if len(names) == count:
+                break
+            name = self.random.choice(WORDS)
+            names.setdefault(unicodedata.normalize("NFKC", name).casefold(), name)
+        return list(names.values())
+
+    def write(self, path: Path, text: str) -> None:
+        """Write a text in some encoding, with some line ends."""
+        ends = self.pick(["\n", "\r\n", "\r"])
+        text = text.rstrip("\n") + self.pick(["\n", "", "\n\n"])
+        encoding = self.pick(["utf-8", *MARKS], ["latin-1", "gbk", "utf-16-le", "bare"], share=0.06)
+        raw = text.replace("\n", ends)
+        if encoding == "bare":
+            path.write_bytes(raw.encode("utf-16-be"))
+        elif self.sound or encoding in ("utf-8", *MARKS):
+            path.write_bytes(MARKS.get(encoding, b"") + raw.encode(encoding.removesuffix("-sig")))
+        else:
+            path.write_bytes(raw.encode(encoding, "replace"))
+
+    def spell(self, path: Path) -> str:
+        """Return another spelling of a folder's or file's path."""
+        kind = self.pick(["absolute", "relative", "link", "dots", "slash"])
+        if kind == "relative":
+            return os.path.relpath(path)
+        if kind == "dots":
+            return f"{path.parent}/../{path.parent.name}/./{path.name}"
+        if kind == "link":
+            link = self.folder.with_name(f"{self.folder.name}-link")
+            if not link.is_symlink():
+                link.symlink_to(self.folder)
+            return str(link / path.relative_to(self.folder))
+        return f"{path.parent}//{path.name}" if kind == "slash" else str(path)
+
+    def number(self, value: float) -> Any:
+        """Return a number, as some program writes it, or what is none."""
+        return self.pick(
+            [*[value] * 6, float(value)],
+            [
+                *(str(value), f"{value},5", "1,000", "nan", "", None, -value - 1, 10**30, 1e300),
+                *(True, float("nan"), float("inf"), [value], value + 0.7, "x", 0),
+            ],
+            share=0.006,
+        )
+
+
+def text_of(path: Path) -> str:
+    """Return a text in UTF-8, or as its byte order mark says, with newlines at its lines' ends."""
+    raw = path.read_bytes()
+    mark = next((mark for mark in MARKS.items() if raw.startswith(mark[1])), ("utf-8", b""))
+    try:
+        text = raw.removeprefix(mark[1]).decode(mark[0].removesuffix("-sig"))
+    except UnicodeDecodeError as error:
+        raise Refused(str(error)) from None
+    return io.IncrementalNewlineDecoder(None, translate=True).decode(text, final=True)
+
+
+def share_of(name: str, key: str = "") -> float:
+    """Return a name's place in [0, 1), which decides its split."""
+    digest = blake2b(f"{key}\0{name}".encode("utf-8", "surrogateescape"), digest_size=6)
+    return int(digest.hexdigest(), 16) / 2**48
+
+
+def judge(case: Case, read: Callable[[], Any], reference: Callable[[], Any]) -> bool:
+    """Compare a reader's samples with the independent reader's; return whether it read them.
+
+    An error counts as well, if its first line names a file of the case and not all is sound.
+    """
+    try:
+        expected = reference()
+    except Refused as error:
+        expected = error
+    try:
+        samples = read()
+    except ConfigError as error:
+        first_line = str(error).splitlines()[0]
+        if case.sound or case.folder.parent.name not in first_line:
+            raise AssertionError(f"refused: {error}") from error
+        return False
+    if isinstance(expected, Refused):
+        raise AssertionError(f"read, but {expected}")
+    require_same(samples, expected)
+    return True
+
+
+def require_same(samples: Any, expected: Any, where: str = "") -> None:
+    """Require equal samples, in the same order; arrays within their tolerance."""
+    if isinstance(expected, dict):
+        for key in expected:
+            require_same(samples[key], expected[key], f"{where}.{key}")
+    elif isinstance(expected, list | tuple):
+        assert len(samples) == len(expected), f"{where}: {len(samples)}, not {len(expected)}"
+        for place, (sample, item) in enumerate(zip(samples, expected, strict=True)):
+            require_same(sample, item, f"{where}[{place}]")
+    elif isinstance(expected, Near):
+        array = np.asarray(samples)
+        assert array.shape == expected.array.shape, f"{where}: {array.shape}"
+        difference = np.abs(array.astype(np.float64) - expected.array).max(initial=0)
+        assert difference <= expected.most, f"{where}: differs by {difference}"
+    else:
+        assert samples == expected, f"{where}: {samples!r}, not {expected!r}"
+
+
+class Near:
+    """Array that a reader's must equal, up to a difference."""
+
+    def __init__(self, array: Any, most: float) -> None:
+        self.array, self.most = np.asarray(array, dtype=np.float64), most
+
+
+FORMATS = ("JPEG", "PNG", "BMP", "DIB", "GIF", "PPM", "TIFF", "WEBP")
+ENDINGS = {"JPEG": ".jpg", "PNG": ".png", "BMP": ".bmp", "GIF": ".gif", "TIFF": ".tif"} | {
+    "PPM": ".ppm",
+    "WEBP": ".webp",
+}
+MODES = {
+    "JPEG": ["RGB", "RGB", "L", "CMYK"],
+    "PNG": ["RGB", "L", "P", "RGBA", "LA", "1", "I;16"],
+    "BMP": ["RGB", "L", "P", "1"],
+    "GIF": ["RGB", "L", "P"],
+    "TIFF": ["RGB", "L", "P", "RGBA", "CMYK", "1", "I;16"],
+    "PPM": ["RGB", "L", "1", "I;16"],
+    "WEBP": ["RGB", "RGBA"],
+}
+
+
+def draw_image(case: Case, width: int, height: int, *, upright: bool = True) -> tuple[bytes, str]:
+    """Return an image file's content, and its usual ending."""
+    form = case.pick(["JPEG", "PNG", "PNG", *ENDINGS])
+    mode = case.pick(MODES[form])
+    numbers = np.random.default_rng(case.random.randrange(1 << 16))
+    if mode == "I;16":
+        image = Image.fromarray(numbers.integers(0, 1 << 16, (height, width)).astype(np.uint16))
+    else:
+        image = Image.fromarray(numbers.integers(0, 256, (height, width, 3)).astype(np.uint8))
+        image = image.convert("L").convert("LA") if mode == "LA" else image.convert(mode)
+    options = dict[str, Any]()
+    if form in ("JPEG", "PNG", "WEBP", "TIFF") and not case.random.randrange(4):
+        orientations = [1, 2, 3, 4, 5, 6, 7, 8, 0, 9]
+        exif = Image.Exif()
+        exif[0x0112] = case.pick(orientations[: 10 if upright else 4])
+        options["exif"] = exif.tobytes()
+    if form == "WEBP":
+        options["lossless"] = True
+    if form == "JPEG":
+        options |= {"quality": 95, "progressive": case.pick([False, True])}
+    file = io.BytesIO()
+    image.save(file, form, **options)
+    return damage(case, file.getvalue()), ENDINGS[form]
+
+
+def damage(case: Case, raw: bytes, *, share: float = 0.04) -> bytes:
+    """Return the bytes, rarely changed or cut short."""
+    kind = case.pick(["whole"], ["cut", "flip", "empty", "text", "more", "zeros"], share=share)
+    place = case.random.randrange(max(1, len(raw)))
+    return {
+        "whole": lambda: raw,
+        "cut": lambda: raw[:place],
+        "flip": lambda: raw[:place] + bytes(x ^ 0x41 for x in raw[place:][:1]) + raw[place + 1 :],
+        "empty": lambda: b"",
+        "text": lambda: b"version https://git-lfs.github.com/spec/v1\n",
+        "more": lambda: raw + bytes(range(40)),
+        "zeros": lambda: raw[:place] + bytes(len(raw) - place),
+    }[kind]()
+
+
+def pixels_of(raw: bytes, mode: str = "RGB", *, upright: bool = False) -> Near:
+    """Return [C, H, W] of an image, by Pillow.
+
+    Raises:
+        Refused: Pillow does not read it.
+    """
+    # Pillow refuses a PNG for damage in a chunk that says nothing of the pixels
+    if raw.startswith(b"\x89PNG") and raw[37:41] == b"eXIf" and not upright:
+        raw = raw[:33] + raw[45 + int.from_bytes(raw[33:37], "big") :]
+    try:
+        with Image.open(io.BytesIO(raw), formats=FORMATS) as image:
+            form = image.format
+            image.load()
+            opened = ImageOps.exif_transpose(image) if upright else image
+            if opened.mode.startswith("I"):
+                array = np.rint(np.asarray(opened, dtype=np.float64) * 255 / 65535)
+                opened = Image.fromarray(array.astype(np.uint8))
+            array = np.asarray(opened.convert(mode))
+    except Exception as error:
+        raise Refused(f"{type(error).__name__}: {error}") from None
+    array = array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
+    tolerances = {"RGB": 3, "L": 16} if form == "JPEG" else {"RGB": 0, "L": 2}
+    return Near(array, tolerances[mode])
+
+
+def try_cases(tmp_path: Path, test: Callable[[Case], bool], *, share: float) -> None:
+    """Run a test on drawn cases.
+
+    SAMEWISE_FUZZ says how many are drawn in all tests together; each takes its share.
+    SAMEWISE_FUZZ_SEED draws others: a number, or "random".
+    """
+    count = max(1, round(int(os.environ.get("SAMEWISE_FUZZ", "200")) * share))
+    number = os.environ.get("SAMEWISE_FUZZ_SEED", "0")
+
+    were_read = list[bool]()
+
+    def run(random: Random) -> None:
+        with tempfile.TemporaryDirectory(dir=tmp_path) as home:
+            (folder := Path(home) / "case").mkdir()
+            were_read.append(test(Case(random, folder)))
+
+    options = settings(
+        max_examples=count,
+        deadline=None,
+        database=None,
+        derandomize=number == "0",
+        phases=[Phase.generate, Phase.shrink],
+        suppress_health_check=list(HealthCheck),
+    )
+    draws = given(st.randoms(note_method_calls=False, use_true_random=True))(run)
+    (options(draws) if number in ("0", "random") else seed(int(number))(options(draws)))()
+    print(f"{sum(were_read)} of {len(were_read)} cases were read")
+    assert len(were_read) < 10 or 5 * sum(were_read) > len(were_read)

@@ -1,0 +1,745 @@
+"""Readers of images give what plain independent ones read from odd files, or name the file."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+import math
+import os
+import unicodedata
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from pathlib import Path
+from typing import Any
+from xml.sax.saxutils import escape
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import parquet
+from pycocotools.coco import COCO as Published
+from samewise_datasets_drawn import (
+    Case,
+    Near,
+    Refused,
+    damage,
+    draw_image,
+    judge,
+    pixels_of,
+    share_of,
+    text_of,
+    try_cases,
+)
+
+from samewise.datasets.coco import COCO
+from samewise.datasets.hugging_face import HuggingFaceImages
+from samewise.datasets.image_folder import ImageFolder
+from samewise.datasets.image_table import ImageTable
+from samewise.datasets.parts.decode import read_image
+from samewise.datasets.parts.upright import read_upright
+from samewise.datasets.pascal_voc import PascalVOC
+
+KNOWN = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".jfif")
+KNOWN += (".jpe", ".gif", ".dib", ".pnm")
+RUBBISH = ("__MACOSX", "@eaDir", ".hidden", "Thumbs.db", "._a.jpg", "$RECYCLE.BIN")
+SPLITS = ("train", "valid", "test")
+SHARES = {"valid": 0.3, "test": 0.2}
+
+
+def write_images(case: Case, folder: Path, stems: list[str], *, upright: bool = True) -> list[str]:
+    """Write an image for each stem; return the files' names."""
+    names = list[str]()
+    folder.mkdir(parents=True, exist_ok=True)
+    for stem in stems:
+        raw, ending = draw_image(case, 5, 4, upright=upright)
+        name = stem + case.pick([ending, ending, ending.upper(), ".jpg", ".Png", ".JPEG"])
+        (folder / name).write_bytes(raw)
+        names.append(name)
+    return names
+
+
+def splits_of(names: list[str]) -> dict[str, list[str]]:
+    splits: dict[str, list[str]] = {split: [] for split in SPLITS}
+    for name in names:
+        place = share_of(name)
+        splits["valid" if place < 0.3 else "test" if place < 0.5 else "train"].append(name)
+    if names and not (splits["train"] and splits["valid"]):
+        raise Refused("a split is empty")
+    return splits
+
+
+def samples_of(data: Any) -> list[dict[str, Any]]:
+    return [
+        {**sample, "class": data.classes[sample["label"]], "file": str(data.path(index))}
+        for index, sample in ((index, data[index]) for index in range(len(data)))
+    ]
+
+
+def class_folders(case: Case) -> bool:
+    root = case.folder / "images"
+    listed = list[tuple[str, str]]()
+    rubbish = 0
+    folders = case.pick([case.words(2), case.words(3)])
+    for name in folders:
+        count = case.pick([2, 3, 1, 4])
+        stems = [f"{word} {number}" for number, word in enumerate(case.words(count))]
+        below = case.pick(["", "", "", "sub", "sub/a b"])
+        files = write_images(case, root / name / below, stems)
+        listed += [(name, f"{below}/{file}".removeprefix("/")) for file in files]
+        if not case.random.randrange(6):
+            (root / name / case.pick(["notes.txt", "README", "a.heic"])).write_text("x")
+            rubbish += 1
+        if not case.random.randrange(6):
+            (root / name / case.pick(RUBBISH)).write_text("x")
+    if not case.random.randrange(3):
+        (root / case.pick(RUBBISH)).mkdir()
+    elif not case.random.randrange(6):
+        (root / unicodedata.normalize(case.pick(["NFD", "NFC"]), case.pick(folders))).mkdir(exist_ok=True)
+        case.sound = False
+    split_up = case.pick([True, False])
+    case.sound = case.sound and not split_up
+    mode = case.pick(["rgb", "rgb", "gray"])
+
+    def read() -> Any:
+        place = case.spell(root)
+        options: Any = {"shares": SHARES} if split_up else {}
+        data = [ImageFolder(root=place, folder="", mode=mode, split=split, **options) for split in (SPLITS if split_up else SPLITS[:1])]
+        plain = ImageFolder(root=str(root), folder="", mode=mode, split="train", **options)
+        assert data[0].fingerprint() == plain.fingerprint()
+        counts = [int(text.split()[0]) for text in data[0].left_out.split(", ") if text]
+        return {
+            "classes": data[0].classes,
+            "left out": sum(counts),
+            "splits": [sorted((x["class"], os.path.basename(x["file"]), x["image"]) for x in samples_of(split)) for split in data],
+        }
+
+    def reference() -> Any:
+        classes = sorted(x for x in os.listdir(root) if not x.startswith(".") and x not in RUBBISH)
+        forms = Counter(" ".join(unicodedata.normalize("NFC", x).split()) for x in classes)
+        if max(forms.values()) > 1:
+            raise Refused("two classes look the same")
+        names = [f"{name}/{file}" for name, file in listed]
+        chosen = splits_of(names) if split_up else {"train": names}
+        mode_of_pillow = "RGB" if mode == "rgb" else "L"
+        return {
+            "classes": classes,
+            "left out": rubbish,
+            "splits": [
+                [
+                    [name.partition("/")[0], os.path.basename(name), image]
+                    for name in sorted(names, key=lambda x: (x.partition("/")[0], os.path.basename(x)))
+                    for image in [pixels_of((root / name).read_bytes(), mode_of_pillow)]
+                ]
+                for names in chosen.values()
+            ],
+        }
+
+    return judge(case, read, reference)
+
+
+def write_table(case: Case, path: Path, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Write a table in one of its formats; return how a plain reader opens it."""
+    form = case.pick(["csv", "csv", "tsv", "json", "jsonl", "parquet"])
+    if form == "parquet":
+        columns = {key: [row[key] for row in rows] for key in rows[0]}
+        with contextlib.suppress(pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+            parquet.write_table(pa.table(columns), path.with_suffix(".parquet"))
+            return {"form": form, "path": path.with_suffix(".parquet")}
+        form = "json"
+    path = path.with_suffix(case.pick([f".{form}", f".{form.upper()}", ".txt"]))
+    if form == "json":
+        case.write(path, json.dumps(rows, ensure_ascii=case.pick([True, False]), indent=1))
+    elif form == "jsonl":
+        lines = [json.dumps(row, ensure_ascii=case.pick([True, False])) for row in rows]
+        case.write(path, case.pick(["\n", "\n\n"]).join(lines))
+    else:
+        mark = "\t" if form == "tsv" else case.pick([",", ",", ";"])
+        mark = "," if path.suffix == ".txt" and mark == ";" else mark
+        text = io.StringIO()
+        quoting = case.pick([csv.QUOTE_MINIMAL, csv.QUOTE_ALL])
+        writer = csv.writer(text, delimiter=mark, quoting=quoting, lineterminator="\n")
+        writer.writerow(rows[0])
+        for row in rows:
+            values = list(row.values())
+            writer.writerow(case.pick([values], [[*values, "more"], values[:1], values[:-1]], share=0.008))
+            if case.pick([False], [True], share=0.008):
+                text.write('"')
+        case.write(path, text.getvalue())
+        return {"form": form, "path": path, "mark": mark}
+    return {"form": form, "path": path}
+
+
+def table_rows(form: str, path: Path, mark: str = "") -> list[dict[str, Any]]:
+    if form == "parquet":
+        return parquet.read_table(path).to_pylist()
+    text = text_of(path)
+    try:
+        if form == "json":
+            return json.loads(text)
+        if form == "jsonl":
+            return [json.loads(line) for line in text.split("\n") if line.strip()]
+        rows = list(csv.DictReader(io.StringIO(text, newline=""), delimiter=mark, strict=False))
+    except ValueError as error:
+        raise Refused(str(error)) from None
+    if any(None in row or "\n" in "".join(filter(None, row.values())) for row in rows):
+        raise Refused("a row has more fields, or a line break")
+    return rows
+
+
+def cell(row: dict[str, Any], column: str) -> str:
+    value = row.get(column)
+    if value is None or value != value or isinstance(value, list | dict) or not str(value).strip():
+        raise Refused(f"no {column}")
+    return str(value)
+
+
+def path_in_list(case: Case, folder: Path, name: str) -> str:
+    """Return a spelling of a file's path in a list in the folder."""
+    path = folder / name
+    link = case.folder / "link"
+    if not link.is_symlink():
+        link.symlink_to(folder)
+    return case.pick(
+        [
+            *[name] * 8,
+            *(f"./{name}", str(path), f"{folder}/../{folder.name}/{name}", str(link / name)),
+            *(f"../{folder.name}/{name}", f"sub/../{name}" if (folder / "sub").is_dir() else name),
+        ],
+        [
+            *(name.replace("/", "\\"), f" {name}", name.swapcase(), f"{folder.name}/{name}", ""),
+            *(unicodedata.normalize("NFD", name), unicodedata.normalize("NFC", name), f"{name}\0"),
+            *(f"{name}\0/x", "."),
+        ],
+        share=0.008,
+    )
+
+
+def resolved(folder: Path, listed: str) -> str:
+    """Return a listed file's name relative to the folder, however it is spelt."""
+    path = folder / listed.replace("\0", "\n")
+    return os.path.relpath(os.path.join(os.path.realpath(path.parent), path.name), folder)
+
+
+def identity(folder: Path, listed: str) -> str:
+    """Return the name of a listed file, which is there."""
+    if not (folder / (name := resolved(folder, listed))).is_file():
+        raise Refused(f"no file {listed!r}")
+    return name
+
+
+def table(case: Case) -> bool:
+    folder = case.folder / "data"
+    stems = [f"{word}-{number}" for number, word in enumerate(case.words(5) + case.words(3))]
+    below = case.pick(["", "sub/", "a b/"])
+    names = [below + name for name in write_images(case, folder / below, stems)]
+    kind = case.pick(["words", "integers", "floats"])
+    labels = case.words(3) if kind == "words" else [3, 20, 100] if kind == "integers" else [0.5, 7]
+    parts = case.pick([True, False])
+    rows = list[dict[str, Any]]()
+    for number, name in enumerate(names):
+        label = case.pick(labels, [None, "", float("nan"), "nan", [1], " ", 10**400], share=0.004)
+        row = {"image": path_in_list(case, folder, name), "label": label, "note": case.pick(WIDE)}
+        part = "valid" if number == 0 else "train" if number == 1 else case.pick(PARTS, ["x", ""])
+        rows.append(row | ({"part": part} if parts else {}))
+    if case.pick([False], [True], share=0.05):
+        again = dict(case.pick(rows))
+        rows.append({**again, "image": case.pick([again["image"], f"./{again['image']}"])})
+    case.random.shuffle(rows)
+    opening = write_table(case, folder / "list", rows)
+    case.sound = case.sound and parts
+
+    def read() -> Any:
+        options: Any = {"shares": SHARES, "split_column": "part" if parts else None}
+        place = case.spell(opening["path"])
+        data = [ImageTable(table_path=place, split=split, **options) for split in SPLITS]
+        plain = ImageTable(table_path=str(opening["path"]), split="train", **options)
+        assert data[0].fingerprint() == plain.fingerprint()
+        return [samples_of(split) for split in data] + [data[0].classes]
+
+    def reference() -> Any:
+        listed = dict[str, tuple[str, str]]()
+        for row in table_rows(**opening):
+            name = resolved(folder, cell(row, "image"))
+            if name in listed:
+                raise Refused("lists an image twice")
+            split = MEANT.get(cell(row, "part").strip().lower()) if parts else ""
+            if split is None:
+                raise Refused("unknown split")
+            listed[name] = (cell(row, "label"), split)
+        splits = splits_of(list(listed)) if not parts else {}
+        samples = [
+            [
+                {
+                    "class": listed[name][0],
+                    "image": pixels_of((folder / identity(folder, name)).read_bytes()),
+                }
+                for name in splits.get(split, [x for x in listed if listed[x][1] == split])
+            ]
+            for split in SPLITS
+        ]
+        classes = {label for label, _ in listed.values()}
+        if len({unicodedata.normalize("NFC", x) for x in classes}) < len(classes):
+            raise Refused("two labels look the same")
+        return [*samples, in_order(classes)]
+
+    return judge(case, read, reference)
+
+
+WIDE = ["", "x", "a,b", 'a "b"', "1,5", "\u00e9"]
+PARTS = ["train", "Train", "training", "val", "valid", "dev", "test", "unused"]
+MEANT = {"train": "train", "training": "train", "test": "test", "unused": "unused"} | dict.fromkeys(("val", "valid", "dev"), "valid")
+
+
+def in_order(labels: set[str]) -> list[str]:
+    """Return labels sorted by number if all are finite numbers, else as texts."""
+    with contextlib.suppress(ValueError):
+        numbers = {label: float(label) for label in labels}
+        if all(math.isfinite(number) for number in numbers.values()):
+            return sorted(labels, key=lambda label: (numbers[label], label))
+    return sorted(labels)
+
+
+def number_of(value: Any, *, whole: bool = False) -> float:
+    if (whole and isinstance(value, bool)) or not isinstance(value, int | float | str):
+        raise Refused(f"no number: {value!r}")
+    try:
+        number = int(value) if whole and isinstance(value, str) else float(value)
+    except (ValueError, OverflowError):
+        raise Refused(f"no number: {value!r}") from None
+    if not math.isfinite(number) or (whole and number != int(number)):
+        raise Refused(f"no number: {value!r}")
+    return int(value) if whole else number
+
+
+def coco(case: Case) -> bool:
+    folder = case.folder / "data"
+    stems = [f"{word}-{number}" for number, word in enumerate(case.words(4))]
+    names = write_images(case, folder / "images", stems, upright=False)
+    start = case.pick([1, 1, 50, 2**40, 0], [2**63, -5])
+    ids = [start + 3 * number for number in range(len(names))]
+    categories = [{"id": case.number(number), "name": word} for number, word in zip([7, 2, 90], case.words(3), strict=False)]
+    if case.pick([False], [True], share=0.05):
+        categories.append({**case.pick(categories), "id": case.pick([5, 2, None])})
+    images = [
+        {
+            "id": case.number(number),
+            "file_name": path_in_list(case, folder / "images", name) + case.pick([""], ["\ud800"], share=0.004),
+            "width": case.number(5),
+            "height": case.number(4),
+        }
+        for number, name in zip(ids, names, strict=True)
+    ]
+    if case.pick([False], [True], share=0.05):
+        images.append({**case.pick(images), **case.pick([{}, {"id": 77}])})
+    annotations = list[dict[str, Any]]()
+    for number in range(case.pick([3, 6, 1])):
+        box = [case.pick([0, 0.5, 1.25, 2]), case.pick([0, 1, 1.5]), case.pick([2, 1.75, 2.5])]
+        box = [case.number(x) for x in (*box, case.pick([1, 2.25, 0]))]
+        annotations.append(
+            {
+                "id": case.pick([number], [0, None, "a"]),
+                "image_id": case.number(case.pick(ids)),
+                "category_id": case.number(case.pick([7, 2, 90][: len(categories)])),
+                "bbox": case.pick([box], [box[:3], [*box, 1], None, "0 0 1 1", {}], share=0.004),
+                "area": case.pick([3, 2.5, 0], [-3, None, "3", float("nan"), 1e400, [1]]),
+                "iscrowd": case.pick([0, 0, 0, 1], [True, False, "1", 2, None, "true"]),
+            }
+        )
+    if case.pick([False], [True], share=0.05):
+        case.pick(case.pick([annotations, images, categories])).popitem()
+    content = {"images": images, "annotations": annotations, "categories": categories}
+    path = folder / "list.json"
+    is_ascii = case.pick([True, False]) or "\ud800" in "".join(x["file_name"] for x in images)
+    case.write(path, json.dumps(content, ensure_ascii=is_ascii))
+    training, dense = case.pick([True, False]), case.pick([True, False])
+
+    def read() -> Any:
+        options: Any = {"category_ids": "dense" if dense else "keep", "training": training}
+        root = case.spell(folder)
+        data = COCO(root=root, images="images", annotations="list.json", **options)
+        plain = COCO(root=str(folder), images="images", annotations="list.json", **options)
+        assert data.fingerprint() == plain.fingerprint()
+        return boxed_samples(data)
+
+    def reference() -> Any:
+        text = text_of(path)
+        try:
+            content = json.loads(text)
+            (plain := case.folder / "plain.json").write_text(json.dumps(content))
+            with contextlib.redirect_stdout(io.StringIO()):
+                published = Published(plain)
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise Refused(str(error)) from None
+        return coco_samples(published, folder / "images", dense=dense, training=training)
+
+    return judge(case, read, reference)
+
+
+def boxed_samples(data: Any) -> list[dict[str, Any]]:
+    return [
+        {
+            **{key: sample[key] for key in ("image", "boxes")},
+            "classes": [data.classes[label] for label in sample["labels"].tolist()],
+            "labels": sample["labels"].tolist(),
+            "id": sample["image_id"],
+            **({"crowd": sample["crowd"].tolist(), "area": sample["area"]} if "area" in sample else {}),
+        }
+        for sample in (data[index] for index in range(len(data)))
+    ]
+
+
+def coco_samples(published: Published, folder: Path, *, dense: bool, training: bool) -> list[dict[str, Any]]:
+    data = published.dataset
+    numbers = [number_of(x.get("id"), whole=True) for x in data["categories"]]
+    image_ids = [number_of(x.get("id"), whole=True) for x in data["images"]]
+    names = [str(x["name"]) for x in data["categories"] if x.get("name") is not None]
+    files = [resolved(folder, str(x["file_name"])) for x in data["images"] if x.get("file_name")]
+    if len(files) < len(image_ids):
+        raise Refused("an image without a file")
+    if len(names) < len(numbers) or len({unicodedata.normalize("NFC", x) for x in names}) < len(names):
+        raise Refused("names of categories")
+    if any(len(set(x)) < len(x) for x in (numbers, image_ids, files)) or not numbers:
+        raise Refused("twice the same")
+    if not all(abs(x) < 2**63 for x in (*numbers, *image_ids)):
+        raise Refused("a huge id")
+    label = {x: sorted(numbers).index(x) + 1 if dense else x for x in numbers}
+    if min(label.values()) < 1:
+        raise Refused("label 0 is the background")
+    samples = dict[float, dict[str, Any]]()
+    for number, name, entry in zip(image_ids, files, data["images"], strict=True):
+        size = [number_of(entry.get(x), whole=True) for x in ("height", "width")]
+        if not all(0 < side < 2**63 for side in size):
+            raise Refused("no size")
+        samples[number] = sample_of(folder / name, number, size)
+    for entry in data["annotations"]:
+        box, area, crowd = entry.get("bbox"), entry.get("area"), entry.get("iscrowd")
+        number = number_of(entry.get("image_id"), whole=True)
+        category = number_of(entry.get("category_id"), whole=True)
+        if number not in samples or category not in label or not isinstance(box, list):
+            raise Refused("an unknown id, or no box")
+        x, y, width, height = (*map(number_of, box), *[-1] * 4)[:4]
+        if len(box) != 4 or min(width, height) < 0 or crowd not in (0, 1, None):
+            raise Refused("no box")
+        sample = samples[number]
+        high, wide = sample["size"]
+        if min(x, y) < -1 or x + width > wide + 1.001 or y + height > high + 1.001:
+            raise Refused("beyond the image")
+        corners = [max(x, 0), max(y, 0), min(x + width, wide), min(y + height, high)]
+        if area is not None and (isinstance(area, str | list) or not abs(area) < math.inf):
+            raise Refused("no area")
+        if corners[0] < corners[2] and corners[1] < corners[3] and not (training and crowd):
+            sample["boxes"].append(corners)
+            sample["labels"].append(label[category])
+            sample["classes"].append(names[numbers.index(category)])
+            sample["crowd"].append(bool(crowd))
+            own = (corners[2] - corners[0]) * (corners[3] - corners[1])
+            sample["area"].append(own if area is None else abs(area))
+    return with_boxes([samples[x] for x in sorted(samples)], training=training)
+
+
+def sample_of(path: Path, number: float, size: list[float]) -> dict[str, Any]:
+    lists = {"boxes": [], "labels": [], "classes": [], "crowd": [], "area": []}
+    return {"path": path, "size": size, "id": number, **lists}
+
+
+def image_of(sample: dict[str, Any]) -> Near:
+    """Return a sample's pixels, which have the size that the annotation says."""
+    if not sample["path"].is_file():
+        raise Refused(f"no file {sample['path']}")
+    image = pixels_of(sample["path"].read_bytes())
+    if list(image.array.shape[1:]) != sample["size"]:
+        raise Refused("another size")
+    return image
+
+
+def with_boxes(samples: list[dict[str, Any]], *, training: bool) -> list[dict[str, Any]]:
+    """Return the samples, with arrays; in training without areas, and without empty images."""
+    keys = ["id", "labels", "classes"] + ([] if training else ["crowd"])
+    return [
+        {
+            **{key: sample[key] for key in keys},
+            "image": image_of(sample),
+            "boxes": Near(np.reshape(sample["boxes"], (-1, 4)), 1e-5),
+            **({} if training else {"area": Near(sample["area"], 1e-6 * max(1, *sample["area"], 1))}),
+        }
+        for sample in samples
+        if sample["boxes"] or not training
+    ]
+
+
+DIFFICULT = {"0": False, "1": True, "": False, "no": False, "yes": True} | {
+    "true": True,
+    "false": False,
+}
+
+
+def voc(case: Case) -> bool:
+    folder = case.folder / "data"
+    stems = [f"{word}-{number}" for number, word in enumerate(case.words(4))]
+    names = write_images(case, folder / "JPEGImages", stems, upright=False)
+    kinds = case.words(3)
+    with_lists = case.pick([True, False])
+    (folder / "Annotations").mkdir()
+    for stem, name in zip(stems, names, strict=True):
+        objects = "".join(voc_object(case, kinds) for _ in range(case.pick([1, 2, 3])))
+        listed = case.pick([name], [f"{stem}.jpg", "", f"other/{name}", stem])
+        text = (
+            f"<annotation><filename>{escape(listed)}</filename><size><width>{case.number(5)}"
+            f"</width><height>{case.number(4)}</height></size>{objects}</annotation>"
+        )
+        file = folder / "Annotations" / f"{stem}.xml"
+        write_xml(case, file, text)
+        if not case.random.randrange(8):
+            file.rename(file.with_suffix(".XML"))
+    if with_lists:
+        (folder / "ImageSets" / "Main").mkdir(parents=True)
+        lines = [stem + case.pick([""] * 6 + [" ", "  1", " -1", "\t"], [".xml", " 2"], share=0.008) for stem in stems[: case.pick([4, 4, 3])]]
+        lines += case.pick([[]], [lines[:1], ["none"], [f"./{stems[0]}"]], share=0.05)
+        case.write(folder / "ImageSets" / "Main" / "train.txt", "\n".join(lines))
+    training, first_pixel = case.pick([True, False]), case.pick([0, 1])
+    options: Any = {"training": training, "first_pixel": first_pixel, "empty_boxes": "drop"}
+    options |= {"difficult": case.pick([True, False])}
+    options |= {} if with_lists else {"shares": {}}
+
+    def read() -> Any:
+        data = PascalVOC(root=case.spell(folder), split="train", **options)
+        plain = PascalVOC(root=str(folder), split="train", **options)
+        assert data.fingerprint() == plain.fingerprint()
+        return {"classes": data.classes[1:], "samples": boxed_samples(data)}
+
+    return judge(case, read, lambda: voc_samples(folder, names, with_lists=with_lists, **options))
+
+
+def voc_object(case: Case, kinds: list[str]) -> str:
+    corners = [case.pick([1, 1.5, 2]), case.pick([1, 2]), case.pick([3, 3.5, 5]), case.pick([3, 4])]
+    sides = zip(("xmin", "ymin", "xmax", "ymax"), corners, strict=True)
+    box = "".join(f"<{side}>{case.number(corner)}</{side}>" for side, corner in sides)
+    boxes = case.pick([f"<bndbox>{box}</bndbox>"], [f"<bndbox>{box}</bndbox>" * 2, ""], share=0.008)
+    name = case.pick(kinds, ["", " ", unicodedata.normalize("NFD", kinds[0])], share=0.01)
+    answers = ["0", "0", "1", "", "True", "false", " 1 ", "yes", "NO"]
+    difficult = case.pick(answers, ["2", "x", "0.0"], share=0.01)
+    part = "<part><name>head</name><bndbox><xmin>1</xmin></bndbox></part>"
+    return f"<object><name>{case.pick(['', ' '])}{escape(name)}</name>{case.pick(['', '', part])}<difficult>{difficult}</difficult>{boxes}</object>"
+
+
+def write_xml(case: Case, path: Path, text: str) -> None:
+    encoding = case.pick(["utf-8"] * 4 + ["utf-8-sig", "utf-16"], ["latin-1", "gbk", "shift_jis", "none"], share=0.05)
+    declared = case.pick([encoding.removesuffix("-sig").upper()], ["utf-8", "x-none"], share=0.008)
+    head = case.pick([f'<?xml version="1.0" encoding="{declared}"?>\n'] * 2 + [""])
+    case.sound = case.sound and encoding not in ("latin-1", "gbk", "shift_jis", "none")
+    raw = (head + text).encode("utf-8" if encoding == "none" else encoding, "xmlcharrefreplace")
+    path.write_bytes(raw if case.pick([True], [False], share=0.004) else raw[: len(raw) // 2])
+
+
+def voc_annotation(path: Path) -> ElementTree.Element:
+    raw = path.read_bytes()
+    try:
+        return ElementTree.fromstring(raw)
+    except (ElementTree.ParseError, LookupError) as error:
+        raise Refused(str(error)) from None
+    except ValueError:
+        try:
+            return ElementTree.fromstring(raw.decode(raw.decode("latin-1").split('"')[3]))
+        except (ElementTree.ParseError, ValueError, LookupError) as error:
+            raise Refused(str(error)) from None
+
+
+def voc_samples(
+    folder: Path,
+    names: list[str],
+    *,
+    with_lists: bool,
+    training: bool,
+    first_pixel: int,
+    difficult: bool,
+    **_: Any,
+) -> Any:
+    trees = {file.stem: voc_annotation(file) for file in sorted((folder / "Annotations").iterdir())}
+    stems = sorted(trees)
+    if with_lists:
+        lines = text_of(folder / "ImageSets" / "Main" / "train.txt").split("\n")
+        stems = [line.strip() for line in lines if line.strip()]
+        stems = [stem if stem in trees else stem.rsplit(None, 1)[0] for stem in stems]
+        if len(set(stems)) < len(stems) or not set(stems) <= set(trees) or not stems:
+            raise Refused("a name is unknown, or listed twice")
+    kinds, samples = set[str](), list[dict[str, Any]]()
+    objects = {stem: [voc_parsed(node) for node in tree.iter("object")] for stem, tree in trees.items()}
+    kinds = sorted({kind for entries in objects.values() for kind, _, _ in entries})
+    if not kinds or len({unicodedata.normalize("NFC", x) for x in kinds}) < len(kinds):
+        raise Refused("no objects, or two classes look the same")
+    for number, stem in enumerate(stems):
+        sides = (number_of(trees[stem].findtext(f"size/{x}")) for x in ("height", "width"))
+        high, wide = map(int, sides)
+        listed = (trees[stem].findtext("filename") or "").strip()
+        is_image = os.path.splitext(listed)[0] == stem and listed.lower().endswith(KNOWN)
+        file = listed if is_image else f"{stem}.jpg"
+        if not with_lists:
+            file = next(name for name in names if os.path.splitext(name)[0] == stem)
+        sample = sample_of(folder / "JPEGImages" / file, number, [high, wide])
+        for kind, (x1, y1, x2, y2), is_difficult in objects[stem]:
+            x1, y1 = x1 - first_pixel, y1 - first_pixel
+            if not (0 <= x1 <= x2 <= wide and 0 <= y1 <= y2 <= high):
+                raise Refused("beyond the image")
+            crowd = is_difficult and not difficult
+            if x1 < x2 and y1 < y2 and not (training and crowd):
+                sample["boxes"].append([x1, y1, x2, y2])
+                sample["labels"].append(kinds.index(kind) + 1)
+                sample["classes"].append(kind)
+                sample["crowd"].append(crowd)
+                sample["area"].append((x2 - x1) * (y2 - y1))
+        samples.append(sample)
+    return {"classes": kinds, "samples": with_boxes(samples, training=training)}
+
+
+def voc_parsed(node: ElementTree.Element) -> tuple[str, list[float], bool]:
+    boxes, kind = node.findall("bndbox"), (node.findtext("name") or "").strip()
+    answer = (node.findtext("difficult") or "").strip().lower()
+    if len(boxes) != 1 or not kind or answer not in DIFFICULT:
+        raise Refused("no box, name or answer")
+    try:
+        corners = [float(boxes[0].findtext(x) or "") for x in ("xmin", "ymin", "xmax", "ymax")]
+    except ValueError as error:
+        raise Refused(str(error)) from None
+    return kind, corners, DIFFICULT[answer]
+
+
+def hugging_face(case: Case) -> bool:
+    root = case.folder / "rows"
+    root.mkdir()
+    kinds = case.words(3)
+    upright, form = case.pick([True, False]), case.pick(["parquet", "arrow"])
+    files = dict[str, list[Path]]()
+    kind_of_label = case.pick(["text", "class", "class", "number"])
+    for split in case.pick([["train"], ["train", "test"], ["train", "validation", "test"]]):
+        for shard in range(case.pick([1, 2])):
+            rows = [{"image": hf_image(case), "label": hf_label(case, kind_of_label, kinds)} for _ in range(3)]
+            labels = pa.array([row["label"] for row in rows])
+            images = pa.array(
+                [row["image"] for row in rows],
+                pa.struct([("bytes", pa.binary()), ("path", pa.string())]),
+            )
+            features = {
+                "label": {
+                    "_type": "ClassLabel",
+                    "names": case.pick([kinds], [kinds[::-1], [*kinds, kinds[0]]], share=0.01),
+                }
+            }
+            metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+            rows_of_file = pa.table({"image": images, "label": labels})
+            if kind_of_label == "class":
+                rows_of_file = rows_of_file.replace_schema_metadata(metadata)
+            name = case.pick([f"{split}-{shard:05}-of-00002", f"{split}_{shard}"])
+            path = root / f"{name}.{form}"
+            if form == "parquet":
+                parquet.write_table(rows_of_file, path)
+            else:
+                with pa.ipc.new_stream(path, rows_of_file.schema) as stream:
+                    stream.write_table(rows_of_file)
+            path.write_bytes(damage(case, path.read_bytes(), share=0.004))
+            files.setdefault(HF[split], []).append(path)
+
+    def read() -> Any:
+        place = case.spell(root)
+        data = {split: HuggingFaceImages(root=place, split=split, upright=upright, shares={}) for split in files}
+        return {split: [{**x, "class": data[split].classes[x["label"]]} for x in map(data[split].__getitem__, range(len(data[split])))] for split in files}
+
+    return judge(case, read, lambda: hf_samples(files, upright=upright))
+
+
+HF = {"train": "train", "validation": "valid", "test": "test"}
+
+
+def hf_image(case: Case) -> Any:
+    raw, _ = draw_image(case, 5, 4)
+    return case.pick(
+        [{"bytes": raw, "path": "a.png"}, {"bytes": raw, "path": None}],
+        [None, {"bytes": None, "path": "a.png"}, {"bytes": None, "path": None}],
+        share=0.004,
+    )
+
+
+def hf_label(case: Case, kind: str, kinds: list[str]) -> Any:
+    if kind == "text":
+        return case.pick(kinds, [None], share=0.004)
+    return case.pick(range(len(kinds)), [-1, 7, None], share=0.004)
+
+
+def hf_samples(files: dict[str, list[Path]], *, upright: bool) -> Any:
+    tables = {split: [hf_table(path) for path in sorted(paths)] for split, paths in files.items()}
+    named = dict[str, list[str]]()
+    for split, parts in tables.items():
+        lists = [
+            json.loads(part.schema.metadata[b"huggingface"])["info"]["features"]["label"]["names"]
+            for part in parts
+            if b"huggingface" in (part.schema.metadata or {})
+        ]
+        if any(len({*x}) < len(x) or x != lists[0] for x in lists):
+            raise Refused("classes")
+        named |= {split: lists[0]} if lists else {}
+        labels = [x for part in parts for x in part["label"].to_pylist()]
+        if split == "test" and {*labels} in ({-1}, {None}):
+            raise Refused("no labels")
+        if any(x is None or (named and not 0 <= x < len(lists[0])) for x in labels):
+            raise Refused("labels")
+    return {
+        split: [
+            {
+                "class": named[split][row["label"]] if split in named else str(row["label"]),
+                "image": pixels_of((row["image"] or {}).get("bytes") or b"", upright=upright),
+            }
+            for part in parts
+            for row in part.to_pylist()
+        ]
+        for split, parts in tables.items()
+    }
+
+
+def hf_table(path: Path) -> pa.Table:
+    try:
+        if path.suffix == ".parquet":
+            return parquet.read_table(path)
+        with pa.memory_map(str(path)) as file:
+            return pa.ipc.open_stream(file).read_all()
+    except (pa.ArrowException, OSError) as error:
+        raise Refused(str(error)) from None
+
+
+def image_file(case: Case) -> bool:
+    raw, ending = draw_image(case, case.pick([1, 3, 8, 17]), case.pick([1, 2, 9]))
+    path = case.folder / f"a{ending}"
+    path.write_bytes(damage(case, raw, share=0.3))
+    mode, upright = (
+        case.pick([("rgb", "RGB"), ("rgb", "RGB"), ("gray", "L")]),
+        case.pick([True, False]),
+    )
+    read = read_upright if upright else read_image
+    return judge(
+        case,
+        lambda: read(path, mode=mode[0]),
+        lambda: pixels_of(path.read_bytes(), mode[1], upright=upright),
+    )
+
+
+def test_class_folders(tmp_path: Path) -> None:
+    try_cases(tmp_path, class_folders, share=0.08)
+
+
+def test_tables(tmp_path: Path) -> None:
+    try_cases(tmp_path, table, share=0.2)
+
+
+def test_coco(tmp_path: Path) -> None:
+    try_cases(tmp_path, coco, share=0.15)
+
+
+def test_voc(tmp_path: Path) -> None:
+    try_cases(tmp_path, voc, share=0.15)
+
+
+def test_hugging_face(tmp_path: Path) -> None:
+    try_cases(tmp_path, hugging_face, share=0.06)
+
+
+def test_image_files(tmp_path: Path) -> None:
+    try_cases(tmp_path, image_file, share=0.08)
