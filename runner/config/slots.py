@@ -72,7 +72,9 @@ TRANSFORM = Kind(
     methods=("__call__",),
 )
 OPTIMIZER = Kind(
-    "an optimizer", ("torch.optim", "samewise.runner.optim.muon"), "torch.optim.Optimizer"
+    "an optimizer",
+    ("torch.optim", "samewise.runner.optim.muon", "timm.optim.lamb", "timm.optim.lars"),
+    "torch.optim.Optimizer",
 )
 SCHEDULE = Kind(
     "a schedule", ("samewise.runner.optim",), "samewise.runner.optim.schedules.base.Schedule"

@@ -11,7 +11,7 @@ TINY += ["dataset.samples=32", "dataset.image_size=8", "loader.drop_last=false",
 """Three steps per epoch, the last one smaller; evaluated after each epoch and at the end."""
 
 OPTIMIZERS = {
-    **{name: [f"optimizer={name}"] for name in ("adadelta", "adafactor", "adagrad", "adamax", "asgd", "nadam", "radam", "rprop")},
+    **{name: [f"optimizer={name}"] for name in ("adadelta", "adafactor", "adagrad", "adamax", "asgd", "lamb", "lars", "nadam", "radam", "rprop")},
     "muon": ["optimizer=muon", "model=matrices"],
     "rmsprop": ["optimizer=rmsprop", "optimizer.centered=true", "optimizer.momentum=0.9"],
     "adam": ["optimizer=adam", "optimizer.amsgrad=true"],

@@ -10,6 +10,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 from samewise_runner_stepped import optimizer, ours, seen, theirs
+from timm.scheduler import CosineLRScheduler
 from torch.optim import SGD, Adam, Optimizer
 from torch.optim import lr_scheduler as reference
 
@@ -81,6 +82,17 @@ def test_five_epochs_of_warm_up_and_a_cosine_agree_with_torch() -> None:
     mine = Sequential(schedules=[LinearWarmup(start_factor=0.01, duration=5), Cosine()], milestones=[5])
     warm, cosine = p(reference.LinearLR, start_factor=0.01, total_iters=5), p(reference.CosineAnnealingLR, T_max=EPOCHS - 5)
     assert_same(ours(mine), theirs(sequential(warm, cosine, milestones=[5])))
+
+
+def test_a_cosine_that_counts_the_warm_up_agrees_with_timm() -> None:
+    made = optimizer()
+    timms = CosineLRScheduler(made, t_initial=EPOCHS, lr_min=0.0, warmup_t=5, warmup_lr_init=0.0)
+    expected = list[list[float]]()
+    for epoch in range(EPOCHS):
+        timms.step(epoch)
+        expected += [seen(made)] * STEPS_PER_EPOCH
+    mine = Sequential(schedules=[LinearWarmup(start_factor=0.0, duration=5), Cosine()], milestones=[5], restart=False)
+    assert_same(ours(mine), expected)
 
 
 def test_three_schedules_in_sequence_agree_with_torch() -> None:

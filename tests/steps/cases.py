@@ -76,7 +76,7 @@ class Case:
         """
         if self.optimizer == "Muon":
             return 0.25
-        steep = {"SGD": 1, "ASGD": 1, "Rprop": 100}.get(self.optimizer, 1 if self.options.get("eps", 0) == SMOOTH else 300)
+        steep = {"SGD": 1, "ASGD": 1, "Lars": 3, "Rprop": 100}.get(self.optimizer, 1 if self.options.get("eps", 0) == SMOOTH else 300)
         return ROUNDING[self.dtype] * steep
 
     def composed(self, run_root: Path, here: Path) -> Composed:
@@ -84,7 +84,8 @@ class Case:
         average = {"_target_": "samewise.runner.callbacks.ema.ExponentialMovingAverage", "rescale": False}
         average |= dict(zip(("decay", "every_steps"), self.average or (), strict=False))
         schedule = {"_target_": f"samewise.runner.optim.schedules.{'Cosine' if self.cosine else 'Constant'}", "unit": "step"}
-        optimizer = {"_target_": f"torch.optim.{self.optimizer}", "_partial_": True, **self.options}
+        package = f"timm.optim.{self.optimizer.lower()}" if self.optimizer in ("Lamb", "Lars") else "torch.optim"
+        optimizer = {"_target_": f"{package}.{self.optimizer}", "_partial_": True, **self.options}
         given: dict[str, Any] = {
             "name": "step",
             "run_root": str(run_root),

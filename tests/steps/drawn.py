@@ -27,6 +27,9 @@ OPTIMIZERS: list[tuple[str, dict[str, Any]]] = [
     ("ASGD", {"lr": 0.2, "weight_decay": 0.1}),
     ("Adafactor", {"lr": 0.05, "weight_decay": 0.1}),
     ("Muon", {"lr": 0.05, "weight_decay": 0.1}),
+    ("Lamb", {"lr": 0.02, "eps": SMOOTH, "weight_decay": 0.1, "max_grad_norm": None}),
+    ("Lamb", {"lr": 0.02, "eps": SMOOTH, "weight_decay": 0.0, "max_grad_norm": None}),
+    ("Lars", {"lr": 10.0, "momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
 ]
 GROUPS: list[dict[str, Any]] = [
     {},

@@ -162,6 +162,26 @@ def muon(w: Tensor, g: Tensor, s: State, o: dict[str, Any], t: int) -> Tensor:
     return w - o["lr"] * math.sqrt(max(1, w.shape[0] / w.shape[1])) * x
 
 
+def lamb(w: Tensor, g: Tensor, s: State, o: dict[str, Any], t: int) -> Tensor:
+    """You et al. 2019 (arXiv 1904.00962), algorithm 2; without decay timm leaves the ratio out."""
+    m, v, first, second = _moments(g, s, o)
+    step = (m / (1 - first**t)) / ((v / (1 - second**t)).sqrt() + o.get("eps", 1e-6))
+    decay = o.get("weight_decay", 0.01)
+    step = step + decay * w
+    return w - o["lr"] * (_ratio(w.norm(), step.norm()) if decay else 1.0) * step
+
+
+def lars(w: Tensor, g: Tensor, s: State, o: dict[str, Any], t: int) -> Tensor:
+    """You, Gitman, Ginsburg 2017 (arXiv 1708.03888); without decay timm leaves the ratio out."""
+    decay = o.get("weight_decay", 0.0)
+    ratio = _ratio(o.get("trust_coeff", 0.001) * w.norm(), g.norm() + decay * w.norm() + o.get("eps", 1e-8)) if decay else 1.0
+    return sgd(w, ratio * (g + decay * w), s, {**o, "weight_decay": 0}, t)
+
+
+def _ratio(weights: Tensor, step: Tensor) -> Tensor | float:
+    return weights / step if weights > 0 and step > 0 else 1.0
+
+
 RULES: dict[str, Rule] = {
     "SGD": sgd,
     "Adam": adam,
@@ -176,5 +196,7 @@ RULES: dict[str, Rule] = {
     "ASGD": asgd,
     "Adafactor": adafactor,
     "Muon": muon,
+    "Lamb": lamb,
+    "Lars": lars,
 }
-"""By torch's name."""
+"""By torch's name, or timm's."""

@@ -15,7 +15,7 @@ from .base import Group, Options, Schedule, Span, Unit, ascending, require
 class Sequential(Schedule):
     """One schedule after another, as torch's SequentialLR.
 
-    Each starts at its own time 0 with the groups' own options.
+    Each starts with the groups' own options.
 
     Args:
         schedules: The schedules in order, as a list, or as a mapping so that each can be overridden
@@ -23,6 +23,8 @@ class Sequential(Schedule):
         milestones: Times in `unit` at which the second, third, ... schedule takes over, ascending;
             one fewer than schedules.
         unit: Unit of the milestones; each schedule has its own unit.
+        restart: Whether each schedule counts time from its milestone; false: from the beginning of
+            the training, as timm's schedules after a warm-up.
     """
 
     def __init__(
@@ -31,8 +33,10 @@ class Sequential(Schedule):
         schedules: Sequence[Schedule] | Mapping[str, Schedule],
         milestones: Sequence[int],
         unit: Unit = "epoch",
+        restart: bool = True,
     ) -> None:
         super().__init__(unit=unit)
+        self.restart = restart
         self.schedules = _name_schedules(schedules)
         require(
             ascending(milestones),
@@ -60,20 +64,22 @@ class Sequential(Schedule):
         ends = [*self._starts[1:], span.total_steps]
         for schedule, start, end in zip(self._parts, self._starts, ends, strict=True):
             # A shortened training may end before a part starts; the part is then never used.
-            schedule.attach(Span(span.steps_per_epoch, max(1, end - start)), groups)
+            part = Span(span.steps_per_epoch, max(1, end - start)) if self.restart else span
+            schedule.attach(part, groups)
 
     def needs(self) -> Mapping[str, int]:
         return {"milestones": max(self.milestones, default=0) + 1}
 
     def parts(self) -> Mapping[str, tuple[Schedule, int]]:
         return {
-            name: (schedule, start)
+            name: (schedule, start if self.restart else 0)
             for (name, schedule), start in zip(self.schedules.items(), self._starts, strict=True)
         }
 
     def at(self, step: int, options: Options, group: Group) -> Options:
         self._active = bisect_right(self._starts, step) - 1
-        return self._parts[self._active].at(step - self._starts[self._active], options, group)
+        start = self._starts[self._active] if self.restart else 0
+        return self._parts[self._active].at(step - start, options, group)
 
     def after_evaluation(self, metrics: Mapping[str, float]) -> None:
         """Pass the metrics to the schedule of the last step."""
