@@ -245,13 +245,6 @@ def require_at_least(numbers: Mapping[str, float], *, least: float = 1) -> None:
             raise ConfigError(Problem(path, f"must be at least {least}", value))
 
 
-def is_below_one(value: object) -> bool:
-    """Return whether a value is a negative number or the whole number 0, which a size cannot be."""
-    return not isinstance(value, bool) and (
-        (isinstance(value, int) and value < 1) or (isinstance(value, float) and value < 0)
-    )
-
-
 def number_of(count: int, noun: str) -> str:
     """`1 point`, `2 points`."""
     return f"{count} {noun}{'' if count == 1 else 's'}"

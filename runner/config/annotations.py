@@ -17,7 +17,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, Union, cast
+from typing import Any, Literal, Union
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -36,6 +36,25 @@ OBJECTS = ("torch.Tensor", "torch.nn.modules.module.Module", "torch.dtype", "tor
 """Classes that no scalar of a config can stand for."""
 NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 """Kinds of parameters that can be given by name."""
+
+
+Schema = dict[str, Any]
+
+REFERENCE: Schema = {"$ref": "#/definitions/reference"}
+"""What may stand for any value: an interpolation, or `???` for what another file or the command
+line gives."""
+ANY: Schema = {"$ref": "#/definitions/any"}
+"""A value of which nothing is known but that the components in it are components."""
+PART: Schema = {"$ref": "#/definitions/part"}
+_SCALARS = {bool: "boolean", int: "integer", float: "number", str: "string"}
+_KINDS: Mapping[str, tuple[type, ...]] = {
+    "boolean": (bool,),
+    "integer": (int,),
+    "number": (int, float),
+    "string": (str,),
+    "null": (type(None),),
+}
+"""Python's types of a config's scalars, by their names in JSON Schema."""
 
 
 def evaluate(annotation: Any, component: Callable[..., Any]) -> Any:
@@ -58,30 +77,110 @@ def fits(value: Any, annotation: Any) -> bool:
     """Return whether `value` (a scalar, list or dict of a config) matches `annotation`."""
     if isinstance(value, Mapping) and "_target_" in value:
         # An object: only plain scalars certainly do not match
-        return annotation not in (
-            int,
-            float,
-            bool,
-            str,
-        )
-    origin = typing.get_origin(annotation)
-    if annotation is Any or isinstance(annotation, typing.TypeVar):
-        return True
+        return annotation not in (int, float, bool, str)
+    return _is_valid(value, _schema_of(annotation))
+
+
+def _is_valid(value: Any, schema: Schema) -> bool:
+    """Return whether a value fits a schema that `schema_of` makes, as far as that can be wrong."""
+    if schema == ANY or "additionalProperties" in schema:
+        return schema == ANY or isinstance(value, Mapping)
+    if schema == PART:
+        return not isinstance(value, str | int | float | list | None)
+    if "anyOf" in schema:
+        return any(_is_valid(value, option) for option in schema["anyOf"])
+    if "enum" in schema:
+        # OmegaConf reads `Mode.min` as `min`
+        name = value.rpartition(".")[2] if isinstance(value, str) else value
+        return value in schema["enum"] or name in schema["enum"]
+    if schema == REFERENCE:
+        return isinstance(value, str) and ("${" in value or value == "???")
+    if schema["type"] != "array":
+        kinds = _KINDS[schema["type"]]
+        # bool is a subclass of int in Python
+        return isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
+    items: Any = schema["items"]
+    if not isinstance(value, list) or len(value) != schema.get("maxItems", len(value)):
+        return False
+    each = items if isinstance(items, list) else [items] * len(value)
+    return all(map(_is_valid, value, each))
+
+
+def schema_of(annotation: Any) -> Schema:
+    """The JSON Schema of an annotation's values, and of what may replace them."""
+    inner = _schema_of(annotation)
+    return (
+        inner
+        if inner in (ANY, {"type": "string"})
+        else _any_of([*inner.get("anyOf", [inner]), REFERENCE])
+    )
+
+
+def _any_of(several: list[Schema]) -> Schema:
+    return {
+        "anyOf": [schema for place, schema in enumerate(several) if schema not in several[:place]]
+    }
+
+
+def _schema_of(annotation: Any) -> Schema:
+    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Union or isinstance(annotation, types.UnionType):
-        return any(fits(value, member) for member in typing.get_args(annotation))
+        several = [_schema_of(item) for item in inner]
+        return (
+            ANY
+            if ANY in several
+            else _any_of([part for item in several for part in item.get("anyOf", [item])])
+        )
     if origin is Literal:
-        return value in typing.get_args(annotation)
+        return {"enum": list(inner)}
     if origin is typing.Annotated:
-        return fits(value, typing.get_args(annotation)[0])
+        return _schema_of(inner[0])
     if annotation is None or annotation is type(None):
-        return value is None
-    if (origin or annotation) in _SEQUENCES:
-        return _fits_sequence(value, origin or annotation, typing.get_args(annotation))
-    if (origin or annotation) in _MAPPINGS:
-        return isinstance(value, Mapping)
-    if origin is collections.abc.Callable or annotation in (Callable, typing.Callable):
-        return not isinstance(value, str | int | float | list) and value is not None
-    return _fits_class(value, annotation) if isinstance(annotation, type) else True
+        return {"type": "null"}
+    kind = origin or annotation
+    if not isinstance(kind, type):
+        return ANY
+    if kind in _SCALARS:
+        return {"type": _SCALARS[kind]}
+    if issubclass(kind, Path):
+        return {"type": "string"}
+    if issubclass(kind, enum.Enum):
+        return {
+            "enum": list(
+                dict.fromkeys(
+                    item
+                    for member in kind
+                    for item in (member.name, member.value)
+                    if isinstance(item, str | int | float)
+                )
+            )
+        }
+    if kind in _SEQUENCES:
+        # Text is a sequence of texts in Python, but not a list or a tuple
+        is_text = kind not in (list, tuple, set) and (not inner or inner[0] in (str, Any))
+        text = [{"type": "string"}] if is_text else []
+        return {"anyOf": [_sequence(kind, inner), PART, *text]}
+    if kind in _MAPPINGS:
+        return {
+            "type": "object",
+            "additionalProperties": schema_of(inner[1]) if len(inner) == 2 else ANY,
+        }
+    if kind is collections.abc.Callable or any(
+        f"{base.__module__}.{base.__qualname__}" in OBJECTS for base in kind.__mro__
+    ):
+        return PART
+    return ANY
+
+
+def _sequence(kind: type, inner: tuple[Any, ...]) -> Schema:
+    if kind is tuple and inner and inner[-1] is not Ellipsis:
+        return {
+            "type": "array",
+            "items": [schema_of(item) for item in inner],
+            "minItems": len(inner),
+            "maxItems": len(inner),
+        }
+    return {"type": "array", "items": schema_of(inner[0]) if inner else ANY}
 
 
 def describe_type(annotation: Any) -> str:
@@ -130,43 +229,6 @@ def describe_type(annotation: Any) -> str:
 
 def _name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
-
-
-def _fits_class(value: Any, kind: type) -> bool:
-    if kind is bool:
-        return isinstance(value, bool)
-    # bool is a subclass of int in Python
-    if kind is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    if kind is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if kind is str or issubclass(kind, Path):
-        return isinstance(value, str)
-    if issubclass(kind, enum.Enum):
-        # OmegaConf reads `Mode.min` as `min`
-        members = kind.__members__
-        return (
-            not isinstance(value, str)
-            or value.removeprefix(f"{kind.__name__}.") in members
-            or value in [member.value for member in members.values()]
-        )
-    if _name(kind) in OBJECTS or any(_name(base) == OBJECTS[1] for base in kind.__mro__):
-        return not isinstance(value, str | int | float) and value is not None
-    return True
-
-
-def _fits_sequence(value: Any, origin: Any, inner: tuple[Any, ...]) -> bool:
-    # Text is a sequence of texts in Python, but not a list or a tuple
-    if isinstance(value, str):
-        return origin not in (list, tuple, set) and (not inner or inner[0] in (str, Any))
-    if not isinstance(value, list):
-        return False
-    items = cast(list[Any], value)
-    if origin is tuple and inner and inner[-1] is not Ellipsis:
-        return len(items) == len(inner) and all(
-            fits(item, kind) for item, kind in zip(items, inner, strict=True)
-        )
-    return not inner or all(fits(item, inner[0]) for item in items)
 
 
 def argument_names(component: Callable[..., Any]) -> list[str] | None:

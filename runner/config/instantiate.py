@@ -18,9 +18,7 @@ import pickle
 import re
 import sys
 import types
-import warnings
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
@@ -47,7 +45,6 @@ from samewise.runner.errors import (
     SamewiseError,
     describe_exit,
     first_few,
-    is_below_one,
     nearest,
     raised_at,
     requested_memory,
@@ -144,21 +141,10 @@ def _build(
         return call(component, path, *positional, **arguments)
     try:
         # Otherwise a size with a zero too many makes the kernel kill the process
-        with refuse_too_much_memory(), _refuse_empty_weights(arguments):
+        with refuse_too_much_memory():
             return call(component, path, *positional, **arguments)
     except MemoryError as error:
         raise ConfigError(_failure(component, path, error, arguments)) from error
-
-
-@contextmanager
-def _refuse_empty_weights(arguments: Mapping[str, Any]) -> Generator[None]:
-    """Raise torch's warning about weights without elements if an argument may cause it."""
-    if not any(map(is_below_one, arguments.values())):
-        yield
-        return
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", "Initializing zero-element tensors is a no-op")
-        yield
 
 
 def call(component: Callable[..., Any], path: str, /, *positional: Any, **named: Any) -> Any:
@@ -434,10 +420,6 @@ def _refusal(
         target, [name for name in near if not name.endswith(".") and name != target], n=1
     ):
         return Problem(where, message, target, expected, f"did you mean '{suggestion[0]}'?")
-    if package := next(
-        (package_name for package_name in own if _has_module(package_name, parts[0])), ""
-    ):
-        return Problem(where, message, target, expected, f"did you mean '{package}.{target}'?")
     if parts[0] in sys.stdlib_module_names:
         return Problem(
             where,
@@ -464,19 +446,6 @@ def _refusal(
         own
         if parts[0] in ("torch", "torchvision", "torchaudio", "torchmetrics", "samewise")
         else suggestion,
-    )
-
-
-def _has_module(package: str, name: str) -> bool:
-    """Return whether a declared package contains a module. Only its parent packages are run."""
-    try:
-        spec = importlib.util.find_spec(package)
-    except (ImportError, ValueError):
-        return False
-    folders = (Path(folder) for folder in (spec.submodule_search_locations or () if spec else ()))
-    return any(
-        (folder / f"{name}.py").is_file() or (folder / name / "__init__.py").is_file()
-        for folder in folders
     )
 
 
@@ -527,19 +496,6 @@ def _failure(
         )
         hint = "if it is a download, delete it: torch keeps them in TORCH_HOME, else ~/.cache/torch"
         return Problem(path, message, hint=hint)
-    if suspect := next(
-        (
-            key
-            for key, value in arguments.items()
-            if is_below_one(value) and _is_unusual(value, _default(component, key))
-        ),
-        "",
-    ):
-        message = (
-            f"is {arguments[suspect]}, which may be why {_name(component)} failed: "
-            f"{text or type(error).__name__}"
-        )
-        return Problem(f"{path}.{suspect}", message, arguments[suspect], "a positive number", where)
     if re.search(
         r"before Module\.__init__\(\) call|super\(\)\.__init__\(\) must be "
         r"called|super-class __init__\(\) .*never called",
@@ -552,23 +508,6 @@ def _failure(
         expected="" if text else "arguments that it accepts",
         hint=where,
     )
-
-
-def _is_unusual(value: Any, default: Any) -> bool:
-    """Return whether a number that is no size differs from the argument's default.
-
-    A share, such as that of dropout, may be 0.
-    """
-    return value != default and not (value == 0 and isinstance(default, float))
-
-
-def _default(component: Callable[..., Any], name: str) -> Any:
-    """The default of an argument; None if it is unknown."""
-    try:
-        parameter = inspect.signature(component).parameters.get(name)
-    except (TypeError, ValueError):
-        return None
-    return parameter.default if parameter else None
 
 
 def _arguments_near(error: Exception) -> Sequence[str]:

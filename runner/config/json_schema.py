@@ -17,10 +17,11 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from samewise.runner.config import json_types, slots
+from samewise.runner.config.annotations import ANY, PART, REFERENCE, Schema, schema_of
 from samewise.runner.config.catalogue import choices_of, field_summaries
 from samewise.runner.config.file_faults import problem_in_file
 from samewise.runner.config.instantiate import locate
-from samewise.runner.config.json_types import ANY, DEFAULTS, REFERENCE, Schema, closed_object
+from samewise.runner.config.json_types import DEFAULTS, closed_object
 from samewise.runner.config.loader import Loader
 from samewise.runner.config.overrides import FAILURES
 from samewise.runner.config.project import Project
@@ -204,7 +205,7 @@ class Writer:
             whole = (
                 self._settings(name, kinds[name])
                 if dataclasses.is_dataclass(kinds[name])
-                else self._value(name) or json_types.schema_of(kinds[name])
+                else self._value(name) or schema_of(kinds[name])
             )
             if name in self.choices:
                 self.found[name] = whole
@@ -326,7 +327,7 @@ class Writer:
         return {
             "type": "object",
             "if": {"required": ["_target_"]},
-            "then": json_types.PART,
+            "then": PART,
             "else": self._changes_schema("recipe", path)["else"],
         }
 
@@ -334,7 +335,7 @@ class Writer:
         """A component's parts by name: those that choices name, and any other."""
         return closed_object(
             {name: self._part(f"{path}.{name}") for name in sorted(self.facts.get(group, ()))},
-            additionalProperties=json_types.PART,
+            additionalProperties=PART,
         )
 
     def _settings(self, name: str, kind: Any) -> Schema:
@@ -342,9 +343,7 @@ class Writer:
         for field in dataclasses.fields(kind):
             path = f"{name}.{field.name}"
             whole = (
-                self._changes_schema(path)
-                if path in slots.KINDS
-                else json_types.schema_of(kinds[field.name])
+                self._changes_schema(path) if path in slots.KINDS else schema_of(kinds[field.name])
             )
             keys[field.name] = whole | _default(field) | {"description": about[field.name]}
         return closed_object(keys | {"defaults": DEFAULTS})

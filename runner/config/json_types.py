@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import collections.abc
-import enum
 import inspect
 import json
 import re
 import sys
-import types
-import typing
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any, Literal, Union
+from typing import Any
 
-from samewise.runner.config.annotations import OBJECTS, evaluate, forwarded_arguments
+from samewise.runner.config.annotations import (
+    ANY,
+    PART,
+    Schema,
+    evaluate,
+    forwarded_arguments,
+    schema_of,
+)
 from samewise.runner.errors import truncate
 
-Schema = dict[str, Any]
-
-REFERENCE: Schema = {"$ref": "#/definitions/reference"}
-"""What may stand for any value: an interpolation, or `???` for what another file or the command
-line gives."""
-ANY: Schema = {"$ref": "#/definitions/any"}
-"""A value of which nothing is known but that the components in it are components."""
 DEFAULTS: Schema = {"type": "array"}
 """Hydra's list of what a file builds on; what it may name, the schema of the file says."""
-PART: Schema = {"$ref": "#/definitions/part"}
-
 SHARED: dict[str, Schema] = {
     "any": {
         "if": {"type": "object", "required": ["_target_"]},
@@ -63,95 +56,6 @@ UNDESCRIBED = {
     "of its last normalisation is 0.",
 }
 """Arguments of torchvision's models that no docstring of theirs describes."""
-
-_SCALARS = {bool: "boolean", int: "integer", float: "number", str: "string"}
-
-
-def schema_of(annotation: Any) -> Schema:
-    """The values that `annotations.fits` accepts for an annotation, and what may replace them."""
-    inner = _schema_of(annotation)
-    return (
-        inner
-        if inner in (ANY, {"type": "string"})
-        else _any_of([*inner.get("anyOf", [inner]), REFERENCE])
-    )
-
-
-def _any_of(several: list[Schema]) -> Schema:
-    return {
-        "anyOf": [schema for place, schema in enumerate(several) if schema not in several[:place]]
-    }
-
-
-def _schema_of(annotation: Any) -> Schema:
-    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is Union or isinstance(annotation, types.UnionType):
-        several = [_schema_of(item) for item in inner]
-        return (
-            ANY
-            if ANY in several
-            else _any_of([part for item in several for part in item.get("anyOf", [item])])
-        )
-    if origin is Literal:
-        return {"enum": list(inner)}
-    if origin is typing.Annotated:
-        return _schema_of(inner[0])
-    if annotation is None or annotation is type(None):
-        return {"type": "null"}
-    kind = origin or annotation
-    if not isinstance(kind, type):
-        return ANY
-    if kind in _SCALARS:
-        return {"type": _SCALARS[kind]}
-    if issubclass(kind, Path):
-        return {"type": "string"}
-    if issubclass(kind, enum.Enum):
-        return {
-            "enum": list(
-                dict.fromkeys(
-                    item
-                    for member in kind
-                    for item in (member.name, member.value)
-                    if isinstance(item, str | int | float)
-                )
-            )
-        }
-    if kind in (
-        list,
-        tuple,
-        set,
-        collections.abc.Sequence,
-        collections.abc.Iterable,
-        collections.abc.Collection,
-    ):
-        return {
-            "anyOf": [
-                _sequence(kind, inner),
-                PART,
-                *([] if kind in (list, tuple, set) else [{"type": "string"}]),
-            ]
-        }
-    if kind in (dict, collections.abc.Mapping, collections.abc.MutableMapping):
-        return {
-            "type": "object",
-            "additionalProperties": schema_of(inner[1]) if len(inner) == 2 else ANY,
-        }
-    if kind is collections.abc.Callable or any(
-        f"{base.__module__}.{base.__qualname__}" in OBJECTS for base in kind.__mro__
-    ):
-        return PART
-    return ANY
-
-
-def _sequence(kind: type, inner: tuple[Any, ...]) -> Schema:
-    if kind is tuple and inner and inner[-1] is not Ellipsis:
-        return {
-            "type": "array",
-            "items": [schema_of(item) for item in inner],
-            "minItems": len(inner),
-            "maxItems": len(inner),
-        }
-    return {"type": "array", "items": schema_of(inner[0]) if inner else ANY}
 
 
 def call_schema(component: Callable[..., Any]) -> Schema:

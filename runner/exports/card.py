@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from samewise.runner.secrets import printable
@@ -29,184 +28,82 @@ _RUN: Final = {
 }
 _UNCHECKED: Final = ("aoti", "executorch")
 """Formats that lack the checks of sizes that torch.export's program has."""
-_MAX_CLASSES: Final = 100
-"""Number of classes to name."""
 
 
 def card(description: Mapping[str, Any]) -> str:
     """Return the page, as Markdown."""
-    return "\n".join(_lines(description)) + "\n"
-
-
-def _lines(description: Mapping[str, Any]) -> Iterator[str]:
-    yield from (
-        f"# {_cell(description['experiment'])}",
-        "",
-        f"A model trained and exported by samewise: run `{description['run']}`, step "
-        f"{description['step']:,}.",
-        "",
-    )
-    if average := description.get("average"):
-        name = _cell(average)
-        yield from (
-            f"The weights are the average `{name}` of those in training, not the trained "
-            f"weights themselves. Its metrics begin with `{name}/`.",
-            "",
-        )
-    yield from (
-        "| | |",
-        "|---|---|",
-    )
-    environment, metrics = (
-        description.get("environment") or {},
-        {name: value for name, value in description["metrics"].items() if name != "step"},
-    )
+    average = description.get("average")
+    environment: Mapping[str, Any] = description.get("environment") or {}
+    versions: Mapping[str, str] = environment.get("versions") or {}
+    metrics = [(name, x) for name, x in description["metrics"].items() if name != "step"]
     facts = {
-        "model": description["model"].get("_target_", "")
-        + (f", its `{description['module']}`" if description["module"] else ""),
+        "run": f"{description['run']}, step {description['step']:,}",
+        "weights": f"the average `{average}` of those in training" if average else "as trained",
+        "model": str(description["model"].get("_target_", "")),
+        "module": description["module"],
         "data": "; ".join(
             f"{split}: {data.get('name')}, {data.get('size', 0):,} samples"
             for split, data in (description.get("data") or {}).items()
         ),
-        "metrics": ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+        "metrics": ", ".join(f"{name} {value:.4g}" for name, value in metrics)
         or "none, since these weights were not evaluated at this step",
-        "trained with": ", ".join(
-            f"{name} {version}" for name, version in (environment.get("versions") or {}).items()
-        ),
-        "on": str((environment.get("cpu") or {}).get("model") or ""),
-        "weights": "`weights.safetensors`, SHA-256 "
-        f"`{description['files'].get('weights.safetensors', '')}`",
+        "trained with": ", ".join(f"{name} {version}" for name, version in versions.items()),
+        "changed since": "; ".join(description.get("changed") or ()),
+        "output": description.get("gives"),
     }
-    yield from (f"| {name} | {_cell(value)} |" for name, value in facts.items() if value)
-    if changed := description.get("changed"):
-        moment = (
-            "the metrics were measured, so they may not be this model's"
-            if metrics
-            else "the training"
-        )
-        yield from ("", f"Changed since {moment}: {'; '.join(map(_cell, changed))}.")
-    yield from (
-        "",
-        "## Inputs and outputs",
-        "",
-        "| | dtype | shape of the example |",
-        "|---|---|---|",
-    )
-    for kind in ("inputs", "outputs"):
-        yield from (
-            f"| {kind[:-1]} `{_cell(name)}` | {form['dtype']} | {form['shape']} |"
-            for name, form in description[kind].items()
-        )
-    if description["formats"]:
-        yield from _size_lines(description["formats"])
-    yield ""
-    batch, sample = (
-        description["transforms"].get("batch") or [],
-        description["transforms"].get("sample") or [],
-    )
-    if description["whole"]:
-        yield (
-            "The files take a batch as the data set gives it: they contain the transforms "
-            "before the model (`transforms.batch` in `export.json`)."
-        )
-    elif batch:
-        yield from (
-            "Apply these transforms to a batch first; they are not in the files:",
-            "",
-            "```json",
-            json.dumps(batch, indent=2),
-            "```",
-        )
-    if sample:
-        yield from (
-            "Before that, apply these transforms to each sample; they are not in the files:",
-            "",
-            "```json",
-            json.dumps(sample, indent=2),
-            "```",
-        )
-    if preparation := description.get("preparation"):
-        yield from (
-            "",
-            "The data set makes a sample of a file as follows, which comes first and is "
-            "not in the files either (`preparation` in `export.json`):",
-            "",
-        )
-        yield from (
-            f"- {_cell(name).replace('_', ' ')}: {_cell(value)}"
-            for name, value in preparation.items()
-        )
-    if description.get("gives"):
-        yield from (
-            "",
-            f"Output: {description['gives']}. The settings are under `recipe` in `export.json`.",
-        )
-    if classes := description.get("classes"):
-        names = ", ".join(f"`{_cell(name)}`" for name in classes[:_MAX_CLASSES])
-        yield from (
-            "",
-            f"Classes, by number from 0: {names}"
-            + (
-                f" and {len(classes) - _MAX_CLASSES:,} more, in `export.json`"
-                if len(classes) > _MAX_CLASSES
-                else ""
+    forms = [
+        (kind[:-1], name, form)
+        for kind in ("inputs", "outputs")
+        for name, form in description[kind].items()
+    ]
+    transforms = "contain" if description["whole"] else "do not contain"
+    return "\n".join(
+        [
+            f"# {_cell(description['experiment'])}",
+            "\nA model trained and exported by samewise.\n\n| | |\n|---|---|",
+            *(f"| {name} | {_cell(value)} |" for name, value in facts.items() if value),
+            "\n## Inputs and outputs\n\n| | dtype | shape of the example |\n|---|---|---|",
+            *(
+                f"| {kind} `{_cell(name)}` | {form['dtype']} | {form['shape']} |"
+                for kind, name, form in forms
             ),
-        )
-    yield from ("", "## How to run it", "")
-    inputs, feed_dict = (
-        ", ".join(_plain(name) for name in description["inputs"]),
-        # The ONNX file's names have "_" in place of "."
-        ", ".join(f"'{name.replace('.', '_')}': {_plain(name)}" for name in description["inputs"]),
-    )
-    version = (environment.get("versions") or {}).get("torch", "")
-    for name, form in description["formats"].items():
-        imports = (
-            ", torchvision  # some of the operators are that library's"
-            if any(kind.startswith("torchvision.") for kind in form["operators"])
-            else ""
-        )
-        place, code = (
-            template.format(
-                file=form["file"], inputs=inputs, feeds=feed_dict, torch=version, also=imports
-            )
-            for template in _RUN[name]
-        )
-        yield from (f"### `{form['file']}`", "", f"{place}:", "", "```python", code, "```", "")
-        yield from (f"On the test vectors, compared with the model itself: {form['compared']}.", "")
-        if form["operators"]:
-            yield from (f"Operators: {', '.join(form['operators'])}", "")
-    yield (
-        "`vectors.safetensors` contains an input and the model's output for it; `samewise "
-        "verify FOLDER` runs it in every runtime that is installed."
+            f"\nThe files {transforms} the transforms of a batch before the model. `export.json` has "
+            "these, and what comes first: `transforms`, and `preparation`, how the data set makes a "
+            "sample of a file. It also has the classes by number, the recipe's settings and the "
+            "sizes that each input may have.\n\n## How to run it\n",
+            *(
+                _usage(name, form, list(description["inputs"]), versions.get("torch", ""))
+                for name, form in description["formats"].items()
+            ),
+            "`vectors.safetensors` contains an input and the model's output for it; `samewise "
+            "verify FOLDER` runs it in every runtime that is installed.\n",
+        ]
     )
 
 
-def _cell(text: str) -> str:
+def _usage(name: str, form: Mapping[str, Any], inputs: Sequence[str], torch: str) -> str:
+    """Return how to run a format's file, and how it compares with the model."""
+    # In Python and in ONNX, names have "_" in place of "."
+    plain = [entry.replace(".", "_") for entry in inputs]
+    needs_torchvision = any(kind.startswith("torchvision.") for kind in form["operators"])
+    place, code = (
+        template.format(
+            file=form["file"],
+            inputs=", ".join(plain),
+            feeds=", ".join(f"'{entry}': {entry}" for entry in plain),
+            torch=torch,
+            also=", torchvision  # some of the operators are that library's" * needs_torchvision,
+        )
+        for template in _RUN[name]
+    )
+    unchecked = " It does not check the inputs' sizes: a wrong one may give wrong results."
+    return (
+        f"### `{form['file']}`\n\n{place}:\n\n```python\n{code}\n```\n\n"
+        f"On the test vectors, compared with the model itself: {form['compared']}."
+        f"{unchecked * (name in _UNCHECKED)}\n"
+    )
+
+
+def _cell(text: object) -> str:
     # A bar would end the table's cell
     return printable(str(text)).replace("|", "\\|").replace("\n", " ")
-
-
-def _size_lines(formats: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    rule = (
-        "a number is fixed; a name such as n1 can vary, as far as the model allows; the same "
-        "name is the same size"
-    )
-    yield from ("", f"Sizes of the inputs that each file takes: {rule}.", "")
-    for form in formats.values():
-        yield f"- `{form['file']}`: " + ", ".join(
-            f"`{_cell(name)}` [{', '.join(map(str, sizes))}]"
-            for name, sizes in form["sizes"].items()
-        )
-    for name in _UNCHECKED:
-        if name in formats and any(
-            isinstance(size, str) for sizes in formats[name]["sizes"].values() for size in sizes
-        ):
-            warning = (
-                "does not check sizes that can vary: at one that the model does not allow, its "
-                "results may be wrong without an error"
-            )
-            yield from ("", f"`{formats[name]['file']}` {warning}.")
-
-
-def _plain(name: str) -> str:
-    return name.replace(".", "_")

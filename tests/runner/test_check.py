@@ -196,7 +196,6 @@ def test_a_data_set_that_expects_to_be_told_the_epoch_is_warned_about() -> None:
 
 
 NOT_POSITIVE = {
-    "a number of classes of a library's model": (["model=resnet18", "model.num_classes=-2"], "model.num_classes: is -2, which may be why resnet18 failed: "),
     "a number of classes of the data": (["dataset.num_classes=-2"], "dataset.num_classes: must be at least 1"),
     "a size that a transform refers to": (["transforms=cifar", "transforms.size=0"], "transforms.size: is not a valid size"),
 }

@@ -3,14 +3,12 @@
 A rule is a function that takes the config and yields problems: `settings` has those of the runner's
 own keys (without torch), `components` those of every `_target_`, `unread` those of keys that
 nothing reads, `commands` those of what a launcher runs, `machine` what this machine cannot do. To
-add one, write it and put it into its file's `RULES`. `_merge_left_over` puts many of them into one,
-where `_target_` names another component than the choice's.
+add one, write it and put it into its file's `RULES`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from omegaconf import DictConfig, OmegaConf
@@ -19,12 +17,9 @@ from samewise.runner.config.check import components
 from samewise.runner.config.check.settings import problems_in as settings_problems
 from samewise.runner.config.compose import Composed
 from samewise.runner.config.file_faults import NO_SUCH_CHOICE
-from samewise.runner.config.loader import Loader
 from samewise.runner.config.origins import locate_problems
 from samewise.runner.config.project import Project
-from samewise.runner.config.slots import KINDS
 from samewise.runner.config.tree import at
-from samewise.runner.config.yaml_files import read_yaml
 from samewise.runner.errors import ConfigError, Problem
 
 
@@ -58,7 +53,6 @@ def problems(composed: Composed, project: Project) -> list[Problem]:
         if problem.message == NO_SUCH_CHOICE or problem.path.startswith("evaluate.")
     )
     listed = [problem for problem in listed if not problem.path.startswith(moot)]
-    listed = _merge_left_over(listed, composed)
     listed = [
         at_source(problem, composed.cfg) if problem.message == components.WRONG_TYPE else problem
         for problem in listed
@@ -76,72 +70,6 @@ def problems(composed: Composed, project: Project) -> list[Problem]:
             for problem in reversed([*composed.problems, *listed])
         }.values()
     )[::-1]
-
-
-def _merge_left_over(listed: Sequence[Problem], composed: Composed) -> list[Problem]:
-    """Merge problems of arguments that a choice set for another component into one per choice."""
-    merged = list(listed)
-    for group, choice, keys, alternatives in (
-        []
-        if composed.is_saved
-        else _replaced_groups(composed, {problem.path.partition(".")[0] for problem in listed})
-    ):
-        paths = {f"{group}.{key}" for key in keys}
-        leftovers = [
-            problem
-            for problem in merged
-            if problem.path in paths and problem.message.endswith(components.NO_SUCH_ARGUMENT)
-        ]
-        if not leftovers:
-            continue
-        names = ", ".join(problem.path.rpartition(".")[2] for problem in leftovers)
-        hint = (
-            f"choose {group}={alternatives[0]}; in a file: `- override /{group}: {alternatives[0]}`"
-            if alternatives
-            else "put the _target_ and its arguments into a file of your own, "
-            f"CONFIGS/{group}/NAME.yaml, and choose that; "
-            f"or remove what is left over by {' '.join(f'~{problem.path}' for problem in leftovers)}"
-        )
-        target = composed.whole[group]["_target_"]
-        message = f"does not take what is left over from {group}={choice}: {names}"
-        merged[merged.index(leftovers[0])] = Problem(
-            f"{group}._target_", message, target, hint=hint
-        )
-        merged = [problem for problem in merged if problem not in leftovers]
-    return merged
-
-
-def _replaced_groups(
-    composed: Composed, wrong: set[str]
-) -> Iterator[tuple[str, str, Iterable[str], list[str]]]:
-    """Groups, among those with problems, whose component is no longer that of the choice's file.
-
-    Yields the group, its choice, the keys that the choice's file sets, and the choices whose
-    component is the one that is named now.
-    """
-    loader = Loader(composed.project)
-    for group, choice in composed.choices.items():
-        if (
-            group not in KINDS
-            or group not in wrong
-            or "_target_" not in (composed.whole.get(group) or {})
-        ):
-            continue
-        target, settings = (
-            composed.whole[group]["_target_"],
-            read_yaml(loader.text_of(f"{group}/{choice}")) or {},
-        )
-        if settings.get("_target_", target) != target:
-            texts = {
-                name: read_yaml(loader.text_of(f"{group}/{name}")) or {}
-                for name in loader.choices_of(group)
-            }
-            yield (
-                group,
-                choice,
-                settings,
-                [name for name, text in texts.items() if text.get("_target_") == target],
-            )
 
 
 def at_source(problem: Problem, cfg: DictConfig) -> Problem:
