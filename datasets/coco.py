@@ -15,11 +15,11 @@ from types import MappingProxyType
 from typing import Any, Literal, final
 
 from samewise.datasets.parts.annotated_images import Annotated, AnnotatedImages, Cache
-from samewise.datasets.parts.classes import object_names, require_count
+from samewise.datasets.parts.classes import object_names, require_count, require_known
 from samewise.datasets.parts.keyed_split import select_split
 from samewise.datasets.parts.lists import read_text
-from samewise.datasets.parts.names import first_repeated, relative_names, require_distinct
-from samewise.runner.errors import DataError, Problem, first_few, nearest
+from samewise.datasets.parts.names import relative_names, require_distinct
+from samewise.runner.errors import DataError, Problem, first_few, nearest, number_of
 
 # Annotation tools round: up to this distance a box is cut off, beyond it the annotation is wrong
 _ROUNDING = 1.0
@@ -125,6 +125,8 @@ class COCO(AnnotatedImages):
         images_by_id = _images(content["images"], base / images, path)
         _add_all(content["annotations"], images_by_id, labels, path)
         chosen = [images_by_id[number] for number in sorted(images_by_id)]
+        empty = len(content["annotations"]) - sum(len(x.boxes) for x in chosen)
+        self.left_out = f"{number_of(empty, 'object')} with a box of no area" if empty else ""
         if split is not None:
             selected = set(
                 select_split([x.name for x in chosen], split, shares, key=key, where=str(path))
@@ -356,17 +358,8 @@ def _labels_by_name(
     Raises:
         DataError: A category's name is not among the classes.
     """
-    if unknown := [
-        f"{number}: {name}" for number, name in sorted(names.items()) if name not in classes[1:]
-    ]:
-        raise DataError(
-            Problem(
-                str(path),
-                "has categories that are not among the classes",
-                unknown,
-                f"some of: {first_few(classes[1:], 20)}",
-            )
-        )
+    listed = ((f"category {number}", name) for number, name in sorted(names.items()))
+    require_known(str(path), listed, classes[1:])
     return {
         number: label
         if [names[number]] == classes[label : label + 1]
@@ -387,10 +380,6 @@ def _categories(entries: list[Any], path: Path, *, keep: bool) -> dict[int, str]
         raise DataError(Problem(str(path), "has no categories"))
     _require_unique([number for number, _ in listed], path, kind="categories")
     names = dict(listed)
-    if (repeated := first_repeated(names.values())) is not None:
-        numbers = [number for number, name in names.items() if name == repeated]
-        reason = f"has two categories of the name {repeated!r}"
-        raise DataError(Problem(str(path), reason, numbers, "a name for each category"))
     require_distinct(str(path), names.values(), what="category")
     if keep and min(names) < 1:
         hint = "set dataset.category_ids=dense"

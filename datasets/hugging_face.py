@@ -15,15 +15,15 @@ from torch.utils.data import Dataset
 
 from samewise.datasets.parts.arrow_rows import class_names, state_of_files, tables
 from samewise.datasets.parts.audio_files import audio_preparation, read_audio
-from samewise.datasets.parts.classes import require_count, sort_classes
+from samewise.datasets.parts.classes import require_count, require_known, sort_classes
 from samewise.datasets.parts.contents import CONTENTS, spaced_indices
 from samewise.datasets.parts.decode import Mode, decode_file, image_preparation
 from samewise.datasets.parts.in_memory import Transform
 from samewise.datasets.parts.keyed_split import select_split
-from samewise.datasets.parts.names import first_repeated
+from samewise.datasets.parts.names import require_distinct
 from samewise.datasets.parts.recordings import crop_or_pad, warn_of_silence
 from samewise.datasets.parts.upright import turn_upright
-from samewise.runner.errors import DataError, Problem, nearest
+from samewise.runner.errors import DataError, Problem
 
 _HASHED = dict[Any, list[str]]()
 """Digests of one data set's rows, by the state of its files and the column."""
@@ -353,10 +353,7 @@ def _number_classes(
             Problem(root, "has a row without a label", hint="dataset.label=COLUMN names the column")
         )
     for class_list in filter(None, names.values()):
-        if repeated := first_repeated(map(str, class_list)):
-            raise DataError(
-                Problem(root, "has two classes of the same name", repeated, "a name for each class")
-            )
+        require_distinct(root, map(str, class_list), what="class")
     numbering = names.get("train") or next(filter(None, names.values()), [])
     # A split's numbers refer to its own ClassLabel, which may differ from training's
     texts = {
@@ -367,25 +364,15 @@ def _number_classes(
         x for values in texts.values() for x in values
     )
     number = {name: place for place, name in enumerate(all_classes)}
-    unknown = next(
-        ((split, x) for split, values in texts.items() for x in values if x not in number), None
-    )
-    if unknown is not None:
-        split, name = unknown
-        raise DataError(
-            Problem(
-                f"{root}, {split}",
-                "has a row of an unknown class",
-                name,
-                ", ".join(all_classes[:20]),
-                nearest(name, all_classes),
-            )
-        )
+    for split, values in texts.items():
+        rows = ((f"row {place}", name) for place, name in enumerate(values))
+        require_known(f"{root}, {split}", rows, all_classes)
     return all_classes, {split: [number[x] for x in values] for split, values in texts.items()}
 
 
-def _class_name(label: Any, names: Sequence[Any]) -> Any:
-    """Return a row's class; the number itself if no class has it, though one may be called so."""
+def _class_name(label: Any, names: Sequence[Any]) -> str:
+    """Return a row's class; no name if the label is not one of the names' numbers."""
     if not names or not isinstance(label, int):
         return str(label)
-    return str(names[label]) if 0 <= label < len(names) else label
+    # A class may be called 2
+    return str(names[label]) if 0 <= label < len(names) else f"number {label}"

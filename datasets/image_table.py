@@ -13,15 +13,9 @@ from samewise.datasets.parts.in_memory import Transform
 from samewise.datasets.parts.keyed_split import select_split
 from samewise.datasets.parts.lists import read_rows
 from samewise.datasets.parts.names import relative_names, require_listed
+from samewise.datasets.parts.split_files import MEANINGS
 from samewise.runner.errors import DataError, Problem, nearest, number_of
 
-_SPLITS = {
-    "training": "train",
-    "val": "valid",
-    "validation": "valid",
-    "dev": "valid",
-    "testing": "test",
-}
 _KNOWN = ("train", "valid", "test", "unused")
 
 
@@ -134,4 +128,4 @@ class ImageTable(ImageFiles):
 
 def _split_named(value: str) -> str:
     text = value.strip().lower()
-    return _SPLITS.get(text, text)
+    return MEANINGS.get(text, text)

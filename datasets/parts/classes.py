@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
-from samewise.datasets.parts.names import difference, misspelt, require_distinct
+from samewise.datasets.parts.names import difference, misspelt, require_distinct, twin
 from samewise.runner.errors import DataError, Problem, first_few, nearest
 
 
@@ -50,6 +50,8 @@ def require_known(where: str, labels: Iterable[tuple[str, str]], classes: Sequen
         count = f", one of {len(unknown)}" if len(unknown) > 1 else ""
         reason = f"{name} belongs to an unknown class{count}"
         expected, hint = ", ".join(classes[:20]), nearest(unknown[0], classes)
+        if spelling := twin(unknown[0], classes):
+            hint = f"did you mean {spelling!r}{difference(spelling, unknown[0])}?"
         raise DataError(Problem(where, reason, first_few(unknown, 10), expected, hint))
 
 

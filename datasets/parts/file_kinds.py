@@ -42,6 +42,7 @@ _BEGINNINGS: Final = (
     (0, b"%PDF", "document", "a PDF document"),
     (0, b"PK\x03\x04", "archive", "a ZIP archive, or what torch.save writes"),
     (0, b"\x1f\x8b", "archive", "a gzip archive"),
+    (0, b"PAR1", "table", "a Parquet table"),
     (257, b"ustar", "archive", "a tar archive"),
     (0, b"version https://git-lfs", "pointer", "a Git LFS pointer (`git lfs pull` gets the file)"),
     *((0, start, "page", "an HTML page") for start in (b"<!DOCTYPE html", b"<html")),

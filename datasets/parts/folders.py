@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from samewise.datasets.parts.classes import require_count
+from samewise.datasets.parts.classes import require_count, require_known
 from samewise.datasets.parts.file_kinds import another_kind
-from samewise.runner.errors import DataError, Problem, did_you_mean
+from samewise.runner.errors import DataError, Problem, did_you_mean, number_of
 
 IMAGES = (
     *(".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"),
-    *(".jfif", ".jpe", ".gif", ".dib", ".pnm"),
+    *(".jfif", ".jpe", ".gif", ".dib", ".pnm", ".pbm"),
 )
 """Endings of image files: torchvision's list, and further ones of the supported formats."""
 SOUNDS = (".wav", ".flac", ".mp3", ".ogg", ".opus", ".aiff", ".aif", ".au", ".m4a", ".aac")
@@ -143,7 +143,12 @@ def class_folders(folder: Path, *, content: str = "images") -> list[str]:
 
 def _summarise(counts: Counter[str]) -> str:
     """Return the numbers of files by their endings, for messages."""
-    return ", ".join(f"{n} {ending or 'without an ending'}" for ending, n in counts.most_common())
+    return ", ".join(
+        number_of(count, f"{ending} file")
+        if ending
+        else f"{number_of(count, 'file')} without an ending"
+        for ending, count in counts.most_common()
+    )
 
 
 class ClassFiles(NamedTuple):
@@ -163,6 +168,10 @@ def list_by_class(
 ) -> ClassFiles:
     """List the files in a split's class folders; a class without a folder has no files."""
     labels, other_counts = dict[str, int](), Counter[str]()
+    beside = (
+        os.path.splitext(name)[1].lower() for name in os.listdir(folder) if not is_rubbish(name)
+    )
+    other_counts.update(ending for ending in beside if ending in endings)
     for label, name in enumerate(classes):
         if (folder / name).is_dir():
             files = list_files(folder / name, endings)
@@ -202,9 +211,7 @@ def find_classes(
         if classes is not None
         else class_folders(class_source, content=content)
     )
-    if unknown := sorted(set(class_folders(split_folder, content=content)) - set(class_list)):
-        reason = "has classes that the training split does not have"
-        expected = f"some of: {', '.join(class_list[:20])}"
-        raise DataError(Problem(str(split_folder), reason, unknown, expected))
+    folders = ((f"folder {name}", name) for name in class_folders(split_folder, content=content))
+    require_known(str(split_folder), folders, class_list)
     require_count(str(split_folder), class_list, num_classes, kind="class folders")
     return class_list

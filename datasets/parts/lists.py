@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from samewise.datasets.parts.file_kinds import another_kind
 from samewise.datasets.parts.limits import BYTES, ROWS, read_bytes, require_regular
 from samewise.runner.errors import (
     ConfigError,
@@ -106,7 +107,8 @@ def read_text(path: str | os.PathLike[str]) -> str:
     try:
         return raw.decode(encoding).replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
-        reason = f"is not valid text: {error}"
+        description = another_kind(raw, "text")
+        reason = f"is {description}, not a text" if description else f"is not valid text: {error}"
         raise DataError(Problem(os.fspath(path), reason, expected="text in UTF-8")) from None
 
 

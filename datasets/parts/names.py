@@ -73,18 +73,23 @@ def misspelt(names: Sequence[str], counts: Mapping[str, int]) -> list[tuple[str,
 
 
 def require_distinct(where: str, names: Iterable[str], *, what: str) -> None:
-    """Raise a DataError if a name is blank, or two differ only in spaces or Unicode form."""
+    """Raise a DataError if a name is blank, or two differ only in what cannot be seen, if at all.
+
+    That is spaces, characters without width, and the Unicode form.
+    """
     spellings = dict[str, str]()
     for name in names:
-        form = compose(name)
+        form = compose(name.translate(_UNSEEN))
         if not form:
             raise DataError(Problem(where, f"has a {what} without a name", name, "a name for each"))
-        if (other_name := spellings.setdefault(form, name)) != name:
+        if form in spellings:
+            other_name = spellings[form]
             reason = (
                 f"has two {what} names that look the same: {name!r}{difference(name, other_name)} "
                 f"and {other_name!r}{difference(other_name, name)}"
             )
-            raise DataError(Problem(where, reason, hint="write both in one way"))
+            raise DataError(Problem(where, reason, hint="correct one of them"))
+        spellings[form] = name
 
 
 def relative_names(folder: Path, names: Iterable[str], *, where: str) -> list[str]:

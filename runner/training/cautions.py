@@ -139,8 +139,8 @@ def data_cautions(train: Split) -> list[Problem]:
     problems, unused = list[Problem](), getattr(train.dataset, "unused_classes", None)
     if left_out := getattr(train.dataset, "left_out", ""):
         message, hint = (
-            f"leaves out files in the folders of classes: {left_out}",
-            "rename or convert those that you need, and move the others elsewhere",
+            f"leaves out {left_out}",
+            "correct, rename or convert what you need, and move the rest elsewhere",
         )
         problems.append(Problem("dataset.train", message, hint=hint))
     if turned := getattr(train.dataset, "turned", None):

@@ -58,7 +58,9 @@ def test_samples_come_in_the_order_of_image_numbers_with_corners_and_areas(tmp_p
 def test_training_leaves_out_crowds_and_images_without_boxes(tmp_path: Path):
     what = content()
     what["annotations"].append({"id": 4, "image_id": 5, "category_id": 17, "bbox": [40, 0, 1, 5], "iscrowd": 0})  # outside the image
+    assert load(write(tmp_path, content())).left_out == ""
     data = load(write(tmp_path, what), training=True)
+    assert data.left_out == "1 object with a box of no area"
     assert [data[index]["image_id"] for index in range(len(data))] == [3, 7]
     assert data[1]["boxes"].tolist() == [[1, 2, 11, 22]]
     assert "crowd" not in data[1]
@@ -186,7 +188,7 @@ def test_boxes_that_are_shares_of_their_images_are_refused(tmp_path: Path):
 
 
 def test_names_that_two_categories_or_images_share_are_refused(tmp_path: Path):
-    with pytest.raises(DataError, match="has two categories of the name 'dog'"):
+    with pytest.raises(DataError, match="has two category names that look the same: 'dog' and 'dog'"):
         load(write(tmp_path, content() | {"categories": [{"id": 18, "name": "dog"}, {"id": 17, "name": "dog"}]}))
     with pytest.raises(DataError, match=r"two category names that look the same: 'cafe\u0301'"):
         load(write(tmp_path, content() | {"categories": [{"id": 18, "name": "caf\u00e9"}, {"id": 17, "name": "cafe\u0301"}]}))

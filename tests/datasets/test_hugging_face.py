@@ -87,7 +87,7 @@ def test_the_numbers_of_a_split_mean_its_own_names(form: str, tmp_path: Path) ->
     mine = images(root, "valid", classes=["dog", "cat", "bird"])
     assert [mine[index]["label"] for index in range(3)] == [1, 0, 1]
     more = _write_rows(tmp_path / "b", {"train": (kinds, [0, 1, 2]), "validation": (["bird", "cow", "dog"], [0, 2, 1])}, form)
-    with pytest.raises(DataError, match=r"b, valid: has a row of an unknown class; .*\n    value: +'cow'"):
+    with pytest.raises(DataError, match=r"b, valid: row 2 belongs to an unknown class; .*\n    value: +'cow'"):
         images(more, "train")
     misnumbered = _write_rows(tmp_path / "d", {"train": (["1", "2", "3"], [1, 2, 3])}, form)
     with pytest.raises(DataError, match=r"d, train: has a row of an unknown class; .*\n    value: +3"):
@@ -139,11 +139,12 @@ def test_recordings_of_a_speaker_stay_in_one_split() -> None:
     [
         (lambda root: images(root, "train", image="foto"), "has no such column; hint: did you mean 'photo'"),
         (lambda root: images(root, "train", num_classes=3), "has 2 classes (night, day); hint: set dataset.num_classes=2"),
-        (lambda root: images(root, "train", classes=["night", "noon"]), "has a row of an unknown class"),
+        (lambda root: images(root, "train", classes=["night", "noon"]), "row 0 belongs to an unknown class"),
         (lambda root: images(root, "train", image="kind"), "column kind holds int; hint: dataset.image=COLUMN names another column"),
         (lambda root: images(root / "nothing", "train"), "does not exist"),
         (lambda root: images(_truncate(root), "train"), "cannot be read: Expected"),
-        (lambda root: images(_with_script(root), "train"), "contains no data set"),
+        (lambda root: images(_with_script(root), "train"), "contains no data set; hint: dataset=table reads images that a CSV"),
+        (lambda root: images(root, "train", classes=["night", "day", "night"]), "has two class names that look the same: 'night' and 'night'"),
     ],
 )
 def test_faults_are_reported(change: Callable[[Path], Any], words: str, tmp_path: Path) -> None:

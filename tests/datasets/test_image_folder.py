@@ -95,13 +95,15 @@ def test_every_file_of_a_format_that_is_read_is_a_sample_and_others_are_counted(
     for name in ("4.jfif", "5.JPE", "6.gif", "7.dib"):
         picture(seed=7).save(root / "train" / "ant" / name, {"dib": "BMP", "gif": "GIF"}.get(name[-3:], "JPEG"))
     (root / "train" / "ant" / "8.heic").write_bytes(b"\0\0\0\x18ftypheic")
+    picture().save(root / "train" / "beside.gif")
+    (root / "train" / "README.md").touch()
     data = ImageFolder(root=str(root), folder="train")
-    assert (len(data), data.left_out) == (before + 4, "3 .txt, 1 .heic")
+    assert (len(data), data.left_out) == (before + 4, "3 .txt files, 1 .gif file, 1 .heic file")
     at = [data.path(index).name for index in range(len(data))].index("6.gif")
     assert torch.equal(data[at]["image"], torch.from_numpy(np.array(Image.open(data.path(at)).convert("RGB"))).permute(2, 0, 1))
     given = (f"dataset.root={root}", "dataset.num_classes=3", "transforms=images", "model=resnet18_small", "batch_size=2")
     done = samewise("check", "recipe=classification", "dataset=image_folder", *given, f"run_root={tmp_path / 'runs'}")
-    assert "leaves out files in the folders of classes: 3 .txt, 1 .heic" in done.stdout + done.stderr
+    assert "leaves out 3 .txt files, 1 .gif file, 1 .heic file; hint" in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("rubbish", ["__MACOSX", "@eaDir", "$RECYCLE.BIN", "#recycle", ".ipynb_checkpoints"])
@@ -112,7 +114,7 @@ def test_what_systems_leave_behind_is_nobodys_class_and_no_sample(root: Path, ru
         picture().save(place / "0.jpg")
     (root / "train" / "ant" / "Thumbs.db").touch()
     data = ImageFolder(root=str(root), folder="train", num_classes=3)
-    assert (data.fingerprint(), data.left_out) == (before, "3 .txt")
+    assert (data.fingerprint(), data.left_out) == (before, "3 .txt files")
 
 
 def packed(path: Path) -> None:
@@ -125,9 +127,9 @@ def packed(path: Path) -> None:
     [
         (
             lambda root: [root.mkdir(), packed(root / "ant.tar"), packed(root / "bee.tar")],
-            r"train: has no class folders \(only 2 \.tar\); hint: unpack the archives",
+            r"train: has no class folders \(only 2 \.tar files\); hint: unpack the archives",
         ),
-        (lambda root: [root.mkdir(), picture().save(root / "0.jpg")], r"train: has no class folders \(only 1 \.jpg\); expected: a folder for each class"),
+        (lambda root: [root.mkdir(), picture().save(root / "0.jpg")], r"train: has no class folders \(only 1 \.jpg file\); expected: a folder for each class"),
         (lambda root: root.mkdir(), r"train: has no class folders \(it is empty\)"),
         (packed, "train: is a tar archive, not a folder; hint: unpack it"),
     ],

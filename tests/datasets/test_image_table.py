@@ -63,6 +63,8 @@ def test_a_column_may_give_the_splits_and_paths_may_be_absolute(root: Path, tmp_
     table = write(root, "csv")
     assert {load(table, "valid", split_column="part")[index]["label"] for index in range(10)} == {2}
     assert len(load(table, "test", split_column="part")) == 0
+    assert len(load(write(root, "csv", [{**row, "part": "eval" if row["part"] == "val" else "Train"} for row in ROWS]), "test", split_column="part")) == 10
+    table = write(root, "csv")
     absolute = write(root, "json", [{**row, "file": str(root / row["file"])} for row in ROWS])
     assert load(absolute).fingerprint() == load(table).fingerprint()
     elsewhere = table.rename(tmp_path_factory.mktemp("tables") / "t.csv")
@@ -167,8 +169,11 @@ def test_the_cause_of_a_missing_file_is_named(root: Path, listed: str, cause: st
         load(root / "list.csv", shares={})
 
 
-@pytest.mark.parametrize(("label", "what"), [("caf\u00e9", r"U\+00E9 LATIN SMALL LETTER E WITH ACUTE"), (" cafe\u0301", r"U\+0020 SPACE")])
-def test_labels_that_differ_only_in_their_unicode_form_or_spaces_are_refused(root: Path, label: str, what: str) -> None:
+@pytest.mark.parametrize(
+    ("label", "what"),
+    [("caf\u00e9", r"U\+00E9 LATIN SMALL LETTER E WITH ACUTE"), (" cafe\u0301", r"U\+0020 SPACE"), ("cafe\u0301\u200b", r"U\+200B ZERO WIDTH SPACE")],
+)
+def test_labels_that_differ_only_in_what_cannot_be_seen_are_refused(root: Path, label: str, what: str) -> None:
     with pytest.raises(DataError, match=rf"two class names that look the same: (.|\n)*{what}"):
         load(write(root, "csv", [{**ROWS[0], "kind": "cafe\u0301"}, {**ROWS[1], "kind": label}]), shares={})
 
