@@ -119,6 +119,7 @@ def text_of(path: Path) -> str:
 
 def share_of(name: str, key: str = "") -> float:
     """Return a name's place in [0, 1), which decides its split."""
+    name = unicodedata.normalize("NFC", name)
     digest = blake2b(f"{key}\0{name}".encode("utf-8", "surrogateescape"), digest_size=6)
     return int(digest.hexdigest(), 16) / 2**48
 

@@ -41,7 +41,7 @@ from samewise.datasets.parts.upright import read_upright
 from samewise.datasets.pascal_voc import PascalVOC
 
 KNOWN = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".jfif")
-KNOWN += (".jpe", ".gif", ".dib", ".pnm")
+KNOWN += (".jpe", ".gif", ".dib", ".pnm", ".pbm")
 RUBBISH = ("__MACOSX", "@eaDir", ".hidden", "Thumbs.db", "._a.jpg", "$RECYCLE.BIN")
 SPLITS = ("train", "valid", "test")
 SHARES = {"valid": 0.3, "test": 0.2}

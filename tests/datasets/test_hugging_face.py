@@ -90,7 +90,7 @@ def test_the_numbers_of_a_split_mean_its_own_names(form: str, tmp_path: Path) ->
     with pytest.raises(DataError, match=r"b, valid: row 2 belongs to an unknown class; .*\n    value: +'cow'"):
         images(more, "train")
     misnumbered = _write_rows(tmp_path / "d", {"train": (["1", "2", "3"], [1, 2, 3])}, form)
-    with pytest.raises(DataError, match=r"d, train: has a row of an unknown class; .*\n    value: +3"):
+    with pytest.raises(DataError, match=r"d, train: row 2 belongs to an unknown class; .*\n    value: +'number 3'"):
         images(misnumbered, "train", shares={})
     unnamed = images(_write_rows(tmp_path / "c", {"train": (kinds, [0, 1, 2]), "validation": (None, [2, 1])}, form), "valid")
     assert [unnamed[index]["label"] for index in range(2)] == [2, 1], "without names, the training split's"
