@@ -24,7 +24,6 @@ from samewise.runner.errors import (
     describe,
     did_you_mean,
     nearest,
-    report_exits,
     traceback_of,
 )
 from samewise.runner.secrets import filter_output
@@ -36,8 +35,6 @@ _INSTEAD = {
     "infer": "`samewise predict RUN FILE`",
 }
 """Commands of other tools."""
-_LEAVE = os._exit
-"""Which `report_exits` replaces."""
 
 
 def entry() -> None:
@@ -54,7 +51,7 @@ def entry() -> None:
     if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
     code = main(sys.argv[1:])
-    signal.signal(signal.SIGINT, lambda number, frame: _LEAVE(code))  # all is done and said
+    signal.signal(signal.SIGINT, lambda number, frame: os._exit(code))  # all is done and said
     # Python's last milliseconds, in which it has handlers no more
     atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
     # Otherwise Python ends by SIGINT, not with this code, if it was interrupted in an exec of text
@@ -103,7 +100,7 @@ def _report_signals() -> None:
             f"interrupted: stopped by {signal.Signals(number).name}; run the same command "
             "again\n".encode(),
         )
-        _LEAVE(INTERRUPTED)
+        os._exit(INTERRUPTED)
 
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_DFL:
@@ -119,13 +116,12 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     while at is not None:
         if at.f_code.co_name == "<module>" and at.f_globals.get("__name__") == "torch":
             os.write(2, b"interrupted; run the same command again\n")
-            _LEAVE(INTERRUPTED)
+            os._exit(INTERRUPTED)
         at = at.f_back
     signal.default_int_handler(number, frame)
 
 
 @filter_output()
-@report_exits()
 def main(argv: Sequence[str]) -> int:
     """Run one command; return the exit code, as `--help` lists them."""
     debug = "--debug" in argv
@@ -218,33 +214,6 @@ class Parser(argparse.ArgumentParser):
                         hint=self._meant(name, value, options) or help_,
                     )
                 )
-        for name, _, value in (
-            word.partition("=")
-            for word in self.command_words
-            if "=" in word and not self._takes_settings()
-        ):
-            if (option := f"--{name.replace('_', '-')}") in options:
-                raise ConfigError(
-                    Problem(
-                        self.prog,
-                        "takes options, not settings",
-                        f"{name}={value}",
-                        hint=f"{option} {value}",
-                    )
-                )
-        if message.startswith("the following arguments are required: "):
-            missing = message.partition(": ")[2].split(", ")
-            options = [
-                action for action in self._actions if "/".join(action.option_strings) in missing
-            ]
-            needed = [f"{action.option_strings[0]} {action.metavar}" for action in options]
-            if len(options) < len(missing):
-                needed = [
-                    str(action.metavar)
-                    for action in self._actions
-                    if not action.option_strings and action.nargs not in ("*", "?")
-                ] + needed
-            message = f"needs {' and '.join(needed)}"
         raise ConfigError(Problem(self.prog, message, hint=help_))
 
     def _meant(self, name: str, value: str, options: Sequence[str]) -> str:

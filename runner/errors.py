@@ -6,16 +6,12 @@ import difflib
 import errno
 import os
 import re
-import sys
 import sysconfig
 import textwrap
-import threading
 import traceback
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
 from samewise.runner.secrets import redact, redact_values
 
@@ -316,42 +312,9 @@ def traceback_of(error: BaseException) -> str:
     return "".join(traceback.format_exception(cause or error))
 
 
-class ImmediateExit(SystemExit):
-    """Raised in place of an `os._exit`, which would end the process without a message."""
-
-
-@contextmanager
-def report_exits() -> Generator[None]:
-    """Make an `os._exit` by Python code raise `ImmediateExit`.
-
-    In another thread, which could not be stopped by it, the process ends as failed.
-    """
-    process, leave = os.getpid(), os._exit
-
-    def told(status: int) -> NoReturn:
-        if os.getpid() != process:  # forked
-            leave(status)
-        if threading.current_thread() is not threading.main_thread():
-            print(
-                f"error: a thread ends the process: os._exit({status})", file=sys.stderr, flush=True
-            )
-            leave(status or 1)
-        raise ImmediateExit(status)
-
-    os._exit = told
-    try:
-        yield
-    finally:
-        os._exit = leave
-
-
 def describe_exit(who: str, error: SystemExit) -> tuple[str, str]:
-    """The message and hint for a `sys.exit` or `os._exit` that would end a training."""
-    return (
-        f"{who} ends the process: "
-        f"{'os._exit' if isinstance(error, ImmediateExit) else 'sys.exit'}({error.code!r})",
-        raised_at(error),
-    )
+    """The message and hint for a `sys.exit` that would end a training."""
+    return f"{who} ends the process: sys.exit({error.code!r})", raised_at(error)
 
 
 def describe(error: BaseException) -> tuple[int, str]:

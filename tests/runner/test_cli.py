@@ -111,7 +111,7 @@ BAD = {
     "three runs to compare": (["diff", "3f2a", "91bc", "0d4e"], "RUN: diff compares two runs"),
     "a misspelt option": (["runs", "--were", "state=finished"], "did you mean '--where'?"),
     "a misspelt option beside a name": (["sweep", "1a2b", "--stats"], "did you mean '--status'?"),
-    "an option that must be given": (["export", "a"], "samewise export: needs --out FOLDER"),
+    "an option that must be given": (["export", "a"], "samewise export: the following arguments are required: --out"),
     "an option without its value": (["runs", "--sort"], "--sort: expected one argument"),
     "unknown nested key": (["train", "loader.workers=1"], "did you mean 'loader.num_workers'?"),
     "unknown experiment": (["train", "experiment=nothing_of_the_kind"], "samewise list experiment|one of:"),
