@@ -9,7 +9,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.errors import ConfigError, Problem, require_at_least
 from samewise.runner.interfaces import Callback, Outcome, RunView
 
 HORIZON = 0.05
@@ -37,7 +37,10 @@ class ExponentialMovingAverage(Callback):
         every_steps: Steps between two updates.
         rescale: Rescale `decay` to the batch and the epochs.
         warmup_epochs: Epochs at the start in which the average follows the weights.
-        horizon: Without a `decay`, the mean age as a share of the steps; None: `HORIZON`.
+        horizon: Without a `decay`, the mean age as a share of the steps; None: `HORIZON`. With 0.5
+            all weights count the same, as in stochastic weight averaging.
+        every_epochs: Epochs between two updates, instead of `every_steps`.
+        name: Prefix of the average's metrics.
 
     Raises:
         ConfigError: A value is not valid, or has no effect beside the others.
@@ -51,7 +54,10 @@ class ExponentialMovingAverage(Callback):
         rescale: bool = False,
         warmup_epochs: int = 0,
         horizon: float | None = None,
+        every_epochs: int | None = None,
+        name: str = "ema",
     ) -> None:
+        require_at_least({"every_epochs": 1 if every_epochs is None else every_epochs})
         if decay is not None and not 0.0 <= decay <= 1.0:
             raise ConfigError(Problem("callbacks.ema.decay", "must lie between 0 and 1", decay))
         if every_steps < 1:
@@ -87,6 +93,7 @@ class ExponentialMovingAverage(Callback):
             )
         self._decay = decay
         self._every = every_steps
+        self._every_epochs, self._name = every_epochs, name
         self._rescale = rescale
         self._warmup_epochs = warmup_epochs
         self._power = 1.0 / (HORIZON if horizon is None else horizon) - 1.0
@@ -96,6 +103,7 @@ class ExponentialMovingAverage(Callback):
 
     def on_build(self, run: RunView) -> None:
         self._averaged = run.copy_model().requires_grad_(False).eval()
+        self._every = (self._every_epochs or 0) * run.steps_per_epoch or self._every
         if self._rescale:
             self._alpha = min(1.0, self._alpha * run.batch_size * self._every / run.max_epochs)
         for caution in self._cautions(run.total_steps, self._warmup_epochs * run.steps_per_epoch):
@@ -169,10 +177,10 @@ class ExponentialMovingAverage(Callback):
         ]
 
     def models(self) -> Mapping[str, nn.Module]:
-        return {"ema": self._averaged}
+        return {self._name: self._averaged}
 
     def weights(self, state: Mapping[str, Any]) -> Mapping[str, Mapping[str, Tensor]]:
-        return {"ema": state["averaged"]} if state else {}
+        return {self._name: state["averaged"]} if state else {}
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -220,6 +220,16 @@ class Callback(abc.ABC):
         """
         return {}
 
+    adds: Sequence[str] = ()
+    """The names of `metrics`, or how they begin; `check` compares what decides with them."""
+
+    def metrics(self) -> Mapping[str, float]:
+        """Return metrics to add to an evaluation, by which it may then be decided.
+
+        Asked once in each evaluation. They must be the same on every rank.
+        """
+        return {}
+
     def models(self) -> Mapping[str, nn.Module]:
         """Models to evaluate besides the trained one, by prefix.
 

@@ -38,6 +38,8 @@ def evaluate(run: Run) -> None:
         for split, scored in scores.items()
         for name, value in metrics_of(scored, f"{split}/").items()
     }
+    for callback in run.recorder.called():
+        metrics |= callback.metrics()
     tell_doubts(run, *scores.values())
     run.progress.metrics, run.recorder.scores, run.progress.evaluated = metrics, scores, run.step
     run.log({**metrics, "epoch": run.epoch})

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
 from samewise.runner.callbacks.ema import ExponentialMovingAverage
 from samewise.runner.config.compose import compose
@@ -67,6 +68,7 @@ RULES: dict[str, tuple[dict[str, Any], dict[int, float]]] = {
     "a rescaled decay": ({"decay": 0.97, "every_steps": 5, "rescale": True}, recursive([0, 5, 10, 15, 20], 1 - 0.03 * BATCH * 5 / EPOCHS)),
     "a decay rescaled beyond its bound": ({"decay": 0.5, "every_steps": 5, "rescale": True}, {20: 1.0}),
     "no decay at all": ({"decay": 0.0}, {20: 1.0}),
+    "stochastic weight averaging": ({"name": "swa", "horizon": 0.5, "every_epochs": 1, "warmup_epochs": 2}, {12: 1 / 3, 16: 1 / 3, 20: 1 / 3}),
 }
 
 
@@ -83,7 +85,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Te
     run.callbacks.clear()
     run.callbacks.update(averages, seen=seen)
     fit(run)
-    return seen.states, {rule: dict(average.models()["ema"].state_dict()) for rule, average in averages.items()}
+    return seen.states, {rule: dict(next(iter(average.models().values())).state_dict()) for rule, average in averages.items()}
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -98,7 +100,22 @@ def test_the_average_matches_the_textbook(rule: str, trained: tuple[list[dict[st
             assert tensor.item() == states[max(shares)][name].item()  # a count
 
 
-@pytest.mark.parametrize("given", ["+callbacks.ema.horizon=1.5", "callbacks.ema.rescale=true", "callbacks.ema.decay=2", "callbacks.ema.every_steps=0"])
+def test_stochastic_weight_averaging_matches_torchs(trained: tuple[list[dict[str, Tensor]], dict[str, dict[str, Tensor]]]) -> None:
+    states, averages = trained
+    names = [name for name, tensor in averages["stochastic weight averaging"].items() if tensor.is_floating_point()]
+    model = nn.ParameterList([nn.Parameter(states[0][name].float()) for name in names])
+    theirs = AveragedModel(model)
+    for step in (12, 16, 20):
+        model.load_state_dict({str(number): states[step][name] for number, name in enumerate(names)})
+        theirs.update_parameters(model)
+    for name, tensor in zip(names, theirs.module.parameters(), strict=True):
+        torch.testing.assert_close(averages["stochastic weight averaging"][name], tensor.detach(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["+callbacks.ema.horizon=1.5", "callbacks.ema.rescale=true", "callbacks.ema.decay=2", "callbacks.ema.every_steps=0", "+callbacks.ema.every_epochs=0"],
+)
 def test_invalid_or_contradictory_settings_are_refused(given: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as error:
         build(compose([*TINY, given], project=BARE), BARE, RunFolder(tmp_path))

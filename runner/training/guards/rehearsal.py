@@ -124,9 +124,15 @@ def _require_new_scores(
 def _require_metrics(run: Run, scores: Scores) -> None:
     """Raise a ConfigError unless all metrics are computed by which something decides."""
     metrics = {*metrics_of(scores), *(f"valid/{name}" for name in scores.sometimes)}
-    required = monitored(run)
-    names = {name for _, name in required}
-    deciding = [(path, metric) for path, metric in watched(run).items() if metric not in names]
+    added = tuple(name for callback in run.callbacks.values() for name in callback.adds)
+    # Callbacks know only the beginnings of names before the first step
+    required = [(path, name) for path, name in monitored(run) if not name.startswith(added)]
+    names = {name for _, name in monitored(run)}
+    deciding = [
+        (path, metric)
+        for path, metric in watched(run).items()
+        if metric not in names and not metric.startswith(added)
+    ]
     require_computed(
         run,
         [*required, *deciding],
