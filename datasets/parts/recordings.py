@@ -9,8 +9,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import blake2b
+from mmap import mmap
 from pathlib import Path
 from typing import Literal, final
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -27,8 +29,8 @@ _ROUNDED = 0.01
 _HEADERS = 2_000
 """Number of files whose headers are read before training: it takes tenths of a second."""
 
-_SILENT, _NAMED = list[str](), 10
-"""Recordings of which this process has warned, and their greatest number."""
+_SILENT, _NAMED = mmap(-1, 4096), 10
+"""Marks of recordings of which workers have warned, by their names' hashes, and their most."""
 
 
 class Texts:
@@ -202,9 +204,10 @@ class Recordings:
 
 
 def warn_of_silence(name: str) -> None:
-    """Warn of a silent recording, which may be meant: once in a process, and of the first few."""
-    if name not in _SILENT and len(_SILENT) < _NAMED:
-        _SILENT.append(name)
+    """Warn of a silent recording, which may be meant: once in a run, and of the first few."""
+    place = crc32(name.encode("utf-8", "surrogateescape")) % len(_SILENT)
+    if not _SILENT[place] and sum(_SILENT[:]) < _NAMED:
+        _SILENT[place] = True
         reason, hint = "is silent: all its samples are 0", "leave it out, unless it is meant"
         print(f"warning: {Problem(name, reason, hint=hint)}", file=sys.stderr)
 

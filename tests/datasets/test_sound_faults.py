@@ -232,7 +232,7 @@ def test_each_reader_refuses_what_it_would_read_otherwise(tmp_path, read, fault)
 
 @pytest.mark.parametrize("read", READERS)
 def test_each_reader_names_a_silent_recording_once(tmp_path, read, monkeypatch, capsys):
-    monkeypatch.setattr(recordings, "_SILENT", [])
+    monkeypatch.setattr(recordings, "_SILENT", bytearray(4096))
     data = read(tmp_path, encode(np.zeros(4000)))
     before = data[0]
     for _ in range(3):
@@ -244,7 +244,7 @@ def test_each_reader_names_a_silent_recording_once(tmp_path, read, monkeypatch, 
 
 
 def test_a_recording_with_silence_in_it_is_not_silent_and_few_are_named(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(recordings, "_SILENT", [])
+    monkeypatch.setattr(recordings, "_SILENT", bytearray(4096))
     labelled(tmp_path, encode(np.concatenate([np.zeros(100_000), NOISE[:, 0]])))[0]
     assert capsys.readouterr().err == ""
     for number in range(30):
