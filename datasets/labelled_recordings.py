@@ -63,7 +63,7 @@ class LabelledRecordings(Dataset[dict[str, Any]]):
         cache: Cache = "none",
     ) -> None:
         folder = Path(root).expanduser()
-        matched = match_audio(
+        matched, self.left_out = match_audio(
             folder,
             pattern,
             groups={"label": "class"},
@@ -76,7 +76,7 @@ class LabelledRecordings(Dataset[dict[str, Any]]):
         )
         labels = ((name, match["label"]) for name, match in matched.items())
         require_known(str(folder), labels, self.classes)
-        require_count(str(folder), self.classes, num_classes)
+        require_count(str(folder), self.classes, num_classes, left_out=self.left_out)
         chosen = _select_split(matched, split, shares, key, str(folder))
         self.sample_rate, self._frames, self._training = (
             sample_rate,

@@ -164,9 +164,8 @@ def _group_by_speaker(folder: Path, pattern: str, count: int) -> dict[str, list[
     """Return each speaker's files, by sorted speaker."""
     files_by_speaker = dict[str, list[str]]()
     expected = "a folder for each speaker, or a dataset.pattern of your own"
-    for name, match in match_audio(
-        folder, pattern, groups={"speaker": "speaker"}, expected=expected
-    ).items():
+    groups = {"speaker": "speaker"}
+    for name, match in match_audio(folder, pattern, groups=groups, expected=expected)[0].items():
         files_by_speaker.setdefault(match["speaker"], []).append(name)
     require_distinct(str(folder), files_by_speaker, what="speaker")
     if len(files_by_speaker) < count:

@@ -42,7 +42,7 @@ class WavFolder(Clips):
         folder = Path(root).expanduser()
         super().__init__(
             Recordings(
-                folder, list(match_audio(folder, pattern)), sample_rate=sample_rate, cache=cache
+                folder, list(match_audio(folder, pattern)[0]), sample_rate=sample_rate, cache=cache
             ),
             samples=samples,
             context=context,

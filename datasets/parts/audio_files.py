@@ -176,7 +176,7 @@ def audio_info(path: str | os.PathLike[str]) -> AudioInfo:
 
 def match_audio(
     folder: Path, pattern: str, *, groups: Mapping[str, str] | None = None, expected: str = ""
-) -> dict[str, re.Match[str]]:
+) -> tuple[dict[str, re.Match[str]], str]:
     """Return the audio files whose names match `dataset.pattern` completely.
 
     Args:
@@ -186,7 +186,7 @@ def match_audio(
         expected: An example of a matching name, for the message if no file matches.
 
     Returns:
-        The matches by file name.
+        The matches by file name, and a description of the files that are not audio by their ending.
 
     Raises:
         ConfigError: The pattern is not a valid regular expression, or lacks a group.
@@ -208,18 +208,20 @@ def match_audio(
                     f"a group (?P<{group}>...)",
                 )
             )
-    names = list_files(folder, SOUNDS).names
-    matched = {name: match for name in names if (match := compiled.fullmatch(name))}
+    files = list_files(folder, SOUNDS)
+    matched = {name: match for name in files.names if (match := compiled.fullmatch(name))}
     if not matched:
         hint = (
-            f"dataset.pattern has to match all of a name: there is {first_few(names, 2)}"
-            if names
+            f"dataset.pattern has to match all of a name: there is {first_few(files.names, 2)}"
+            if files.names
+            else f"there is only {files.left_out}"
+            if files.left_out
             else "set dataset.root=FOLDER"
         )
         raise DataError(
             Problem(str(folder), "the pattern matches no recording there", pattern, expected, hint)
         )
-    return matched
+    return matched, files.left_out
 
 
 def _require_resampling(path: str | os.PathLike[str], rate: int, new_rate: int | None) -> None:

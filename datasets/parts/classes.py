@@ -63,6 +63,7 @@ def require_count(
     kind: str = "classes",
     labels: int | None = None,
     files: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    left_out: str = "",
 ) -> None:
     """Raise a DataError unless the class names are distinct and as many as configured.
 
@@ -74,6 +75,7 @@ def require_count(
         labels: Number of labels, where the background is one of them; None: one for each class.
         files: File names by class, if known: a rare name that resembles a frequent one counts as
             misspelt.
+        left_out: Description of files that are not samples, by their endings.
     """
     require_distinct(where, classes, what="class")
     count = len(classes) if labels is None else labels
@@ -83,7 +85,11 @@ def require_count(
     background = "" if labels is None else f"{numbered}, with the background {count}"
     reason = f"has {len(classes)} {kind} ({first_few(classes, 12)}){background}"
     suspects = misspelt(classes, {name: len(files[name]) for name in files})
-    question = ""
+    question = (
+        f"are recordings of a class among {left_out}, which are left out? If not, "
+        if left_out and count < num_classes
+        else ""
+    )
     # At least one name of a similar pair is right; all rare names are suspect
     if 0 < count - num_classes < len(suspects) + bool(files):
         name, alike = suspects[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 from typing import Final
 
 _LONGEST: Final = 262
@@ -48,6 +49,8 @@ _BEGINNINGS: Final = (
     *((0, start, "page", "an HTML page") for start in (b"<!DOCTYPE html", b"<html")),
 )
 """(offset, bytes there, kind, description); the first match counts."""
+_TEXT: Final = re.compile(rb"(?:[\t\n\r -~]|[\xc2-\xf4][\x80-\xbf]+)+[\xc2-\xf4]?")
+"""The beginning of any other text in UTF-8."""
 
 
 def another_kind(file: str | os.PathLike[str] | bytes, expected: str) -> str | None:
@@ -84,5 +87,5 @@ def _kind(file: str | os.PathLike[str] | bytes) -> tuple[str, str] | None:
             for offset, start, kind, description in _BEGINNINGS
             if beginning[offset : offset + len(start)] == start
         ),
-        None,
+        ("text", "a text") if _TEXT.fullmatch(beginning) else None,
     )

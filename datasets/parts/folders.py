@@ -43,6 +43,11 @@ class Files(NamedTuple):
     names: list[str]
     other_counts: Counter[str]
 
+    @property
+    def left_out(self) -> str:
+        """Description of the other files, for messages; empty if there are none."""
+        return _summarise(self.other_counts)
+
 
 def is_rubbish(name: str) -> bool:
     """Whether an entry is neither sample nor class: hidden, or left by an operating system."""
@@ -126,17 +131,16 @@ def class_folders(folder: Path, *, content: str = "images") -> list[str]:
         reason = f"the folder of {content} cannot be read: {error.strerror}"
         present = next(path for path in (folder, *folder.parents) if path.exists())
         if description := another_kind(present, "folder"):
+            hint = "unpack it" if "archive" in description else "set dataset.root=FOLDER"
             raise DataError(
-                Problem(str(present), f"is {description}, not a folder", hint="unpack it")
+                Problem(str(present), f"is {description}, not a folder", hint=hint)
             ) from None
         hint = did_you_mean(folder.name, beside) or missing
         raise DataError(Problem(str(folder), reason, expected=expected, hint=hint)) from None
     if not names:
-        counts = list_files(folder, ()).other_counts
-        reason = (
-            f"has no class folders ({f'only {_summarise(counts)}' if counts else 'it is empty'})"
-        )
-        hint = "unpack the archives" if counts.keys() & _ARCHIVES else ""
+        files = list_files(folder, ())
+        reason = f"has no class folders ({f'only {x}' if (x := files.left_out) else 'it is empty'})"
+        hint = "unpack the archives" if files.other_counts.keys() & _ARCHIVES else ""
         raise DataError(Problem(str(folder), reason, expected=expected, hint=hint))
     return names
 

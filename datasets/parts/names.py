@@ -163,6 +163,8 @@ def _spelling(folder: Path, name: str) -> str:
             f"the name begins with the folder {folder.name}, to which it is relative: write "
             f"{slashed.removeprefix(f'{folder.name}/')}{also}"
         )
+    while folder in path.parent.parents and not path.parent.is_dir():
+        path = path.parent
     entries = sorted(_entries(path.parent))
     if entry_name := twin(path.name, entries):
         return (

@@ -56,9 +56,10 @@ def test_an_image_is_distinguished_from_a_recording(form: str, tmp_path: Path) -
         (pack, "a tar archive"),
         (lambda path: path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n"), "a Git LFS pointer"),
         (lambda path: path.write_text("<!DOCTYPE html><title>404</title>"), "an HTML page"),
+        (lambda path: path.write_text("sound/1.wav\tun caf\u00e9\n" * 40, encoding="utf-8"), "a text"),
     ],
 )
-def test_an_archive_pointer_or_page_is_named_as_one(write: Callable[[Path], object], words: str, tmp_path: Path) -> None:
+def test_an_archive_pointer_page_or_list_is_named_as_one(write: Callable[[Path], object], words: str, tmp_path: Path) -> None:
     write(tmp_path / "a")
     assert all(words in str(another_kind(tmp_path / "a", kind)) for kind in ("image", "recording", "video"))
 

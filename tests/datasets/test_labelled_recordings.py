@@ -66,3 +66,15 @@ def test_faults_are_reported_with_what_to_set(root: Path) -> None:
         load(root, pattern=".+")
     with pytest.raises(DataError, match="a folder for each class"):
         load(root, pattern="(?P<label>[^/]+)/.+[.]flac")
+
+
+def test_what_is_left_out_is_said(root: Path) -> None:
+    assert load(root).left_out == ""
+    (root / "cow").mkdir()
+    for number in range(3):
+        (root / "cow" / f"{number}.amr").write_bytes(b"#!AMR")
+    assert "3 .amr" in load(root).left_out
+    with pytest.raises(DataError, match=r"has 2 classes \(cat, dog\); hint: are recordings of a class among 3 \.amr"):
+        load(root, num_classes=3)
+    with pytest.raises(DataError, match=r"matches no recording there; hint: there is only 3 \.amr"):
+        load(root / "cow")

@@ -130,6 +130,7 @@ def test_a_quote_in_a_tsv_file_is_a_character_and_takes_in_no_rows(tmp_path):
         ("a.csv", "audio,texts\nsound/one.wav,a\n", "did you mean 'texts'"),
         ("a.csv", "audio,text\nsound/one.wav,a, b\n", "a.csv:2: .*quotes"),
         ("a.csv", "audio,text\nsound/three.wav,a\n", r"sound/three\.wav: is listed in a\.csv but missing"),
+        ("a.csv", "audio,text\nSound/one.wav,a\n", r"Sound/one\.wav: is listed in a\.csv but missing; hint: the list has 'Sound', the folder 'sound'"),
         ("a.csv", "audio,text\n", "has no rows"),
         ("a.txt", "sound/one.wav|one\nsound/two.wav|two\n", "a.txt:2: has no column 'audio'; hint: (?!one of).*the first line of a table names its columns"),
         ("a.jsonl", '{"audio": "sound/one.wav", "text": "a"}\n{"audio"\n', "a.jsonl:2: is not JSON"),
