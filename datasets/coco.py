@@ -22,7 +22,7 @@ from samewise.datasets.parts.names import relative_names, require_distinct
 from samewise.runner.errors import DataError, Problem, first_few, nearest, number_of
 
 # Annotation tools round: up to this distance a box is cut off, beyond it the annotation is wrong
-_ROUNDING = 1.0
+_ROUNDING = 1.001
 """Pixels by which a box may reach beyond its image."""
 _MOST = 1e9
 """Pixels, more than an image's side has."""
@@ -202,48 +202,19 @@ def _add(annotation: Any, images: dict[int, Annotated], labels: dict[int, int]) 
                 f"one of the file's {len(labels)} categories",
             )
         )
-    owner = images[image]
     x, y, width, height = _numbers(box)
-    if x < -_ROUNDING or y < -_ROUNDING:
-        expected = (
-            f"[x, y, width, height] in pixels, x from 0 to {owner.width} and y from 0 to "
-            f"{owner.height}"
-        )
-        raise DataError(
-            Problem("", "has a box with a negative corner", box, expected, "correct the annotation")
-        )
-    # 1e-3 allows for the rounding of the sum
-    if x + width > owner.width + _ROUNDING + 1e-3 or y + height > owner.height + _ROUNDING + 1e-3:
-        expected = (
-            f"[x, y, width, height] in pixels, x + width at most {owner.width} and y + height "
-            f"at most {owner.height}"
-        )
-        hint = (
-            "COCO's boxes are [x, y, width, height], not [x1, y1, x2, y2]; correct the annotation"
-        )
-        raise DataError(
-            Problem(
-                "",
-                f"has a box that ends beyond the image of {owner.width} x {owner.height} pixels",
-                box,
-                expected,
-                hint,
-            )
-        )
-    x1, y1, x2, y2 = (
-        max(x, 0.0),
-        max(y, 0.0),
-        min(x + width, float(owner.width)),
-        min(y + height, float(owner.height)),
+    images[image].add(
+        [x, y, x + width, y + height],
+        labels[category],
+        crowd=bool(crowd),
+        # Some programs write negative areas
+        area=None if area is None else abs(area),
+        empty="drop",
+        slack=_ROUNDING,
+        hint="COCO's boxes are [x, y, width, height], not [x1, y1, x2, y2]; correct the annotation"
+        if min(x, y) >= 0
+        else "correct the annotation",
     )
-    if x1 < x2 and y1 < y2:
-        owner.add(
-            [x1, y1, x2, y2],
-            labels[category],
-            crowd=bool(crowd),
-            # Some programs write negative areas
-            area=None if area is None else abs(area),
-        )
 
 
 def _id(value: Any) -> int | None:

@@ -20,7 +20,6 @@ from samewise.datasets.parts.annotated_images import (
     AnnotatedImages,
     Cache,
     EmptyBoxes,
-    check_box,
 )
 from samewise.datasets.parts.classes import object_names, require_count, require_known
 from samewise.datasets.parts.folders import ANNOTATIONS, IMAGES, list_files
@@ -152,22 +151,17 @@ class PascalVOC(AnnotatedImages):
             )
             for item in annotation.objects:
                 x1, y1, x2, y2 = item.box
-                hint = (
-                    "correct the annotation"
-                    if min(item.box) < 0
-                    else "these corners count from 0: set dataset.first_pixel=0"
-                )
-                box = check_box(
+                image.add(
                     # VOC's boxes include their last pixel, so only the first corner moves
                     [x1 - first_pixel, y1 - first_pixel, x2, y2],
+                    labels[item.name],
+                    crowd=item.difficult and not difficult,
                     where=str(annotation.path),
-                    width=image.width,
-                    height=image.height,
                     empty=empty_boxes,
-                    hint=hint,
+                    hint="these corners count from 0: set dataset.first_pixel=0"
+                    if min(x1, y1) == 0 < first_pixel
+                    else "correct the annotation",
                 )
-                if box is not None:
-                    image.add(box, labels[item.name], crowd=item.difficult and not difficult)
             images.append(image)
         super().__init__(
             image_folder,
@@ -309,10 +303,9 @@ def _parse_annotation(folder: Path, files: Mapping[str, str], name: str) -> _Ann
     except (ElementTree.ParseError, LookupError, ValueError) as error:
         raise DataError(Problem(str(path), f"is not XML, or is damaged: {error}")) from None
     sides = [_number(tree, f"size/{side}", path) for side in ("width", "height")]
-    if not all(1 <= side < 1 << 63 for side in sides):
-        raise DataError(
-            Problem(str(path), "says that the image has no pixels", f"{sides[0]:g} x {sides[1]:g}")
-        )
+    if not all(1 <= side < 1 << 63 and side.is_integer() for side in sides):
+        size = f"{sides[0]:g} x {sides[1]:g}"
+        raise DataError(Problem(str(path), "gives a size that no image has", size, "whole pixels"))
     file_name = (tree.findtext("filename") or "").strip()
     file = (
         file_name
@@ -334,13 +327,9 @@ def _parse_xml(raw: bytes) -> ElementTree.Element:
 
 
 def _parse_object(node: ElementTree.Element, path: Path) -> _Object:
-    name = (node.findtext("name") or "").strip()
+    name, difficult, _ = (_text(node, tag, path) for tag in ("name", "difficult", "bndbox"))
     if not name:
         raise DataError(Problem(str(path), "has an object without a name", hint="name its class"))
-    if (count := len(node.findall("bndbox"))) != 1:
-        hint = "write an object for each box"
-        raise DataError(Problem(str(path), f"has an object {name!r} of {count} boxes", hint=hint))
-    difficult = (node.findtext("difficult") or "").strip()
     if difficult.lower() not in _ANSWERS:
         reason = "does not say whether an object is difficult"
         raise DataError(Problem(str(path), reason, difficult, "0 or 1"))
@@ -348,10 +337,19 @@ def _parse_object(node: ElementTree.Element, path: Path) -> _Object:
     return _Object(name, box, _ANSWERS[difficult.lower()])
 
 
+def _text(node: ElementTree.Element, where: str, path: Path) -> str:
+    """Return the text of the element at a place; empty if there is no element."""
+    texts = [(element.text or "").strip() for element in node.findall(where)]
+    if len(texts) > 1:
+        reason, hint = f"has {len(texts)} {where} in one {node.tag}", "write an object for each box"
+        raise DataError(Problem(str(path), reason, hint=hint))
+    return "".join(texts)
+
+
 def _number(node: ElementTree.Element, where: str, path: Path) -> float:
-    text = node.findtext(where)
+    text = _text(node, where, path)
     try:
-        return float(text or "")
+        return float(text)
     except ValueError:
         raise DataError(
             Problem(

@@ -58,13 +58,61 @@ class Annotated:
     areas: list[float] = field(default_factory=list)
 
     def add(
-        self, box: list[float], label: int, *, crowd: bool = False, area: float | None = None
+        self,
+        box: list[float],
+        label: int,
+        *,
+        crowd: bool = False,
+        area: float | None = None,
+        where: str = "",
+        empty: EmptyBoxes = "refuse",
+        slack: float = 0.0,
+        hint: str = "correct the annotation",
     ) -> None:
-        """Add one object; without `area`, the box's own counts."""
-        self.boxes.append(box)
+        """Add one object, whose box is cut at the image's border.
+
+        Args:
+            box: [x1, y1, x2, y2] in pixels.
+            label: Its class.
+            crowd: Whether it stands for a group of objects.
+            area: The area of its mask; None: the box's own.
+            where: The annotation's place, for messages.
+            empty: "drop" leaves out a box without area; "refuse" raises an error.
+            slack: Pixels by which a box may reach beyond the image.
+            hint: The hint for a box that reaches further.
+
+        Raises:
+            DataError: The box is not finite, is inverted, reaches too far beyond the image, or has
+                no area.
+        """
+        x1, y1, x2, y2 = box
+        sides = f"x {x1:g} to {x2:g}, y {y1:g} to {y2:g}"
+        expected = f"x from 0 to {self.width} and y from 0 to {self.height}, in pixels"
+        if not all(np.isfinite(box)):
+            raise DataError(
+                Problem(where, "a box has numbers that are not finite", sides, expected)
+            )
+        if x2 < x1 or y2 < y1:
+            reason = "a box is inverted: its right or lower edge comes before the opposite edge"
+            raise DataError(Problem(where, reason, sides, expected, "correct the annotation"))
+        if min(x1, y1) < -slack or x2 > self.width + slack or y2 > self.height + slack:
+            reason = (
+                "a box has a negative corner"
+                if min(x1, y1) < -slack
+                else f"a box extends beyond the image of {self.width} x {self.height} pixels"
+            )
+            raise DataError(Problem(where, reason, sides, expected, hint))
+        x1, y1 = max(x1, 0.0), max(y1, 0.0)
+        x2, y2 = min(x2, float(self.width)), min(y2, float(self.height))
+        if x1 >= x2 or y1 >= y2:
+            if empty == "drop":
+                return
+            hint = "correct the annotation, or set dataset.empty_boxes=drop"
+            raise DataError(Problem(where, "a box has no area", sides, expected, hint))
+        self.boxes.append([x1, y1, x2, y2])
         self.labels.append(label)
         self.crowd.append(crowd)
-        self.areas.append((box[2] - box[0]) * (box[3] - box[1]) if area is None else area)
+        self.areas.append((x2 - x1) * (y2 - y1) if area is None else area)
 
 
 class AnnotatedImages(Dataset[dict[str, Any]], abc.ABC):
@@ -312,77 +360,3 @@ def require_whole(image: Tensor, probe: Tensor) -> None:
                 expected="transforms that resize images, or change their colours",
             )
         )
-
-
-def check_box(
-    box: list[float],
-    *,
-    where: str,
-    width: int,
-    height: int,
-    empty: EmptyBoxes,
-    hint: str = "correct the annotation",
-) -> list[float] | None:
-    """Return a box if it lies inside an image of `width` x `height` pixels.
-
-    Args:
-        box: [x1, y1, x2, y2] in pixels.
-        where: The annotation's place, for messages.
-        width: The image's width in pixels.
-        height: The image's height in pixels.
-        empty: "drop" returns None for a box without area; "refuse" raises an error.
-        hint: The hint for a box with a negative corner.
-
-    Returns:
-        The box; None if it has no area and such boxes are dropped.
-
-    Raises:
-        DataError: The box is not finite, is negative, inverted or reaches beyond the image, or has
-            no area.
-    """
-    x1, y1, x2, y2 = box
-    expected = "x1 < x2 and y1 < y2, in pixels"
-    if not all(np.isfinite(box)):
-        raise DataError(Problem(where, "a box has numbers that are not finite", box, expected))
-    if x2 < x1 or y2 < y1:
-        raise DataError(
-            Problem(
-                where,
-                "a box is inverted: its right or lower edge comes before the opposite edge",
-                box,
-                expected,
-                "correct the annotation",
-            )
-        )
-    if x1 < 0 or y1 < 0:
-        raise DataError(
-            Problem(
-                where,
-                "a box has a negative corner",
-                box,
-                f"from 0 to {width} and 0 to {height}",
-                hint,
-            )
-        )
-    if x2 > width or y2 > height:
-        raise DataError(
-            Problem(
-                where,
-                f"a box extends beyond the image of {width} x {height} pixels",
-                box,
-                hint="correct the annotation",
-            )
-        )
-    if x1 == x2 or y1 == y2:
-        if empty == "drop":
-            return None
-        raise DataError(
-            Problem(
-                where,
-                "a box has no area",
-                box,
-                expected,
-                "correct the annotation, or set dataset.empty_boxes=drop",
-            )
-        )
-    return box

@@ -83,10 +83,13 @@ def test_labels_are_cocos_numbers_or_numbered_without_gaps(tmp_path: Path):
     ("change", "message"),
     [
         ({"bbox": [1, 2, -10, 20]}, r"boxes\.json, annotation 1: has an impossible box(.|\n)*-10"),
-        ({"bbox": [-5, 2, 10, 20]}, r"annotation 1: has a box with a negative corner(.|\n)*-5"),
-        ({"bbox": [1, 2, 40.1, 20]}, r"annotation 1: has a box that ends beyond the image of 40 x 30 pixels; hint: COCO's boxes are \[x, y, width(.|\n)*40\.1"),
-        ({"bbox": [15, 20, 25, 22]}, "annotation 1: has a box that ends beyond the image of 40 x 30 pixels"),
-        ({"bbox": [60, 2, 5, 5]}, "annotation 1: has a box that ends beyond the image of 40 x 30 pixels"),
+        ({"bbox": [-5, 2, 10, 20]}, r"annotation 1: a box has a negative corner; hint: correct the annotation\n    value: +'x -5 to 5, y 2 to 22'"),
+        (
+            {"bbox": [1, 2, 40.1, 20]},
+            r"annotation 1: a box extends beyond the image of 40 x 30 pixels; hint: COCO's boxes are \[x, y, width(.|\n)*x 1 to 41\.1, y 2 to 22",
+        ),
+        ({"bbox": [15, 20, 25, 22]}, "annotation 1: a box extends beyond the image of 40 x 30 pixels"),
+        ({"bbox": [60, 2, 5, 5]}, "annotation 1: a box extends beyond the image of 40 x 30 pixels"),
         ({"bbox": [1, 2, 10]}, "annotation 1: has an impossible box"),
         ({"bbox": [1, 2, float("nan"), 5]}, "annotation 1: has an impossible box"),
         ({"bbox": None}, "annotation 1: is incomplete: it has no bbox"),

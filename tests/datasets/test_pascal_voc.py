@@ -144,10 +144,18 @@ def test_an_answer_in_words_says_whether_an_object_is_difficult(root: Path, answ
     [
         ("<name>cat</name>", "", "has an object without a name"),
         ("<name>cat</name>", "<name> </name>", "has an object without a name"),
-        ("</bndbox>", "</bndbox><bndbox><xmin>1</xmin><ymin>1</ymin><xmax>5</xmax><ymax>5</ymax></bndbox>", "has an object 'cat' of 2 boxes"),
+        (
+            "</bndbox>",
+            "</bndbox><bndbox><xmin>1</xmin><ymin>1</ymin><xmax>5</xmax><ymax>5</ymax></bndbox>",
+            "has 2 bndbox in one object; hint: write an object for each box",
+        ),
+        ("</name>", "</name><name>dog</name>", "has 2 name in one object"),
+        ("<difficult>", "<difficult>1</difficult><difficult>", "has 2 difficult in one object"),
+        ("<xmin>", "<xmin>1</xmin><xmin>", "has 2 bndbox/xmin in one object"),
+        ("<width>40", "<width>40.5", "gives a size that no image has"),
     ],
 )
-def test_an_object_without_a_name_or_with_two_boxes_is_refused(root: Path, old: str, new: str, message: str):
+def test_an_object_without_a_name_or_with_two_of_a_kind_is_refused(root: Path, old: str, new: str, message: str):
     path = root / "Annotations" / "b.xml"
     path.write_text(path.read_text().replace(old, new))
     with pytest.raises(DataError, match=rf"b\.xml: {message}"):
