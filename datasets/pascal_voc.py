@@ -341,8 +341,8 @@ def _text(node: ElementTree.Element, where: str, path: Path) -> str:
     """Return the text of the element at a place; empty if there is no element."""
     texts = [(element.text or "").strip() for element in node.findall(where)]
     if len(texts) > 1:
-        reason, hint = f"has {len(texts)} {where} in one {node.tag}", "write an object for each box"
-        raise DataError(Problem(str(path), reason, hint=hint))
+        reason = f"has {len(texts)} elements {where!r} in one {node.tag}"
+        raise DataError(Problem(str(path), reason, hint="write an object for each box"))
     return "".join(texts)
 
 

@@ -171,5 +171,7 @@ def _spelling(folder: Path, name: str) -> str:
             f"the list has {path.name!r}{difference(path.name, entry_name)}, the folder "
             f"{entry_name!r}{difference(entry_name, path.name)}"
         )
-    entry_name = next((entry for entry in entries if Path(entry).stem == path.stem), None)
+    # A list of names without endings may have 0.jpg, which is looked for as 0.jpg.xml
+    stems = {(stem := Path(slashed).stem), Path(stem).stem}
+    entry_name = next((entry for entry in entries if Path(entry).stem in stems), None)
     return f"there is {entry_name}" if entry_name else ""

@@ -147,11 +147,11 @@ def test_an_answer_in_words_says_whether_an_object_is_difficult(root: Path, answ
         (
             "</bndbox>",
             "</bndbox><bndbox><xmin>1</xmin><ymin>1</ymin><xmax>5</xmax><ymax>5</ymax></bndbox>",
-            "has 2 bndbox in one object; hint: write an object for each box",
+            "has 2 elements 'bndbox' in one object; hint: write an object for each box",
         ),
-        ("</name>", "</name><name>dog</name>", "has 2 name in one object"),
-        ("<difficult>", "<difficult>1</difficult><difficult>", "has 2 difficult in one object"),
-        ("<xmin>", "<xmin>1</xmin><xmin>", "has 2 bndbox/xmin in one object"),
+        ("</name>", "</name><name>dog</name>", "has 2 elements 'name' in one object"),
+        ("<difficult>", "<difficult>1</difficult><difficult>", "has 2 elements 'difficult' in one object"),
+        ("<xmin>", "<xmin>1</xmin><xmin>", "has 2 elements 'bndbox/xmin' in one object"),
         ("<width>40", "<width>40.5", "gives a size that no image has"),
     ],
 )
@@ -169,6 +169,10 @@ def test_a_list_may_have_spaces_in_names_a_byte_order_mark_and_the_answers_of_a_
     (root / "ImageSets/Main/train.txt").write_text("a b\na 1  1\nc -1\na\n", encoding="utf-8-sig")
     data = PascalVOC(root=str(root), split="train")
     assert [data.path(index).name for index in range(4)] == ["a b.jpg", "a 1.jpg", "c.jpg", "a.jpg"]
+    for listed in ("a.jpg", "JPEGImages/a.jpg"):
+        (root / "ImageSets/Main/train.txt").write_text(f"{listed}\n")
+        with pytest.raises(DataError, match=r"a\.jpg\.xml: is listed in train\.txt but missing; hint: there is a\.xml"):
+            PascalVOC(root=str(root), split="train")
     (root / "ImageSets/Main/train.txt").write_text("a\nb\na\n")
     with pytest.raises(DataError, match="lists an image twice"):
         PascalVOC(root=str(root), split="train")
