@@ -1,11 +1,10 @@
-"""Report what a sweep found: best points, spread over seeds, cost."""
+"""Report what a sweep found: best points, and the spread over seeds."""
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,16 +38,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add_project(parser)
     add_trust(parser)
-    parser.add_argument(
-        "--json", action="store_true", help="print settings, cost and points as JSON"
-    )
+    parser.add_argument("--json", action="store_true", help="print settings and points as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     from samewise.runner.sweeps.report.rows import (
         as_csv,
-        cost,
-        cost_in_words,
         point_rows,
         setting_rows,
     )
@@ -67,7 +62,6 @@ def run(args: argparse.Namespace) -> int:
                 hint=f"samewise sweep --status {folder.path}",
             )
         )
-    total_cost = cost(folder, results)
     report_folder = folder.path / "report"
     files = {
         report_folder / "settings.csv": as_csv(setting_rows(results, exact=True)),
@@ -84,13 +78,12 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(
             to_json(
-                _report_values(folder, results, dataclasses.asdict(total_cost)),
+                _report_values(folder, results),
                 indent=2,
             )
         )
         return 0
     print_settings(folder, results)
-    print(f"cost     {cost_in_words(total_cost)}")
     print(f"CSV      {', '.join(map(str, files))}")
     return 0
 
@@ -98,7 +91,6 @@ def run(args: argparse.Namespace) -> int:
 def _report_values(
     folder: SweepFolder,
     results: Sequence[PointResult],
-    total_cost: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return the whole report as plain values, with None for NaN."""
     from samewise.runner.sweeps.report.tables import as_plain_values, setting_values
@@ -108,6 +100,5 @@ def _report_values(
         "folder": str(folder.path),
         "settings": [setting_values(x) for x in rank_settings(results)],
         "pareto": [setting_values(x) for x in pareto(results)],
-        "cost": dict(total_cost),
         "points": [as_plain_values(x) for x in results],
     }

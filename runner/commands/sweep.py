@@ -205,10 +205,10 @@ def _list(prepared: PreparedSweep, *, as_json: bool) -> int:
         first=0,
     )
     soundness.require_sound(points, prepared.project, elsewhere=prepared.launcher.detached)
-    shared = soundness.require_separate(
+    note = soundness.require_separate(
         [x.point for x in points], lambda point: points[point.number].composed
     )
-    for note in soundness.notes(shared, set()):
+    if note:
         print(f"note: {note}", file=sys.stderr)
     for caution in soundness.cautions(points, set()):
         print(f"warning: {caution}", file=sys.stderr)

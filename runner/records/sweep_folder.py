@@ -27,6 +27,8 @@ from typing import Any
 from samewise.runner.errors import ConfigError, Problem, nearest
 from samewise.runner.records import locks, shapes, trust
 from samewise.runner.records.files import (
+    cut_torn_line,
+    damaged_file,
     parse_json,
     read_json,
     read_lines,
@@ -169,27 +171,18 @@ class SweepFolder:
         Raises:
             ConfigError: A line is lost, whose point's number would be used again.
         """
-        results = list[Point]()
-        file, torn = self.path / "points.jsonl", 0
+        results, file = list[Point](), self.path / "points.jsonl"
         for number, line in read_lines(file):
+            # A crash cut off a line without its end, and its point has started no job
+            if not line.endswith(b"\n"):
+                break
             try:
                 value = parse_json(line)
-            except ValueError:
-                # A line without its end was cut off by a crash, and its point has started no job
-                torn = number if line.endswith(b"\n") else 0
-                continue
-            point = Point(**require_shape(file, value, shapes.POINT, f"line {number}"))
-            if point.number != len(results):
-                raise _lost(file, len(results))
-            results.append(point)
-            # The point of an incomplete line is written again
-            torn = 0
-        # A job starts only after its point is written: a job of a later point shows a lost line
-        if torn or any(
-            job.stem.isdecimal() and int(job.stem) >= len(results)
-            for job in (self.path / "jobs").glob("*.json")
-        ):
-            raise _lost(file, len(results))
+            except ValueError as error:
+                raise damaged_file(file, f"line {number}: {error}") from None
+            results.append(Point(**require_shape(file, value, shapes.POINT, f"line {number}")))
+            if results[-1].number != number - 1:
+                raise damaged_file(file, f"the line of point {number - 1} is missing")
         return results
 
     def add_points(self, points: Sequence[Point]) -> None:
@@ -197,11 +190,8 @@ class SweepFolder:
         if not points:
             return
         with open(self.path / "points.jsonl", "ab+") as handle:
-            end = handle.tell()
-            # A crash may have cut off the end of the last line
-            torn = end and os.pread(handle.fileno(), 1, end - 1) != b"\n"
-            text = "".join(json.dumps(asdict(point)) + "\n" for point in points)
-            handle.write((("\n" if torn else "") + text).encode())
+            cut_torn_line(handle.fileno())
+            handle.write("".join(json.dumps(asdict(point)) + "\n" for point in points).encode())
             handle.flush()
             os.fsync(handle.fileno())
 
@@ -258,16 +248,6 @@ class SweepFolder:
     def holder(self) -> tuple[int, str] | None:
         """Return the id and the machine of the process that runs the sweep, or None."""
         return locks.process_of(locks.holder(self.path / ".lock"))
-
-
-def _lost(file: Path, number: int) -> ConfigError:
-    hint = (
-        "restore the file from a copy, or move the sweep's folder away and run its command "
-        "again: finished runs are not trained again"
-    )
-    return ConfigError(
-        Problem(str(file), f"the line of point {number} is damaged or missing", hint=hint)
-    )
 
 
 def below(run_root: Path) -> Iterator[SweepFolder]:

@@ -72,7 +72,6 @@ class Sweep:
     _pending: deque[Point] = field(default_factory=deque[Point])
     _running: dict[int, tuple[Point, Job]] = field(default_factory=dict[int, tuple[Point, Job]])
     _cautions: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
-    _shared: set[tuple[str, ...]] = field(default_factory=set[tuple[str, ...]])
     _reported: set[int] = field(default_factory=set[int])
     _pruned: set[int] = field(default_factory=set[int])
     _failed: dict[str, PointResult] = field(default_factory=dict[str, PointResult])
@@ -331,11 +330,12 @@ class Sweep:
         soundness.require_sound(composed_points, self.project, elsewhere=self.launcher.detached)
         composed = {x.point.number: x.composed for x in composed_points}
         all_points = [*existing, *(x.point for x in composed_points)]
-        shared = soundness.require_separate(
+        note = soundness.require_separate(
             all_points,
             lambda point: composed.get(point.number) or self.composer.compose(point.overrides),
+            start=len(existing),
         )
-        for note in soundness.notes(shared, self._shared, start=len(existing)):
+        if note:
             self.watcher.say(f"note: {note}")
         for caution in soundness.cautions(composed_points, self._cautions):
             self.watcher.say(f"warning: {caution}")

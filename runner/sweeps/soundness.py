@@ -15,7 +15,7 @@ from samewise.runner.config.compose import Composed
 from samewise.runner.config.fingerprint import finds_data
 from samewise.runner.config.project import Project
 from samewise.runner.config.tree import at, differing_keys
-from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.errors import ConfigError, Problem, first_few
 from samewise.runner.records.sweep_folder import Point, SweepFolder
 from samewise.runner.sweepers.space import Space
 from samewise.runner.sweeps.points import ComposedPoint, Composer
@@ -141,41 +141,39 @@ _SHOWN = 5
 
 
 def require_separate(
-    points: Sequence[Point], composed: Callable[[Point], Composed]
-) -> dict[tuple[str, ...], list[tuple[int, int]]]:
+    points: Sequence[Point], composed: Callable[[Point], Composed], *, start: int = 0
+) -> str:
     """Find the points that are the same run as an earlier one.
 
     Args:
         points: All points of the sweep so far.
         composed: Returns a point's config; called only for points that share a run.
+        start: Number of the first point that is new.
 
     Returns:
-        Pairs of numbers, the point's and that of the first point with its run, by the keys in which
-        the two differ.
+        A sentence about the new ones; empty if there are none.
 
     Raises:
         ConfigError: Two points differ in their data's location or their device: only one would be
             trained, and its result shown for both.
     """
-    first_points, configs = dict[str, Point](), dict[int, Composed]()
-    shared, conflicts = (
-        dict[tuple[str, ...], list[tuple[int, int]]](),
-        dict[tuple[str, ...], list[tuple[Point, Point]]](),
-    )
+    first_points, shared = dict[str, Point](), list[str]()
+    conflicts = dict[tuple[str, ...], list[tuple[Point, Point]]]()
     for point in points:
         first = first_points.setdefault(point.folder, point)
-        if first is point:
+        if first is point or point.number < start:
             continue
-        if first.number not in configs:
-            configs[first.number] = composed(first)
-        keys = differing_keys(configs[first.number].cfg, composed(point).cfg)
-        if conflicting_keys := _decisive(keys):
-            conflicts.setdefault(conflicting_keys, []).append((first, point))
-        else:
-            shared.setdefault(keys, []).append((point.number, first.number))
+        if keys := _decisive(differing_keys(composed(first).cfg, composed(point).cfg)):
+            conflicts.setdefault(keys, []).append((first, point))
+        shared.append(f"{point.number + 1} as {first.number + 1}")
     if conflicts:
         raise ConfigError(*(_problem(keys, pairs) for keys, pairs in conflicts.items()))
-    return shared
+    return (
+        f"points that are the same run as an earlier one, since they differ in nothing that "
+        f"changes the result: {first_few(shared, _SHOWN)}"
+        if shared
+        else ""
+    )
 
 
 def require_same_data(folder: SweepFolder, space: Space, composer: Composer) -> None:
@@ -204,40 +202,6 @@ def require_same_data(folder: SweepFolder, space: Space, composer: Composer) -> 
 def _decisive(keys: Sequence[str]) -> tuple[str, ...]:
     """Return the keys that can change a result, though they are not in the fingerprint."""
     return tuple(key for key in keys if key == "device" or finds_data(key))
-
-
-def notes(
-    shared: dict[tuple[str, ...], list[tuple[int, int]]],
-    noted_keys: set[tuple[str, ...]],
-    *,
-    start: int = 0,
-) -> list[str]:
-    """Describe which points are the same run as another; each set of keys once.
-
-    Args:
-        shared: Pairs of points by keys, from `require_separate`.
-        noted_keys: Keys that earlier notes were about; extended.
-        start: Lowest number of a point to mention.
-    """
-    lines = list[str]()
-    for keys, pairs in shared.items():
-        new = [(number + 1, first + 1) for number, first in pairs if number >= start]
-        if not new or keys in noted_keys:
-            continue
-        noted_keys.add(keys)
-        ellipsis = ", ..." if len(new) > _SHOWN else ""
-        examples = ", ".join(f"{number} as {first}" for number, first in new[:_SHOWN])
-        summary = f"{len(new)} points are the same runs as earlier ones ({examples}{ellipsis})"
-        subject = (
-            summary if len(new) > 1 else f"point {new[0][0]} is the same run as point {new[0][1]}"
-        )
-        key_text = f"{', '.join(keys[:_SHOWN])}{', ...' if len(keys) > _SHOWN else ''}"
-        lines.append(
-            f"{subject}: they differ only in {key_text}, which does not change the result"
-            if keys
-            else f"{subject}: they have the same settings"
-        )
-    return lines
 
 
 def _problem(keys: tuple[str, ...], pairs: Sequence[tuple[Point, Point]]) -> Problem:

@@ -48,30 +48,20 @@ class Lifeline:
     """Detects the trainer's end, by a message on standard input or the end of its process.
 
     Args:
-        trainer: The trainer's process id. Where this system has no descriptors of processes, it
-            must be the parent of this process.
+        trainer: The id of the trainer's process, which started this one.
     """
 
     def __init__(self, trainer: int) -> None:
         self._trainer = trainer
-        self._watched = [0]
         self._ended = False
-        if hasattr(os, "pidfd_open"):
-            try:
-                self._watched.append(os.pidfd_open(trainer))
-            except ProcessLookupError:
-                self._ended = True
-            except OSError:
-                # This kernel or container does not support it
-                pass
 
     def has_ended(self, wait_s: float) -> bool:
         """Whether the trainer has ended, after waiting up to `wait_s` seconds for it."""
         if self._ended:
             time.sleep(wait_s)
         else:
-            ready, _, _ = select.select(self._watched, [], [], max(wait_s, 0.0))
-            self._ended = bool(ready) or (len(self._watched) == 1 and os.getppid() != self._trainer)
+            ready, _, _ = select.select([0], [], [], max(wait_s, 0.0))
+            self._ended = bool(ready) or os.getppid() != self._trainer
         return self._ended
 
 

@@ -199,49 +199,33 @@ def _require_file(file: Path, uri: str) -> None:
     """Raise a ConfigError now for a store that the sender could not use later, unnoticed."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
+        with open(file, "ab+") as handle:
+            handle.seek(0)
+            header = handle.read(16)
     except OSError as error:
+        hint = (
+            "ask its owner for access, or keep runs and store in a folder of your own: "
+            "run_root=FOLDER"
+        )
         raise ConfigError(
             Problem(
                 "tracking.uri",
-                f"the store's folder cannot be made: {error.strerror}",
+                f"the store cannot be written: {error.strerror}",
                 uri,
-                "a writable folder",
+                "a writable file in a writable folder",
+                hint,
             )
         ) from None
-    # SQLite writes its own journal beside the file
-    if not os.access(file.parent, os.W_OK):
+    # An empty file becomes a store
+    if header and header != b"SQLite format 3\0":
         raise ConfigError(
             Problem(
-                "tracking.uri", "the store's folder cannot be written", uri, "a writable folder"
+                "tracking.uri",
+                "this is not an SQLite file",
+                uri,
+                "a new file, or a store made by MLflow",
             )
         )
-    if file.exists():
-        if not os.access(file, os.R_OK | os.W_OK):
-            hint = (
-                "ask its owner for access, or keep runs and store in a folder of your own: "
-                "run_root=FOLDER"
-            )
-            raise ConfigError(
-                Problem(
-                    "tracking.uri",
-                    "you may not read and write the store's file",
-                    uri,
-                    "a writable file",
-                    hint,
-                )
-            )
-        with open(file, "rb") as handle:
-            header = handle.read(16)
-        # An empty file becomes a store
-        if header and header != b"SQLite format 3\0":
-            raise ConfigError(
-                Problem(
-                    "tracking.uri",
-                    "this is not an SQLite file",
-                    uri,
-                    "a new file, or a store made by MLflow",
-                )
-            )
 
 
 def _start(folder: Path, settings: Mapping[str, Any]) -> subprocess.Popen[bytes] | None:

@@ -14,7 +14,6 @@ from samewise.runner.errors import first_few
 from samewise.runner.records import shapes
 from samewise.runner.records.files import read_json
 from samewise.runner.records.folder import RunFolder
-from samewise.runner.tracking.journal import read_entries
 from samewise.runner.verify.divergence import Divergence
 
 MEASURED = ("speed/", "time/", "memory/", "system/")
@@ -30,30 +29,21 @@ def logged_divergences(
     recorded: Iterable[tuple[int, str, float]],
     again: Logged,
     *,
-    after: int = -1,
     until: int | None = None,
-    left_out: Collection[str] = (),
 ) -> list[Divergence]:
     """Compare logged metrics with those of a second training.
 
     Args:
         recorded: Step, name and value of each metric that the run logged.
         again: The metrics of the second training.
-        after: The step after which the second training began.
         until: Its last step; None: it trained to the end.
-        left_out: Metrics from `left_out_on_resuming`, compared only if `again` has them.
 
     Returns:
         For each metric that differs the first step, with the number of further ones.
     """
-    by_name, skipped = dict[str, list[Divergence]](), unlogged(left_out, again)
+    by_name = dict[str, list[Divergence]]()
     for step, name, value in recorded:
-        if (
-            step <= after
-            or (until is not None and step > until)
-            or name.startswith(MEASURED)
-            or name in skipped
-        ):
+        if (until is not None and step > until) or name.startswith(MEASURED):
             continue
         computed = again.get((step, name))
         if computed is None:
@@ -84,27 +74,6 @@ def _with_more(divergences: list[Divergence]) -> Divergence:
     return Divergence(first.step, first.stage, first.layer, first.reason + more)
 
 
-def left_out_on_resuming(journal: Path) -> set[str]:
-    """Return the metrics that a run logged before it was last resumed, but not afterwards.
-
-    It may have been resumed without the callback that logs them.
-    """
-    before, now, sessions = set[str](), set[str](), 0
-    for entry, _ in read_entries(journal):
-        # A session's first entry has this status
-        if entry.status == "RUNNING":
-            before, now, sessions = before | now, set[str](), sessions + 1
-        now |= entry.metrics.keys()
-    return (
-        {name for name in before - now if not name.startswith(MEASURED)} if sessions > 1 else set()
-    )
-
-
-def unlogged(names: Collection[str], again: Logged) -> set[str]:
-    """Return the metrics that a second training does not log at any step."""
-    return set(names) - {name for _, name in again} if names else set()
-
-
 def summary_divergences(recorded: Mapping[str, Any], again: Mapping[str, Any]) -> list[Divergence]:
     """Compare a summary with that of a second training."""
     pairs = differences(
@@ -116,35 +85,18 @@ def summary_divergences(recorded: Mapping[str, Any], again: Mapping[str, Any]) -
     ]
 
 
-def artifact_divergences(
-    recorded: RunFolder, again: RunFolder, step: int
-) -> tuple[list[Divergence], list[str]]:
-    """Compare the files under artifacts/ with those of a second training.
-
-    Returns:
-        Tables that differ; and sentences on pictures, whose bytes depend on matplotlib.
-    """
-    common = [
+def artifact_divergences(recorded: RunFolder, again: RunFolder, step: int) -> list[Divergence]:
+    """Compare the tables under artifacts/ with those of a second training."""
+    names = [
         path.relative_to(again.artifacts)
         for path in sorted(again.artifacts.rglob("*"))
-        if path.is_file()
+        # Other versions of matplotlib draw other bytes
+        if path.is_file() and path.suffix != ".png"
     ]
-    names = [
-        name
-        for name in common
-        if not _same_bytes(recorded.artifacts / name, again.artifacts / name)
-    ]
-    tables = [
+    return [
         Divergence(step, "artifact", "", f"artifacts/{name} differs from a second training's")
         for name in names
-        # Other versions of matplotlib draw other bytes
-        if name.suffix != ".png"
-    ]
-    message = (
-        "differs from the picture drawn here; other versions of matplotlib draw it differently"
-    )
-    return tables, [
-        f"cannot be verified: artifacts/{name} {message}" for name in names if name.suffix == ".png"
+        if not _same_bytes(recorded.artifacts / name, again.artifacts / name)
     ]
 
 

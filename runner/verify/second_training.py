@@ -5,26 +5,121 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, final
 
-from samewise.runner.errors import CheckpointError, first_line, number_of
-from samewise.runner.records import checkpoint, shapes
+from samewise.runner.errors import CheckpointError, SamewiseError, first_line, number_of
+from samewise.runner.interfaces import Callback, Outcome, RunView
+from samewise.runner.records import checkpoint, shapes, trace_reader
 from samewise.runner.records.checkpoint import list_checkpoints
 from samewise.runner.records.checkpoint_writer import Checkpoints
-from samewise.runner.records.files import read_json
+from samewise.runner.records.files import parse_json, read_json, read_lines
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.tracking.journal import logged_values, read_entries
 from samewise.runner.training.loop import fit
 from samewise.runner.training.run import Run
-from samewise.runner.verify.divergence import Divergence
+from samewise.runner.verify.divergence import (
+    Divergence,
+    describe_tensors,
+    first_divergence,
+    only_in,
+    other_start,
+    trace_divergence,
+)
 from samewise.runner.verify.record_comparison import (
     MEASURED,
     artifact_divergences,
     logged_divergences,
     summary_divergences,
 )
-from samewise.runner.verify.rerun_comparison import Comparison, Diverged
 from samewise.runner.verify.state_comparison import parameter_names, state_differences
+
+
+class Diverged(SamewiseError):
+    """Ends the second training at the first step that differs."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        super().__init__(f"step {step} differs")
+
+
+@final
+class Comparison(Callback):
+    """Compares each step's trace line with the recorded run's.
+
+    Args:
+        folder: The recorded run's folder.
+        steps: The number of steps to compare; None: all.
+    """
+
+    def __init__(self, folder: RunFolder, *, steps: int | None = None) -> None:
+        self._folder = folder
+        self._head, self._lines = trace_reader.read_trace_of(folder)
+        self.algorithm = trace_reader.algorithm_of(folder.trace, self._head)
+        """The algorithm of the recorded digests, for the second training."""
+        self.total = sum(steps is None or step <= steps for step in self._lines)
+        """The number of steps to compare: those in the trace, such as every hundredth."""
+        self.missing = trace_reader.missing_start(self._lines)
+        """A description of lines that the trace lacks."""
+        self.compared = 0
+        # Train to the end if the summary is compared too
+        self._to_the_end = steps is None and folder.summary.exists()
+        summary = (read_json(folder.summary, shapes.SUMMARY) or {}) if self._to_the_end else {}
+        # A sparse trace ends earlier
+        self._stopped, self._stop_at = (
+            summary.get("stopped_early"),
+            max([summary.get("steps", 0), *self._lines]),
+        )
+        self._is_at_stop = self._has_begun = False
+
+    @property
+    def steps(self) -> Collection[int]:
+        """The steps in the recorded run's trace."""
+        return self._lines.keys()
+
+    def on_step(self, run: RunView, outcome: Outcome) -> None:
+        expected, actual = self._lines.get(outcome.step), run.traced
+        # Only a run that stopped before its last step needs a reason
+        self._is_at_stop = self._stop_at <= outcome.step < run.total_steps
+        if not self._has_begun and other_start(self._head, _head_of(run)):
+            raise Diverged(outcome.step)
+        self._has_begun = True
+        if expected is None or actual.get("step") != outcome.step:
+            return
+        if first_divergence(self._head, expected, actual):
+            raise Diverged(outcome.step)
+        self.compared += 1
+
+    def divergence(self, again: RunFolder, step: int, settings: Collection[str]) -> Divergence:
+        """Return the first difference.
+
+        Args:
+            again: The second training's folder.
+            step: The step that differs.
+            settings: The settings that differ, which may explain it.
+        """
+        head, lines = trace_reader.read_trace(again.trace)
+        heads, traces = (self._head, head), (self._lines, lines)
+        divergence = trace_divergence((self._folder, again), heads, traces, settings=settings)
+        other_tensors = describe_tensors(
+            [only_in(self._head, head), only_in(head, self._head)], ("there", "here")
+        )
+        if divergence and not (other_tensors and divergence.stage in ("gradients", "weights")):
+            return divergence
+        return Divergence(step, "weights", "", other_tensors)
+
+    def stop_reason(self) -> str | None:
+        if self._stopped and self._is_at_stop:
+            # The reason may not occur here, such as the decision of a sweep
+            return self._stopped
+        if self.compared < self.total or self._to_the_end:
+            return None
+        return "everything that the first run recorded has been compared"
+
+
+def _head_of(run: RunView) -> dict[str, Any]:
+    # The first line of a trace is its head
+    _, line = next(read_lines(run.folder / "trace.jsonl"), (1, b"{}"))
+    return parse_json(line)
 
 
 def read_logged(folder: RunFolder) -> list[tuple[int, str, float]]:
@@ -42,7 +137,6 @@ def train_again(
     folder: RunFolder,
     steps: int | None,
     settings: Collection[str],
-    left_out: Collection[str],
 ) -> tuple[list[Divergence], list[str]]:
     """Train a run again, and compare it with its record.
 
@@ -52,7 +146,6 @@ def train_again(
         folder: The recorded run's folder.
         steps: The number of steps to train; None: all.
         settings: The settings that differ, which may explain a difference.
-        left_out: Metrics to compare only if the second training has them.
 
     Returns:
         The differences, and lines that describe the result.
@@ -71,13 +164,10 @@ def train_again(
             logged_values(again.folder.metrics),
             # From the first difference on, all metrics may differ
             until=divergence.step - 1,
-            left_out=left_out,
         )
         return [divergence, *differences], [f"diverges at {divergence}", *map(str, differences)]
     logged = logged_values(again.folder.metrics)
-    differences = logged_divergences(
-        values, logged, until=None if recorded else again.step, left_out=left_out
-    )
+    differences = logged_divergences(values, logged, until=None if recorded else again.step)
     # A checkpoint that differs only because its evaluation does tells nothing new
     evaluated = bool(differences)
     if not recorded:
@@ -88,8 +178,10 @@ def train_again(
         for step, differing in states.items()
         if (x := _of_checkpoint(step, differing, evaluated=evaluated))
     ]
-    tables, notes = artifact_divergences(folder, again.folder, again.step) if recorded else ([], [])
-    differences += [*summary_divergences(recorded, summary), *tables] if recorded else []
+    if recorded:
+        differences += summary_divergences(recorded, summary)
+        differences += artifact_divergences(folder, again.folder, again.step)
+    notes = list[str]()
     if (
         recorded
         and summary["stopped_early"]

@@ -2,39 +2,55 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from samewise.runner.config import saved
 from samewise.runner.config.compose import Composed
 from samewise.runner.config.fingerprint import identity
 from samewise.runner.config.project import Project
 from samewise.runner.config.tree import differences, shown
-from samewise.runner.errors import ConfigError, first_line
-from samewise.runner.records import environment, shapes
+from samewise.runner.errors import ConfigError, Problem, first_line
+from samewise.runner.records import environment, kept_sources, shapes, sources
 from samewise.runner.records.files import read_json
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.trace import STAGES
 from samewise.runner.results import Verification
-from samewise.runner.tracking.journal import logged_values
 from samewise.runner.training.build import build
+from samewise.runner.training.components import make_part
 from samewise.runner.training.run import Run
-from samewise.runner.verify import record_comparison, rerun_comparison
+from samewise.runner.verify import record_comparison
 from samewise.runner.verify.divergence import Divergence
-from samewise.runner.verify.record import (
-    Record,
-    changed_code,
-    nothing_to_compare,
-    require_length,
-    require_one_process,
-    unknown,
-)
 from samewise.runner.verify.request import QUIET, Request
-from samewise.runner.verify.second_training import train_again
+from samewise.runner.verify.second_training import Comparison, train_again
 from samewise.runner.verify.step_inspection import explain_difference
+
+
+@dataclass(frozen=True)
+class Record:
+    """A run's record, and what is known of it before it is repeated.
+
+    Args:
+        folder: The run's.
+        original: Its config, without overrides.
+        unlike: Path and two values of each setting that overrides change.
+        environment: As recorded; empty if the record is missing.
+    """
+
+    folder: RunFolder
+    original: Composed
+    unlike: Sequence[tuple[str, Any, Any]]
+    environment: dict[str, Any]
+
+    @property
+    def settings(self) -> list[str]:
+        """The paths of the settings that overrides change."""
+        return [path for path, _, _ in self.unlike]
 
 
 def verify_run(
@@ -67,7 +83,7 @@ def verify_run(
     )
     # Before `build`, whose own error for too few processes gives other advice
     require_one_process(composed, project)
-    comparison = rerun_comparison.Comparison(folder, steps=request.steps)
+    comparison = Comparison(folder, steps=request.steps)
     every = original.cfg.trace.every_steps
     if not comparison.total and (
         problem := nothing_to_compare(request, folder, comparison.steps, every)
@@ -84,7 +100,7 @@ def _compare(
     request: Request,
     record: Record,
     again: Run,
-    comparison: rerun_comparison.Comparison,
+    comparison: Comparison,
     parts: tuple[Composed, Project],
 ) -> Verification:
     """Compare a run's record with a second training, built from `parts`."""
@@ -132,7 +148,7 @@ def _repeat(
     request: Request,
     record: Record,
     again: Run,
-    comparison: rerun_comparison.Comparison,
+    comparison: Comparison,
     lines: list[str],
 ) -> list[Divergence]:
     """Train again, add lines that describe the result, and return the differences by step."""
@@ -142,18 +158,10 @@ def _repeat(
     again.recorder.log_every_steps = 1
     again.callbacks["verify"] = comparison
     again.recorder.trace.algorithm = comparison.algorithm
-    left_out = record_comparison.left_out_on_resuming(record.folder.metrics)
     divergences, messages = train_again(
-        again, comparison, record.folder, request.steps, record.settings, left_out
+        again, comparison, record.folder, request.steps, record.settings
     )
     lines += messages
-    lines += [
-        f"cannot be verified: {name}, which training again does not log, nor did the "
-        "run once it had been resumed"
-        for name in sorted(
-            record_comparison.unlogged(left_out, logged_values(again.folder.metrics))
-        )
-    ]
     return sorted(divergences, key=lambda divergence: divergence.step)
 
 
@@ -190,3 +198,124 @@ def _inspect_step(
                 f"{first_line(error)}"
             ]
     return {"kind": first.kind, "name": first.name} if first else None, message
+
+
+def changed_code(folder: RunFolder) -> list[str]:
+    """Describe how the user's code differs from the run's."""
+    changed = [f"the code differs: {line}" for line in sources.list_changes(folder.sources)]
+    if changed and any(kept_sources.texts_of(folder.sources).values()):
+        command = f"samewise diff {shlex.quote(str(folder.path))}"
+        changed.append(f"`{command}` shows the lines of code that differ")
+    return changed
+
+
+def unknown(request: Request, record: Record, comparison: Comparison) -> list[str]:
+    """Describe what the record lacks, so that it cannot be verified."""
+    folder = record.folder
+    lacking = [f"{folder.path}: {comparison.missing}"] if comparison.missing else []
+    if not folder.metrics.exists() and request.is_local(folder):
+        lacking.append(f"{folder.metrics}: is missing: what the run logged was not compared")
+    if not record.environment:
+        lacking.append(
+            f"{folder.environment}: is missing, so samewise cannot tell whether another "
+            "environment explains a difference"
+        )
+    return lacking
+
+
+def require_one_process(composed: Composed, project: Project) -> None:
+    """Raise a ConfigError if one process cannot repeat the run's strategy to the bit."""
+    cfg = composed.cfg
+    strategy = make_part(cfg, project, "strategy")
+    # R2 promises the same bits on any number of processes
+    if strategy.level != "R2" and strategy.processes(str(cfg.device), cfg.replicas) > 1:
+        name = type(strategy).__name__.lower()
+        hint = (
+            "train it again with `samewise train --fresh`, and compare the two runs with "
+            "`samewise diff`"
+        )
+        raise ConfigError(
+            Problem(
+                "strategy",
+                f"`verify` trains again in one process, and strategy={name} needs several",
+                name,
+                "single or elastic",
+                hint,
+            )
+        )
+
+
+def require_length(steps: int, last: int, unlike: Sequence[str]) -> None:
+    """Raise a ConfigError if overrides only end training before the last step to compare."""
+    # The result would be a different summary, and nothing else
+    if unlike and steps < last and {"max_steps", "max_epochs"}.issuperset(unlike):
+        hint = f"without {' and '.join(unlike)}, `--steps {steps}` compares the first {steps}"
+        raise ConfigError(
+            Problem(
+                unlike[0],
+                f"training would end after step {steps}, before step {last}, the last to compare",
+                hint=hint,
+            )
+        )
+
+
+def nothing_to_compare(
+    request: Request, folder: RunFolder, traced: Collection[int], every: int
+) -> Problem | None:
+    """Return the problem that there is nothing to compare; None if results can be compared.
+
+    Args:
+        request: The request, none of whose steps are traced.
+        folder: The run's folder.
+        traced: The steps in the trace.
+        every: The run's `trace.every_steps`.
+    """
+    if not folder.trace.exists():
+        return _no_trace(request, folder, traced=bool(every))
+    without = f"no step has a line in the trace: trace.every_steps={every}"
+    if request.steps is None:
+        return (
+            None
+            if folder.summary.exists()
+            else Problem(
+                str(folder.path),
+                f"{without}, and the run has not ended",
+                hint="train it to the end",
+            )
+        )
+    if not traced:
+        return Problem(
+            "--steps",
+            without,
+            request.steps,
+            hint="without --steps, the weights and the results are compared",
+        )
+    return Problem(
+        "--steps",
+        f"no step up to there has a line in the trace: trace.every_steps={every}",
+        request.steps,
+        f"at least {min(traced)}",
+    )
+
+
+def _no_trace(request: Request, folder: RunFolder, *, traced: bool) -> Problem:
+    if not request.is_local(folder):
+        hint = (
+            "a run's folder has it; tracking.log_checkpoint=true sends it to MLflow at the "
+            "end of training"
+            if traced
+            else "train with trace.every_steps=1"
+        )
+        return Problem(request.run, "there is no trace to compare with", hint=hint)
+    was = (
+        "is missing, although the run was trained with one"
+        if traced
+        else "is missing: the run was trained without one"
+    )
+    command = (
+        f"samewise train --config {shlex.quote(str(folder.config))} "
+        f"--fresh{'' if traced else ' trace.every_steps=1'}"
+    )
+    return Problem(
+        str(folder.trace), was, hint=f"`{command}` trains it again, beside this run, with a trace"
+    )

@@ -35,7 +35,7 @@ def test_a_file_that_is_not_an_sqlite_store_is_refused_before_training(tmp_path:
     with pytest.raises(ConfigError, match="not an SQLite file"):
         open_tracker(folder, OmegaConf.structured(Tracking(uri=f"sqlite:///{tmp_path}/mlflow.db")), resume_step=None)
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="folder cannot be made"):
+    with pytest.raises(ConfigError, match="store cannot be written"):
         open_tracker(folder, OmegaConf.structured(Tracking(uri=f"sqlite:///{tmp_path}/file/mlflow.db")), resume_step=None)
 
 

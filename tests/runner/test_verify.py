@@ -15,7 +15,7 @@ from samewise.runner.cli import main
 from samewise.runner.config.compose import compose
 from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError
-from samewise.runner.verify.record import require_one_process
+from samewise.runner.verify.verdict import require_one_process
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""What a sweep's results come to: means over seeds, the best setting, the Pareto set, cost."""
+"""What a sweep's results come to: means over seeds, the best setting, the Pareto set."""
 
 from __future__ import annotations
 

@@ -10,14 +10,12 @@ import io
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from samewise.runner.errors import number_of
-from samewise.runner.records.sweep_folder import Point, SweepFolder, short
+from samewise.runner.records.sweep_folder import Point, short
 from samewise.runner.secrets import plain_cell, redact
 from samewise.runner.sweeps.progress import clock
-from samewise.runner.sweeps.results import PointResult, State
+from samewise.runner.sweeps.results import PointResult
 from samewise.runner.sweeps.settings import (
     goals,
     lacks_seeds,
@@ -130,59 +128,6 @@ def count_points(results: Iterable[PointResult]) -> str:
     return ", ".join(
         f"{count} {state}"
         for state, count in Counter(result.state.value for result in results).items()
-    )
-
-
-@dataclass(frozen=True)
-class Cost:
-    """Time and work that a sweep has taken.
-
-    Args:
-        training_s: Seconds of training, summed over runs that did not fail; for an unfinished run,
-            of its jobs.
-        span_s: Seconds from the first job's start to the last one's end.
-        steps: Optimizer steps of all runs.
-        tries: Number of jobs started.
-        lost_s: Seconds of jobs whose run failed.
-    """
-
-    training_s: float
-    span_s: float
-    steps: int
-    tries: int
-    lost_s: float
-
-
-def cost(folder: SweepFolder, results: Sequence[PointResult]) -> Cost:
-    """Return the cost of all points so far."""
-    records = [(result, folder.word(result.point.number)) for result in results]
-    # The cost counts from the first try
-    starts = [
-        float(record.get("first_began", record["began"]))
-        for _, record in records
-        if "began" in record
-    ]
-    ends = [float(record["ended"]) for _, record in records if "ended" in record]
-    failed_s = sum(result.seconds for result in results if result.state is State.failed)
-    # A run that belongs to several points was trained once
-    distinct = {result.point.folder: result for result in results}.values()
-    span = max(0.0, max(ends) - min(starts)) if starts and ends else 0.0
-    training_s = sum(result.seconds for result in distinct if result.state is not State.failed)
-    return Cost(
-        training_s,
-        span,
-        sum(result.steps for result in distinct),
-        sum(result.tries for result in results),
-        failed_s,
-    )
-
-
-def cost_in_words(total: Cost) -> str:
-    """Describe the sweep's cost."""
-    lost = f", {clock(total.lost_s)} on runs that failed" if total.lost_s >= 1 else ""
-    return (
-        f"{clock(total.training_s)} of training, {number_of(total.steps, 'step')}, "
-        f"{number_of(total.tries, 'job')} started, {clock(total.span_s)} in all{lost}"
     )
 
 
