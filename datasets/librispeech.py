@@ -11,8 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import final
 
+from samewise.datasets.parts.folders import list_files
 from samewise.datasets.parts.lists import read_lines
-from samewise.datasets.parts.names import require_listed
+from samewise.datasets.parts.names import relative_names, require_listed
 from samewise.datasets.parts.recordings import Cache
 from samewise.datasets.parts.torchvision_files import load
 from samewise.datasets.parts.utterances import LETTERS, Spelling, Utterances
@@ -121,16 +122,20 @@ def _list_utterances(folder: Path, subset: str) -> list[tuple[str, str]]:
     # torchaudio's `get_metadata` reads a chapter's transcripts anew for each of its utterances
     utterances = list[tuple[str, str]]()
     for listing in sorted(
-        (folder / subset).glob("*/*/*.trans.txt"),
+        (folder / subset / name for name in list_files(folder / subset, (".trans.txt",)).names),
         # Numbers without leading zeros sort by their length first
         key=lambda path: [(len(part), part) for part in path.parts[-3:-1]],
     ):
         chapter = listing.parent.relative_to(folder).as_posix()
         lines = [line.partition(" ") for line in read_lines(listing)]
-        require_listed(
-            listing.parent, [f"{name}.flac" for name, _, _ in lines], listed_in=listing.name
+        names = relative_names(
+            listing.parent, [f"{name}.flac" for name, _, _ in lines], where=str(listing)
         )
-        utterances += [(f"{chapter}/{name}.flac", transcript) for name, _, transcript in lines]
+        require_listed(listing.parent, names, listed_in=listing.name)
+        utterances += [
+            (f"{chapter}/{name}", transcript)
+            for name, (_, _, transcript) in zip(names, lines, strict=True)
+        ]
     if not utterances:
         raise DataError(
             Problem(

@@ -10,7 +10,7 @@ from typing import Literal, final
 
 from samewise.datasets.parts.clips import Clips
 from samewise.datasets.parts.lists import read_lines
-from samewise.datasets.parts.names import require_listed
+from samewise.datasets.parts.names import relative_names, require_listed
 from samewise.datasets.parts.recordings import Cache, Recordings
 from samewise.runner.errors import DataError, Problem, require_at_least
 
@@ -63,7 +63,8 @@ class LJSpeech(Clips):
                     hint=hint,
                 )
             ) from None
-        names = [f"{line.partition('|')[0]}.wav" for line in lines]
+        listed = [f"{line.partition('|')[0]}.wav" for line in lines]
+        names = relative_names(folder / "wavs", listed, where=str(folder / "metadata.csv"))
         require_listed(folder / "wavs", names, listed_in="metadata.csv")
         chosen = [
             name

@@ -22,10 +22,9 @@ from samewise.datasets.parts.file_kinds import another_kind, names_other_files
 from samewise.datasets.parts.folders import SOUNDS, list_files
 from samewise.datasets.parts.limits import FILTER, SAMPLE_RATE, SAMPLES
 from samewise.datasets.parts.signals import resample, resampled_length
-from samewise.datasets.parts.sound import FORMATS, decode_section, open_audio
+from samewise.datasets.parts.sound import FORMATS, UNKNOWN_FORMAT, decode_section, open_audio
 from samewise.runner.errors import ConfigError, DataError, Problem, first_few
 
-_UNKNOWN_FORMAT = 1  # SF_ERR_UNRECOGNISED_FORMAT of libsndfile
 _LOUDEST = 100.0
 """Largest sample, 40 dB above full scale: louder ones are on the scale of whole numbers."""
 _CANCELLED = 0.01
@@ -257,7 +256,7 @@ def _read_by_torchcodec(
     # torchcodec is imported only for formats that soundfile does not know: it needs FFmpeg's
     # libraries, which many machines do not have.
     try:
-        if refusal.code != _UNKNOWN_FORMAT or names_other_files(path):
+        if refusal.code != UNKNOWN_FORMAT or names_other_files(path):
             raise ValueError
         from torchcodec.decoders import AudioDecoder  # pyright: ignore[reportMissingImports]
 
@@ -278,12 +277,12 @@ def _read_by_torchcodec(
             ) from None
         reason = (
             "is not audio, or in a format that cannot be read"
-            if refusal.code == _UNKNOWN_FORMAT
+            if refusal.code == UNKNOWN_FORMAT
             else f"is damaged or cut short (libsndfile: {refusal.error_string.rstrip('.')})"
         )
         description = (
             "torchcodec (pip install '.[video]' in samewise's folder) with FFmpeg reads further formats, "
             "such as M4A; or convert the file"
         )
-        hint = description if refusal.code == _UNKNOWN_FORMAT else "download the file again"
+        hint = description if refusal.code == UNKNOWN_FORMAT else "download the file again"
         raise DataError(Problem(name, reason, expected=FORMATS, hint=hint)) from None

@@ -117,7 +117,7 @@ def relative_names(folder: Path, names: Iterable[str], *, where: str) -> list[st
 
     listed = list(map(relative, names))
     if (repeated := first_repeated(listed)) is not None:
-        raise DataError(Problem(where, "lists an image twice", repeated, "each image once"))
+        raise DataError(Problem(where, "lists a file twice", repeated, "each once"))
     return listed
 
 

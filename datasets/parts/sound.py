@@ -18,6 +18,7 @@ from torch import Tensor
 from samewise.datasets.parts.limits import SAMPLE_RATE, SAMPLES, require_regular
 from samewise.runner.errors import DataError, Problem
 
+UNKNOWN_FORMAT = 1  # SF_ERR_UNRECOGNISED_FORMAT of libsndfile
 FORMATS = "a recording: a WAV, FLAC, MP3 or OGG file"
 # The first is SoX's
 _SIZE_UNKNOWN = (0x7FFFF000, 0xFFFFFFFF)
@@ -129,6 +130,9 @@ def open_audio(path: str | os.PathLike[str]) -> Sound:
     is_length_known = _require_whole(path)
     file = Sound(path)
     try:
+        # libsndfile takes any file that ends in .au for sound without a header
+        if file.format == "RAW":
+            raise soundfile.LibsndfileError(UNKNOWN_FORMAT)
         is_mp3 = file.format == "MP3"
         if not is_mp3 and file.subtype == "MPEG_LAYER_III":
             reason, hint = (

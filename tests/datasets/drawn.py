@@ -6,7 +6,11 @@ Tests import this as `samewise_datasets_drawn`.
 from __future__ import annotations
 
 import codecs
+import contextlib
+import csv
 import io
+import json
+import math
 import os
 import tempfile
 import unicodedata
@@ -17,9 +21,11 @@ from random import Random
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
+from pyarrow import parquet
 
 from samewise.runner.errors import ConfigError
 
@@ -118,10 +124,24 @@ def text_of(path: Path) -> str:
 
 
 def share_of(name: str, key: str = "") -> float:
-    """Return a name's place in [0, 1), which decides its split."""
-    name = unicodedata.normalize("NFC", name)
-    digest = blake2b(f"{key}\0{name}".encode("utf-8", "surrogateescape"), digest_size=6)
+    """Return a name's place in [0, 1), which decides its split, whatever its Unicode form."""
+    composed = unicodedata.normalize("NFC", name)
+    digest = blake2b(f"{key}\0{composed}".encode("utf-8", "surrogateescape"), digest_size=6)
     return int(digest.hexdigest(), 16) / 2**48
+
+
+SPLITS = ("train", "valid", "test")
+SHARES = {"valid": 0.3, "test": 0.2}
+
+
+def splits_of(names: list[str]) -> dict[str, list[str]]:
+    splits: dict[str, list[str]] = {split: [] for split in SPLITS}
+    for name in names:
+        place = share_of(name)
+        splits["valid" if place < 0.3 else "test" if place < 0.5 else "train"].append(name)
+    if names and not (splits["train"] and splits["valid"]):
+        raise Refused("a split is empty")
+    return splits
 
 
 def judge(case: Case, read: Callable[[], Any], reference: Callable[[], Any]) -> bool:
@@ -250,6 +270,113 @@ def pixels_of(raw: bytes, mode: str = "RGB", *, upright: bool = False) -> Near:
     array = array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
     tolerances = {"RGB": 3, "L": 16} if form == "JPEG" else {"RGB": 0, "L": 2}
     return Near(array, tolerances[mode])
+
+
+def write_table(case: Case, path: Path, rows: list[dict[str, Any]], *, tab_quotes: bool = True) -> dict[str, Any]:
+    """Write a table in one of its formats; return how a plain reader opens it."""
+    form = case.pick(["csv", "csv", "tsv", "json", "jsonl", "parquet"])
+    if form == "parquet":
+        columns = {key: [row[key] for row in rows] for key in rows[0]}
+        with contextlib.suppress(pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+            parquet.write_table(pa.table(columns), path.with_suffix(".parquet"))
+            return {"form": form, "path": path.with_suffix(".parquet")}
+        form = "json"
+    path = path.with_suffix(case.pick([f".{form}", f".{form.upper()}", ".txt"]))
+    if form == "json":
+        case.write(path, json.dumps(rows, ensure_ascii=case.pick([True, False]), indent=1))
+    elif form == "jsonl":
+        lines = [json.dumps(row, ensure_ascii=case.pick([True, False])) for row in rows]
+        case.write(path, case.pick(["\n", "\n\n"]).join(lines))
+    else:
+        mark = "\t" if form == "tsv" else case.pick([",", ",", ";"])
+        mark = "," if path.suffix == ".txt" and mark == ";" else mark
+        text = io.StringIO()
+        quoting = case.pick([csv.QUOTE_MINIMAL, csv.QUOTE_ALL])
+        if mark == "\t" and not tab_quotes:
+            quoting = csv.QUOTE_NONE
+        quotes = {"quotechar": None} if quoting == csv.QUOTE_NONE else {}
+        writer = csv.writer(text, delimiter=mark, quoting=quoting, lineterminator="\n", **quotes)
+        writer.writerow(rows[0])
+        for row in rows:
+            values = list(row.values())
+            writer.writerow(case.pick([values], [[*values, "more"], values[:1], values[:-1]], share=0.008))
+            if case.pick([False], [True], share=0.008):
+                text.write('"')
+        case.write(path, text.getvalue())
+        return {"form": form, "path": path, "mark": mark, "quoting": quoting}
+    return {"form": form, "path": path}
+
+
+def table_rows(form: str, path: Path, mark: str = "", *, quoting: int = 0) -> list[dict[str, Any]]:
+    """Return a table's rows, by the libraries that write such tables."""
+    if form == "parquet":
+        return parquet.read_table(path).to_pylist()
+    text = text_of(path)
+    try:
+        if form == "json":
+            return json.loads(text)
+        if form == "jsonl":
+            return [json.loads(line) for line in text.split("\n") if line.strip()]
+        table = csv.DictReader(io.StringIO(text, newline=""), delimiter=mark, quoting=quoting)
+        rows = list(table)
+    except (ValueError, csv.Error) as error:
+        raise Refused(str(error)) from None
+    if any(None in row or "\n" in "".join(filter(None, row.values())) for row in rows):
+        raise Refused("a row has more fields, or a line break")
+    return rows
+
+
+def cell(row: dict[str, Any], column: str) -> str:
+    value = row.get(column)
+    if value is None or value != value or isinstance(value, list | dict) or not str(value).strip():
+        raise Refused(f"no {column}")
+    return str(value)
+
+
+def path_in_list(case: Case, folder: Path, name: str) -> str:
+    """Return a spelling of a file's path in a list in the folder."""
+    path = folder / name
+    link = case.folder / "link"
+    if not link.is_symlink():
+        link.symlink_to(folder)
+    return case.pick(
+        [
+            *[name] * 8,
+            *(f"./{name}", str(path), f"{folder}/../{folder.name}/{name}", str(link / name)),
+            *(f"../{folder.name}/{name}", f"sub/../{name}" if (folder / "sub").is_dir() else name),
+        ],
+        [
+            *(name.replace("/", "\\"), f" {name}", name.swapcase(), f"{folder.name}/{name}", ""),
+            *(unicodedata.normalize("NFD", name), unicodedata.normalize("NFC", name), f"{name}\0"),
+            *(f"{name}\0/x", "."),
+        ],
+        share=0.008,
+    )
+
+
+def resolved(folder: Path, listed: str) -> str:
+    """Return a listed file's name relative to the folder, however it is spelt."""
+    path = folder / listed.replace("\0", "\n")
+    return os.path.relpath(os.path.join(os.path.realpath(path.parent), path.name), folder)
+
+
+def identity(folder: Path, listed: str) -> str:
+    """Return the name of a listed file, which is there."""
+    if not (folder / (name := resolved(folder, listed))).is_file():
+        raise Refused(f"no file {listed!r}")
+    return name
+
+
+def number_of(value: Any, *, whole: bool = False) -> float:
+    if (whole and isinstance(value, bool)) or not isinstance(value, int | float | str):
+        raise Refused(f"no number: {value!r}")
+    try:
+        number = int(value) if whole and isinstance(value, str) else float(value)
+    except (ValueError, OverflowError):
+        raise Refused(f"no number: {value!r}") from None
+    if not math.isfinite(number) or (whole and number != int(number)):
+        raise Refused(f"no number: {value!r}")
+    return int(value) if whole else number
 
 
 def try_cases(tmp_path: Path, test: Callable[[Case], bool], *, share: float) -> None:

@@ -197,7 +197,7 @@ def test_names_that_two_categories_or_images_share_are_refused(tmp_path: Path):
         load(write(tmp_path, content() | {"categories": [{"id": 18, "name": "caf\u00e9"}, {"id": 17, "name": "cafe\u0301"}]}))
     what = content()
     what["images"][0]["file_name"] = "./0003.jpg"
-    with pytest.raises(DataError, match="lists an image twice"):
+    with pytest.raises(DataError, match="lists a file twice"):
         load(write(tmp_path, what))
 
 

@@ -104,9 +104,9 @@ def test_faults_in_a_table_are_reported(root: Path) -> None:
         load(table, num_classes=4)
     with pytest.raises(DataError, match=r"is listed in table\.csv but missing, as are \d+ more"):
         load(table, root=str(root / "photos"))
-    with pytest.raises(DataError, match="lists an image twice"):
+    with pytest.raises(DataError, match="lists a file twice"):
         load(write(root, "json", [*ROWS, ROWS[0]]))
-    with pytest.raises(DataError, match="lists an image twice"):
+    with pytest.raises(DataError, match="lists a file twice"):
         load(write(root, "csv", [*ROWS, {**ROWS[0], "file": f"./photos/../{ROWS[0]['file']}"}]))
     with pytest.raises(DataError, match=r"row 2: holds several values in the column 'kind'(.|\n)*\['9', '10'\]"):
         load(write(root, "json", [ROWS[0], {**ROWS[1], "kind": ["9", "10"]}]))  # type: ignore[dict-item]

@@ -174,7 +174,7 @@ def test_a_list_may_have_spaces_in_names_a_byte_order_mark_and_the_answers_of_a_
         with pytest.raises(DataError, match=r"a\.jpg\.xml: is listed in train\.txt but missing; hint: there is a\.xml"):
             PascalVOC(root=str(root), split="train")
     (root / "ImageSets/Main/train.txt").write_text("a\nb\na\n")
-    with pytest.raises(DataError, match="lists an image twice"):
+    with pytest.raises(DataError, match="lists a file twice"):
         PascalVOC(root=str(root), split="train")
 
 
