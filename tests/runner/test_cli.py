@@ -107,7 +107,6 @@ BAD = {
     "a store for another backend": (["sync", "--to", "tensorboard", "--uri", "http://127.0.0.1:9"], "--to names only tensorboard"),
     "a folder and a store": (["runs", "--run-root", "elsewhere", "--uri", "http://127.0.0.1:9"], "--uri: not allowed with argument --run-root"),
     "an unknown key that is shown": (["show", *DIGITS, "+foo=1"], "foo: no such key"),
-    "an option as a setting": (["report", "1a2b", "run_root=elsewhere"], "--run-root elsewhere"),
     "three runs to compare": (["diff", "3f2a", "91bc", "0d4e"], "RUN: diff compares two runs"),
     "a misspelt option": (["runs", "--were", "state=finished"], "did you mean '--where'?"),
     "a misspelt option beside a name": (["sweep", "1a2b", "--stats"], "did you mean '--status'?"),
