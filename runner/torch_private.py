@@ -45,9 +45,6 @@ NEEDED: Final[dict[str, tuple[str, str]]] = {
         "torch.distributed.checkpoint.filesystem:_StorageInfo",
         "to read checkpoints of strategy=fsdp",
     ),
-    # torch.autograd.graph has nodes, but does not say which is being computed, nor whether any is.
-    "current_autograd_node": ("torch._C:_current_autograd_node", "for strategy=fsdp"),
-    "current_graph_task_id": ("torch._C:_current_graph_task_id", "for strategy=fsdp"),
     # torch's manual extends torch by this class, under this name; TorchFunctionMode is above
     # `float(tensor)`.
     "TorchDispatchMode": ("torch.utils._python_dispatch:TorchDispatchMode", "for strategy=fsdp"),

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from PIL import Image
 from torch import Tensor
 
 from samewise.recipes.parts.figures import save_figure
@@ -175,29 +174,11 @@ def save_image_grid(path: Path, images: Tensor, *, columns: int = 8, side: int =
 
     Images go row by row, each enlarged by whole pixels to about `side`.
     """
-    low, high = images.min(), images.max()
-    levels = (
-        ((images - low) / (high - low).clamp(min=1e-12))
-        .nan_to_num()
-        .mul(255)
-        .round()
-        .to(torch.uint8)
-    )
+    from torchvision.utils import save_image
+
     times = max(1, side // max(images.shape[-2:]))
-    large = levels.repeat_interleave(times, dim=2).repeat_interleave(times, dim=3)
-    rows = math.ceil(len(large) / columns)
-    sheet = torch.full(
-        (3, rows * (large.shape[2] + 2), columns * (large.shape[3] + 2)), 128, dtype=torch.uint8
-    )
-    for number, image in enumerate(large):
-        first_row, first_column = (
-            (number // columns) * (large.shape[2] + 2) + 1,
-            (number % columns) * (large.shape[3] + 2) + 1,
-        )
-        sheet[
-            :, first_row : first_row + large.shape[2], first_column : first_column + large.shape[3]
-        ] = image
-    Image.fromarray(sheet.movedim(0, -1).numpy()).save(path)
+    large = images.repeat_interleave(times, dim=2).repeat_interleave(times, dim=3)
+    save_image(large, path, nrow=columns, normalize=True, pad_value=0.5)
 
 
 def save_confusion_matrix(path: Path, confusion: Tensor, names: Sequence[str]) -> None:

@@ -85,15 +85,8 @@ class SpeechScores(Scores):
         return {"loss": self._loss / read if read else math.inf, "cer": cer, "wer": wer, **skipped}
 
     def save_pictures(self, folder: Path) -> None:
-        """Write `transcripts.csv`, `transcripts.html` (the worst first) and `spectrograms.png`."""
-        scores = self.compute()
-        by_rate = sorted(self._lines, key=lambda line: -line.rate)
-        heading = (
-            f"{self.count} utterances: character error rate {scores['cer']:.2%}, word error "
-            f"rate {scores['wer']:.2%}"
-        )
+        """Write `transcripts.csv`, and `spectrograms.png` of the worst."""
         transcripts.save_csv(folder / "transcripts.csv", self._lines)
-        transcripts.save_html(folder / "transcripts.html", by_rate[:300], heading=heading)
         transcripts.save_spectrograms(
             folder / "spectrograms.png", [line for *_, line in sorted(self._worst, reverse=True)]
         )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -99,17 +97,6 @@ def _loss(line: Line) -> str:
     return "" if line.loss is None else f"{line.loss:.4f}"
 
 
-def save_html(path: Path, lines: Sequence[Line], *, heading: str) -> None:
-    """Write a page with both texts below each other and the differences marked."""
-    rows = "\n".join(
-        f"<tr><td>{html.escape(line.name)}</td><td>{line.edits} of "
-        f"{len(line.reference)}</td><td><p>{reference}</p><p>{hypothesis}</p></td></tr>"
-        for line in lines
-        for reference, hypothesis in [_mark_differences(line.reference, line.hypothesis)]
-    )
-    path.write_text(_PAGE.format(heading=html.escape(heading), rows=rows), encoding="utf-8")
-
-
 def save_spectrograms(path: Path, lines: Sequence[Line]) -> None:
     """Draw the lines' spectrograms, each below its two texts; a wrong hypothesis is red."""
     from matplotlib.figure import Figure
@@ -176,36 +163,3 @@ def _draw(axes: Axes, picture: Tensor, title: str, seconds: float | None, colour
     axes.set_xlabel("seconds" if seconds else "", fontsize=7)
     axes.tick_params(labelsize=7)
     axes.set_title(title, fontsize=8, loc="left", color=colour)
-
-
-def _mark_differences(reference: str, hypothesis: str) -> tuple[str, str]:
-    """Return both texts as HTML, with their differences in `<del>` and `<ins>`."""
-    marked_reference, marked_hypothesis = "", ""
-    # With autojunk, frequent letters of long texts would count as junk
-    for kind, start, stop, begin, end in difflib.SequenceMatcher(
-        None, reference, hypothesis, autojunk=False
-    ).get_opcodes():
-        removed, added = html.escape(reference[start:stop]), html.escape(hypothesis[begin:end])
-        marked_reference += (
-            removed if kind == "equal" else f"<del>{removed}</del>" if removed else ""
-        )
-        marked_hypothesis += added if kind == "equal" else f"<ins>{added}</ins>" if added else ""
-    return marked_reference, marked_hypothesis
-
-
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>{heading}</title><style>
-body {{ font: 14px system-ui, sans-serif; margin: 2em; }}
-table {{ border-collapse: collapse; }}
-td, th {{ border-top: 1px solid #ccc; padding: .3em .8em; text-align: left; vertical-align: top; }}
-p {{ margin: 0; font-family: ui-monospace, monospace; white-space: pre-wrap; }}
-del, ins {{ text-decoration: none; }}
-del {{ background: #ffd9d9; }}
-ins {{ background: #d9e8ff; }}
-</style></head><body><h1>{heading}</h1>
-<p>Top: what was said; bottom: what was recognised.
-Red: missed or wrong; blue: recognised instead.</p>
-<table><tr><th>recording</th><th>edits</th><th>texts</th></tr>
-{rows}
-</table></body></html>
-"""

@@ -11,7 +11,6 @@ import inspect
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -100,7 +99,7 @@ class KeyedDataset(Dataset[Any]):
             return Failure(error.problems)
 
     def _checked(self, key: Key) -> Batch | Failure:
-        if is_first := self.must_repeat:
+        if self.must_repeat:
             self.must_repeat = False
             if difference := self.find_unlike(
                 replace(key, indices=key.indices[:_REPEATED]), within_s=_REPEATING_S
@@ -111,8 +110,6 @@ class KeyedDataset(Dataset[Any]):
                     else Failure((_does_not_repeat(self._name, difference),))
                 )
         batch = self._make(key)
-        if is_first and self._may_share and (problem := _copy_differs(batch)):
-            return Failure((problem,))
         if not self.says_places or isinstance(batch, Failure):
             return batch
         return {**batch, "place": torch.tensor([(key.epoch, index) for index in key.indices])}
@@ -283,24 +280,6 @@ def _does_not_repeat(path: str, sample: str) -> Problem:
         expected=expected,
         hint=hint,
     )
-
-
-def _copy_differs(batch: Any) -> Problem | None:
-    """Describe a batch whose copy differs from it; None if it does not, or cannot be copied."""
-    with contextlib.suppress(Exception):
-        if (entry := differing_entry(batch, deepcopy(batch))) is not None:
-            expected, hint = (
-                "a batch that a worker can send as it is",
-                "a copy calls the `__new__` of a namedtuple again, which must not change "
-                "its arguments",
-            )
-            return Problem(
-                "dataset, recipe",
-                f"a copy of a batch{entry} differs from it",
-                expected=expected,
-                hint=hint,
-            )
-    return None
 
 
 def training_keys(

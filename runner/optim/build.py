@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from samewise.runner.config.tree import plain
-from samewise.runner.errors import ConfigError, Problem, first_few, nearest
+from samewise.runner.errors import ConfigError, Problem, nearest
 from samewise.runner.interfaces import Phase
 from samewise.runner.optim.groups import parameter_groups
 from samewise.runner.optim.stepping import begin_late_momentum
@@ -137,7 +137,7 @@ def _build(partial: Any, groups: list[dict[str, Any]], path: str) -> Optimizer:
         )
     make = cast("Callable[..., Any]", partial.func)
     settings = {key: _plain(value) for key, value in partial.keywords.items()}
-    _refuse_unsuitable(make, settings, groups, path)
+    _require_no_closure(make, path)
     parameters = inspect.signature(make).parameters
     accepted = set(parameters) - {"params"}
     _resolve(
@@ -257,30 +257,10 @@ def _choice(
     return {"foreach": devices == {"cuda"}} if "foreach" in accepted else {}
 
 
-def _refuse_unsuitable(
-    make: Callable[..., Any], settings: Mapping[str, Any], groups: list[dict[str, Any]], path: str
-) -> None:
-    for place, options in ((path, settings), *((_where(group), group) for group in groups)):
-        if options.get("differentiable"):
-            raise ConfigError(
-                Problem(
-                    f"{place}.differentiable",
-                    "would let gradients flow through updates, which training does not",
-                    True,
-                    "false",
-                )
-            )
+def _require_no_closure(make: Callable[..., Any], path: str) -> None:
+    """Raise a ConfigError for an optimizer such as LBFGS, which evaluates the loss itself."""
     if not isinstance(make, type):
         return
-    if issubclass(make, torch.optim.LBFGS):
-        hint = "choose another optimizer; `samewise list optimizer` shows them"
-        raise ConfigError(
-            Problem(
-                path,
-                "LBFGS evaluates the loss several times per step, which samewise does not support",
-                hint=hint,
-            )
-        )
     arguments = [
         x.name
         for x in list(inspect.signature(make.step).parameters.values())[1:]
@@ -296,23 +276,6 @@ def _refuse_unsuitable(
                 path, message, hint="choose another optimizer; `samewise list optimizer` shows them"
             )
         )
-    if issubclass(make, torch.optim.Muon):
-        not_matrices = [
-            f"{name} {list(parameter.shape)}"
-            for group in groups
-            for name, parameter in group["params"]
-            if parameter.ndim != 2
-        ]
-        if not_matrices:
-            hint = "train those with another phase's optimizer, or freeze them with param_groups"
-            raise ConfigError(
-                Problem(
-                    path,
-                    f"Muon only trains matrices, not {first_few(not_matrices, 5)}",
-                    expected="parameters with two dimensions",
-                    hint=hint,
-                )
-            )
 
 
 def _explain(error: Exception, settings: Mapping[str, Any], path: str) -> Problem:

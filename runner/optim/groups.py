@@ -374,26 +374,6 @@ def _is_bare(name: str, opened_modules: Sequence[str]) -> bool:
     return not parent or any(x.startswith(f"{parent}.") for x in opened_modules)
 
 
-def ranked_blocks(model: nn.Module, rules: Mapping[str, Any]) -> list[str]:
-    """Return the names of the blocks that a `layer_decay` rule ranks, from input to output."""
-    rule = next(
-        (rule for rule in rules.values() if isinstance(rule, Mapping) and "layer_decay" in rule),
-        None,
-    )
-    opened_modules = (rule or {}).get("blocks") or []
-    return (
-        []
-        if rule is None
-        else [
-            name
-            for name, _ in _blocks(
-                named_parameters(model),
-                [opened_modules] if isinstance(opened_modules, str) else list(opened_modules),
-            )
-        ]
-    )
-
-
 def _multiply(group: dict[str, Any], factor: float) -> None:
     # A rule's own rate is multiplied here, the optimizer's rate in `build`
     if "lr" in group:

@@ -16,24 +16,16 @@ A pattern is one of
 from __future__ import annotations
 
 import re
-import signal
 import sys
-import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from types import FrameType
 from typing import Any, Final, cast, final
 
 from torch import Tensor, nn
 
 from samewise.runner.errors import ConfigError, Problem, nearest
-from samewise.runner.processes.this_process import on_signals
 from samewise.runner.torch_private import ConvNd, NormBase
-
-_LONGEST_S = 2.0
-"""Seconds of CPU time for one pattern and all names; thousands of names take milliseconds."""
 
 KINDS: Final[Mapping[str, tuple[type[nn.Module], ...]]] = {
     # The set of torchvision's set_weight_decay, and RMSNorm. NormBase covers batch and instance
@@ -138,12 +130,11 @@ def matching(pattern: Any, parameters: Sequence[Named], *, path: str) -> list[Na
                 "list of them",
             )
         )
-    with _limit_time(path, pattern):
-        predicates = {x: _predicate(x, path, parameters) for x in patterns}
-        matched = {
-            text: {parameter.name for parameter in parameters if is_match(parameter)}
-            for text, is_match in predicates.items()
-        }
+    predicates = {x: _predicate(x, path, parameters) for x in patterns}
+    matched = {
+        text: {parameter.name for parameter in parameters if is_match(parameter)}
+        for text, is_match in predicates.items()
+    }
     names = set[str]().union(*matched.values())
     # In a list, kinds and regular expressions may suit several models, so they may match nothing.
     unmatched = [
@@ -161,34 +152,6 @@ def matching(pattern: Any, parameters: Sequence[Named], *, path: str) -> list[Na
 def _no_match(path: str, value: Any, pattern: str, parameters: Sequence[Named]) -> Problem:
     hint = _hint(pattern, parameters)
     return Problem(path, "matches no parameter of the model", value, hint=hint)
-
-
-@contextmanager
-def _limit_time(path: str, pattern: Any) -> Generator[None]:
-    """Limit the CPU time of matching: a regular expression with nested repeats can take years.
-
-    Other threads than the main one have no limit.
-    """
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        message = (
-            f"takes too long to match: after {_LONGEST_S:.0f} s of CPU time, some parameter "
-            "names have not been tried"
-        )
-        raise ConfigError(
-            Problem(path, message, pattern, hint="avoid nested repeats, such as (a+)+")
-        )
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    # Python's `re` handles signals while it matches; only the main thread gets any
-    with on_signals((signal.SIGVTALRM,), stop):
-        signal.setitimer(signal.ITIMER_VIRTUAL, _LONGEST_S)
-        try:
-            yield
-        finally:
-            signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
 
 
 def holder(modules: Mapping[str, nn.Module], name: str) -> nn.Module:

@@ -3,28 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections import defaultdict
 from collections.abc import Collection, Mapping
-from copy import deepcopy
-from typing import Any, Final
+from typing import Any
 
-import torch
-from torch import nn
 from torch.optim import Optimizer
 
 from samewise.runner.errors import ConfigError, Problem, first_few
 from samewise.runner.optim.schedules.base import SCHEDULED
-
-_NO_OPTIONS: Final = (
-    "params",
-    "param_names",
-    "name",
-    "fused",
-    "foreach",
-    *SCHEDULED[:1],
-    *(f"initial_{name}" for name in SCHEDULED),
-)
-"""Entries of a parameter group on which the names of the state do not depend."""
 
 
 def load_state(
@@ -91,48 +76,6 @@ def is_known(optimizer: Optimizer) -> bool:
     return kind.__module__.partition(".")[0] in ("torch", "samewise")
 
 
-def needed(optimizer: Optimizer, state: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Find an entry that the next step needs and the checkpoint's state lacks.
-
-    Returns:
-        The entry's name, and the option that alone asks for it, or an empty string. None if nothing
-        is missing.
-    """
-    if _misplaced(optimizer, state):
-        # `load_state` explains it.
-        return None
-    # Copies of the optimizer, each with one small parameter, take steps; only the names of the
-    # checkpoint's state matter.
-    saved, kinds = state["state"], set[Any]()
-    for number, (group, saved_group) in enumerate(
-        zip(optimizer.param_groups, state["param_groups"], strict=False)
-    ):
-        for parameter, index in zip(group["params"], saved_group["params"], strict=False):
-            saved_state: Mapping[str, Any] = saved.get(index) or {}
-            kind = (number, parameter.ndim, frozenset(saved_state))
-            if not saved_state or kind in kinds:
-                continue
-            kinds.add(kind)
-            if name := _missing(optimizer, group, parameter, saved_state):
-                differing = [
-                    key
-                    for key, value in group.items()
-                    if key in saved_group and key not in _NO_OPTIONS and saved_group[key] != value
-                ]
-                option = next(
-                    (
-                        key
-                        for key in differing
-                        if not _missing(
-                            optimizer, {**group, key: saved_group[key]}, parameter, saved_state
-                        )
-                    ),
-                    "",
-                )
-                return name, option
-    return None
-
-
 def _misplaced(optimizer: Optimizer, state: Mapping[str, Any]) -> Problem | None:
     """Explain why torch, which matches parameters by position, would mix up states; None if not."""
     groups, saved = optimizer.param_groups, state["param_groups"]
@@ -140,7 +83,7 @@ def _misplaced(optimizer: Optimizer, state: Mapping[str, Any]) -> Problem | None
         [list(map(str, group.get("param_names", ()))) for group in x] for x in (groups, saved)
     )
     if not any(own_names) or not any(saved_names):
-        return _misshapen(optimizer, state)
+        return None
     if own_names == saved_names:
         return None
     own_places, saved_places = (
@@ -186,108 +129,3 @@ def _misplaced(optimizer: Optimizer, state: Mapping[str, Any]) -> Problem | None
     return Problem(
         "optimizer", message, hint="create the model's layers in that order, and not from a set"
     )
-
-
-def _misshapen(optimizer: Optimizer, state: Mapping[str, Any]) -> Problem | None:
-    """Explain that a state has another parameter's shape, where parameters have no names.
-
-    A state may be an average over some of its parameter's dimensions.
-    """
-    shapes = {parameter.shape for group in optimizer.param_groups for parameter in group["params"]}
-    for group, saved in zip(optimizer.param_groups, state["param_groups"], strict=False):
-        for parameter, index in zip(group["params"], saved["params"], strict=False):
-            for name, value in (state["state"].get(index) or {}).items():
-                shape = getattr(value, "shape", parameter.shape)
-                fits = not shape or (
-                    len(shape) == parameter.ndim
-                    and all(x in (1, size) for x, size in zip(shape, parameter.shape, strict=True))
-                )
-                # Only the shape of another parameter shows that states were mixed up
-                if not fits and shape in shapes:
-                    message = (
-                        f"the checkpoint's state is of other parameters: {name} of a parameter "
-                        f"of shape {list(parameter.shape)} has the shape {list(shape)}"
-                    )
-                    return Problem(
-                        "optimizer", message, hint="train the parameters that that run trained"
-                    )
-    return None
-
-
-def _missing(
-    optimizer: Optimizer,
-    options: Mapping[str, Any],
-    parameter: nn.Parameter,
-    saved_state: Mapping[str, Any],
-) -> str:
-    """Return the name that a step looks up in a parameter's saved state in vain, or ""."""
-    step = _step_of_copy(optimizer, options, parameter, None)
-    if step is None:
-        return ""
-    new_state, small = step
-
-    def small_value(name: str) -> Any:
-        value = saved_state[name]
-        return (
-            new_state[name]
-            if name in new_state
-            else torch.zeros_like(small)
-            if isinstance(value, Mapping) or getattr(value, "ndim", 0)
-            else deepcopy(value)
-        )
-
-    try:
-        _step_of_copy(
-            optimizer, options, parameter, {name: small_value(name) for name in saved_state}
-        )
-    except KeyError as error:
-        return str(error.args[0]) if error.args else ""
-    return ""
-
-
-def _step_of_copy(
-    optimizer: Optimizer,
-    options: Mapping[str, Any],
-    parameter: nn.Parameter,
-    state: dict[str, Any] | None,
-) -> Any:
-    """Take a step with a copy of the optimizer that has one small parameter.
-
-    Return its state and the parameter, or None if it fails. With `state`, the parameter's before
-    the step, a KeyError is raised.
-    """
-    # ZeroRedundancyOptimizer holds the optimizer in `optim`.
-    original = getattr(optimizer, "optim", optimizer)
-    small = nn.Parameter(
-        torch.ones([2] * parameter.ndim, dtype=parameter.dtype, device=parameter.device)
-    )
-    small.grad = torch.ones_like(small)
-    try:
-        # Without its constructor, which may need other arguments
-        copied_optimizer = original.__class__.__new__(original.__class__)
-        attributes = {
-            key: value
-            for key, value in vars(original).items()
-            # A `step` among the attributes is bound to the original (`sharding.take_whole_states`)
-            if key not in ("state", "param_groups", "step")
-        }
-        vars(copied_optimizer).update(
-            deepcopy(
-                attributes,
-                {id(x): small for group in optimizer.param_groups for x in group["params"]},
-            )
-        )
-        group = {
-            key: deepcopy(value)
-            for key, value in options.items()
-            if key not in ("params", "param_names")
-        }
-        copied_optimizer.param_groups = [{**group, "params": [small], "param_names": ["small"]}]
-        copied_optimizer.state = defaultdict(dict, {small: state} if state else {})
-        copied_optimizer.step()
-    except Exception as error:
-        if state and isinstance(error, KeyError):
-            raise
-        # The optimizer takes no such parameter, or cannot be copied; its own first step shows that.
-        return None
-    return copied_optimizer.state[small], small

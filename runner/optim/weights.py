@@ -51,8 +51,6 @@ def load_weights(
         strict: Whether names that only the file, or only the model, has are an error. Other shapes
             always are.
         exclude: Patterns of names that are not taken from the file, and that it may lack (`fc.*`).
-            A tensor with several names needs all or none of them, unless the file has several
-            values for it.
         parametrise: Parametrises the model's weights; called before loading if the file's weights
             are parametrised, otherwise after.
         made_by: The model's `_target_`.
@@ -87,7 +85,6 @@ def load_weights(
         for name, tensor in state.items()
         if not any(fnmatchcase(name, pattern) for pattern in patterns)
     }
-    _require_consistent_exclusion(target, state, included, patterns)
     _load(target, included, patterns, strict=strict)
     if not is_parametrised:
         parametrise()
@@ -390,47 +387,6 @@ def _require_matches(patterns: Sequence[str], state: Mapping[str, Tensor]) -> No
                 for name in unmatched
             )
         )
-
-
-def _require_consistent_exclusion(
-    target: nn.Module,
-    state: Mapping[str, Tensor],
-    included: Mapping[str, Tensor],
-    patterns: Sequence[str],
-) -> None:
-    """Raise a ConfigError if a tensor is excluded by one of its names and loaded by another.
-
-    The file may have several values for it; then the exclusion chooses one.
-    """
-    problems = list[Problem]()
-    for names in sorted({tuple(sorted(names)) for names in _tied_names(target).values()}):
-        loaded, excluded = (
-            [name for name in names if name in included],
-            [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)],
-        )
-        if (
-            loaded
-            and excluded
-            and all(
-                # In one dtype, since 0.1 in float32 is unlike 0.1 in float64
-                state[name].equal(state[loaded[0]].to(state[name].dtype))
-                for name in excluded
-                if name in state
-            )
-        ):
-            message = (
-                f"leaves out {excluded[0]}, but the model ties it to {loaded[0]}, which would "
-                "be loaded"
-            )
-            problems.append(
-                Problem(
-                    "initialise.exclude",
-                    message,
-                    hint=f"leave out {' and '.join(names)}, or none of them",
-                )
-            )
-    if problems:
-        raise ConfigError(*problems)
 
 
 def _load(

@@ -1,4 +1,4 @@
-"""Cuts a model into stages, and finds layers in them that draw random numbers.
+"""Cuts a model into stages.
 
 A stage is a graph over the model's own layers (torch.fx), so it computes what the model computes.
 """
@@ -11,47 +11,25 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 from torch.fx.passes.split_module import split_module
 
 from samewise.runner.errors import ConfigError, Problem, first_line, nearest, raised_at
 from samewise.runner.strategies.recompute import is_recomputed
 from samewise.runner.strategies.surroundings import Generators
 
-DROPOUTS: tuple[type[nn.Module], ...] = (
-    nn.Dropout,
-    nn.Dropout1d,
-    nn.Dropout2d,
-    nn.Dropout3d,
-    nn.AlphaDropout,
-    nn.FeatureAlphaDropout,
-    nn.RReLU,
-)
-DRAWING = (
-    "stochastic_depth",
-    "gumbel_softmax",
-    *(f"fractional_max_pool{n}d{more}" for n in (2, 3) for more in ("", "_with_indices")),
-)
-"""Functions that draw random numbers, besides the operators that torch tags."""
-MAY_DRAW = ("scaled_dot_product_attention", "lstm", "gru", "rnn_tanh", "rnn_relu")
-"""Operators with the tag that draw only with dropout."""
-
 
 class _Tracer(fx.Tracer):
-    """Tracer that does not enter modules with hooks or, unless opened, recomputed ones."""
+    """Tracer that does not enter modules with hooks, or recomputed ones."""
 
-    def __init__(self, *, opened: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._opened, self._initial_modes = opened, _modes()
+        self._initial_modes = _modes()
         self.lost = ""
         """First operation in a mode that a graph does not record (`torch.no_grad`), or ""."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return (
-            _has_hooks(m)
-            or (is_recomputed(m) and not self._opened)
-            or super().is_leaf_module(m, module_qualified_name)
-        )
+        return _has_hooks(m) or is_recomputed(m) or super().is_leaf_module(m, module_qualified_name)
 
     def create_node(self, kind: str, *arguments: Any, **keywords: Any) -> fx.Node:
         node = super().create_node(kind, *arguments, **keywords)
@@ -82,15 +60,13 @@ def _has_hooks(module: nn.Module) -> bool:
     return any(hooks)
 
 
-def cut_model(model: nn.Module, split: Sequence[str], *, opened: bool = False) -> list[nn.Module]:
+def cut_model(model: nn.Module, split: Sequence[str]) -> list[nn.Module]:
     """Split the model into stages that share its layers.
 
     Args:
         model: Model that takes tensors by position, and whose control flow does not depend on
             values.
         split: Names of the submodules (`layer3`) at which a new stage begins, in order.
-        opened: Whether to look into modules with recomputed activations, to see all calls; the
-            stages then do not recompute.
 
     Returns:
         The stages, in order.
@@ -99,7 +75,7 @@ def cut_model(model: nn.Module, split: Sequence[str], *, opened: bool = False) -
         ConfigError: The model cannot be traced, or cannot be cut there.
     """
     _require_names(model, split)
-    graph = _trace(model, opened=opened)
+    graph = _trace(model)
     number, numbers = 0, dict[fx.Node, int]()
     for node in graph.graph.nodes:
         if number < len(split) and any(
@@ -124,9 +100,9 @@ def cut_model(model: nn.Module, split: Sequence[str], *, opened: bool = False) -
     return stages
 
 
-def _trace(model: nn.Module, *, opened: bool) -> fx.GraphModule:
+def _trace(model: nn.Module) -> fx.GraphModule:
     """Trace the model, and raise a ConfigError if its graph would not compute the same."""
-    tracer = _Tracer(opened=opened)
+    tracer = _Tracer()
     generators = Generators.now()
     try:
         nodes = tracer.trace(model)
@@ -144,7 +120,7 @@ def _trace(model: nn.Module, *, opened: bool) -> fx.GraphModule:
                 hint=hint,
             )
         ) from error
-    if not opened and tracer.lost:
+    if tracer.lost:
         hint = (
             "strategy=elastic; or activation_checkpointing=[CLASS] with the class of the "
             "module that does so, which is then called as a whole"
@@ -157,7 +133,7 @@ def _trace(model: nn.Module, *, opened: bool) -> fx.GraphModule:
                 hint=hint,
             )
         )
-    if not opened and generators.differ():
+    if generators.differ():
         message = (
             "draws random numbers where torch.fx sees no operator, so that they would be the "
             "same in every step"
@@ -312,60 +288,3 @@ def _require_no_sharing(stages: Sequence[nn.Module], split: Sequence[str]) -> No
                         "stages with parameters of their own",
                     )
                 )
-
-
-def draws(stage: nn.Module) -> str | None:
-    """Return the name of a layer or function that draws random numbers by its kind, or None.
-
-    Others are noticed when they draw.
-    """
-    if isinstance(stage, fx.GraphModule):
-        for node in stage.graph.nodes:
-            if node.op in ("call_function", "call_method") and _function_draws(node):
-                return node.name
-    return next((name for name, part in stage.named_modules() if _layer_draws(part)), None)
-
-
-def _layer_draws(layer: nn.Module) -> bool:
-    if isinstance(layer, nn.MultiheadAttention | nn.RNNBase):
-        # A recurrent layer drops values between layers only; MultiheadAttention has no `num_layers`
-        return layer.dropout > 0 and getattr(layer, "num_layers", 2) > 1
-    return isinstance(layer, nn.FractionalMaxPool2d | nn.FractionalMaxPool3d) or (
-        isinstance(layer, DROPOUTS) and getattr(layer, "p", 1.0) > 0
-    )
-
-
-def _function_draws(node: fx.Node) -> bool:
-    name: str = (
-        node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    )
-    if name in MAY_DRAW:
-        # `dropout_p` is the fifth argument of scaled_dot_product_attention
-        return bool(
-            node.kwargs.get(
-                "dropout_p", node.args[4] if name == MAY_DRAW[0] and len(node.args) > 4 else 0.0
-            )
-        )
-    operators = getattr(torch.ops.aten, name, None)
-    is_tagged = operators is not None and any(
-        torch.Tag.nondeterministic_seeded in getattr(operators, x).tags
-        for x in operators.overloads()
-    )
-    return is_tagged or "dropout" in name or name in DRAWING
-
-
-def name_of_draw(stage: nn.Module, inputs: Sequence[Tensor], device: torch.device) -> str:
-    """Run the stage, and return the first layer or function that draws random numbers, or ""."""
-    names: list[str] = []
-
-    class Watched(fx.Interpreter):
-        def run_node(self, n: fx.Node) -> Any:
-            before = Generators.now(device)
-            value = super().run_node(n)
-            if before.differ(device):
-                names.append(str(n.target) if n.op == "call_module" else n.name)
-            return value
-
-    assert isinstance(stage, fx.GraphModule)
-    Watched(stage).run(*inputs)
-    return names[0] if names else ""

@@ -25,7 +25,11 @@ from samewise.runner.data.plan import Plan
 from samewise.runner.errors import ConfigError, Problem, nearest
 from samewise.runner.records.digest import begin, combine
 from samewise.runner.strategies.base import Forward, Tally, add_tallies
-from samewise.runner.strategies.fsdp_units import SecondPasses, UsedParameters, require_all_called
+from samewise.runner.strategies.fsdp_units import (
+    UsedParameters,
+    refuse_second_derivatives,
+    require_all_called,
+)
 from samewise.runner.strategies.layout import Layout
 from samewise.runner.strategies.peers import Processes
 from samewise.runner.strategies.ranks import OneReplicaEach
@@ -176,7 +180,6 @@ class FSDP(OneReplicaEach):
         # The next step's micro-batches with samples in all processes
         self._with_samples: Sequence[int] = ()
         self._used: UsedParameters | None = None
-        self._second_passes: SecondPasses | None = None
 
     def wrap(self, model: nn.Module) -> nn.Module:
         unit_modules = (
@@ -203,7 +206,7 @@ class FSDP(OneReplicaEach):
         )
         cut(model)
         self._used = UsedParameters(model, reshards=self.reshard_after_forward)
-        self._second_passes = SecondPasses(model)
+        refuse_second_derivatives(model)
         return model
 
     def _require_no_exchange(self) -> None:
@@ -291,9 +294,8 @@ class FSDP(OneReplicaEach):
 
     def reduce(self, tallies: Sequence[Tally]) -> Tally:
         all_tallies, usage = self.gather(tallies, None if self._used is None else self._used.take())
-        if self._used is not None and self._second_passes is not None:
+        if self._used is not None:
             self._used.settle(usage)
-            self._second_passes.forget()
         self._follow_first(self._model, "sharing batch norm's statistics")
         return add_tallies(all_tallies)
 

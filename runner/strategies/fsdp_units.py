@@ -14,12 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.utils.checkpoint import CheckpointFunction
 
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.records.digest import tensors_in
 from samewise.runner.strategies.sharding import parts
-from samewise.runner.torch_private import current_autograd_node, current_graph_task_id
 
 OTHER_STRATEGIES = "strategy=elastic, or strategy=ddp with strategy.find_unused_parameters=true"
 
@@ -136,69 +134,22 @@ def require_all_called(model: nn.Module, units: Sequence[str]) -> None:
                 )
 
 
-class SecondPasses:
-    """Refuses backward passes that FSDP computes wrongly, before its hooks exchange anything.
+def refuse_second_derivatives(model: nn.Module) -> None:
+    """Make the model refuse the gradient of a gradient that passes through a unit.
 
-    One is a gradient that is differentiated itself and passes through a unit: FSDP frees the
-    weights that the second backward pass reads. The other is a unit called several times, once or
-    more within a reentrant checkpoint: FSDP reduces gradients after one of the calls, and may lose
-    those of the others.
+    FSDP frees the weights that the second backward pass reads.
     """
+    names = {id(module): name for name, module in model.named_modules()}
+    for part in parts(model):
+        assert isinstance(part, nn.Module)
+        part.register_forward_hook(partial(_watch_outputs, names[id(part)]), prepend=True)
 
-    def __init__(self, model: nn.Module) -> None:
-        names = {id(module): name for name, module in model.named_modules()}
-        self.forget()
-        for number, part in enumerate(parts(model)):
-            assert isinstance(part, nn.Module)
-            part.register_forward_hook(partial(self._leave, names[id(part)]), prepend=True)
-            # Part 0 has the model's own weights, which are gathered for the whole step.
-            if number:
-                part.register_forward_pre_hook(partial(self._enter, number, names[id(part)]))
 
-    def forget(self) -> None:
-        """Forget the calls of a step that has ended."""
-        # Calls of each unit since the last backward pass, and units called within a reentrant
-        # checkpoint
-        self._calls, self._repeated = dict[int, int](), set[int]()
-        self._was_backward = False
-
-    def _enter(self, number: int, name: str, part: nn.Module, inputs: Any) -> None:
-        is_backward = current_graph_task_id() != -1
-        if self._was_backward and not is_backward:
-            self.forget()
-        self._was_backward = is_backward
-        # As in a reentrant checkpoint's forward pass
-        if not torch.is_grad_enabled():
-            return
-        node = current_autograd_node() if is_backward else None
-        is_reentrant = getattr(node, "_forward_cls", None) is CheckpointFunction
-        # Other checkpoints recompute in the backward pass what has been counted.
-        if is_reentrant or not is_backward:
-            self._calls[number] = self._calls.get(number, 0) + 1
-        if is_reentrant:
-            self._repeated.add(number)
-        if number in self._repeated and self._calls[number] > 1:
-            message = (
-                "has a unit that is called several times, also within a reentrant checkpoint, "
-                "for which torch's FSDP may add wrong gradients"
-            )
-            raise ConfigError(
-                Problem(
-                    "model",
-                    message,
-                    name,
-                    hint="checkpoint(..., use_reentrant=False), or activation_checkpointing=[...]",
-                )
-            )
-
-    def _leave(self, name: str, part: nn.Module, inputs: Any, outputs: Any) -> None:
-        for tensor in tensors_in(outputs):
-            if tensor.requires_grad:
-                tensor.register_hook(
-                    partial(
-                        _require_first_derivative, name or type(part).__name__.removeprefix("FSDP")
-                    )
-                )
+def _watch_outputs(name: str, part: nn.Module, inputs: Any, outputs: Any) -> None:
+    refuse = partial(_require_first_derivative, name or type(part).__name__.removeprefix("FSDP"))
+    for tensor in tensors_in(outputs):
+        if tensor.requires_grad:
+            tensor.register_hook(refuse)
 
 
 def _require_first_derivative(name: str, gradient: Tensor) -> None:

@@ -19,7 +19,7 @@ from samewise.runner.data.loading import MicroBatch
 from samewise.runner.errors import ConfigError, Problem, nearest
 from samewise.runner.records.digest import tensors_in
 from samewise.runner.strategies.base import Forward, Tally, add_tallies
-from samewise.runner.strategies.cutting import cut_model, draws, name_of_draw
+from samewise.runner.strategies.cutting import cut_model
 from samewise.runner.strategies.stages import CallCapture, ModelCall, StageStrategy
 from samewise.runner.strategies.tree import unchanged_buffers
 
@@ -68,9 +68,8 @@ class Pipeline(StageStrategy):
             )
         # Torch's schedules, by the number and shapes of micro-batches
         self._schedules: dict[Any, Any] = {}
-        # The layer of this process's stage that drew random numbers in this step, and whether the
-        # recipe drew some after calling the model
-        self._drew, self._recipe_drew = "", False
+        # Whether the recipe drew random numbers in this step after calling the model
+        self._recipe_drew = False
 
     def begin(self, device: str, replicas: int, accumulate: int) -> None:
         if self.schedule == "1f1b" and accumulate <= len(self.split):
@@ -88,18 +87,10 @@ class Pipeline(StageStrategy):
         super().begin(device, replicas, accumulate)
 
     def require_fit(self, model: nn.Module) -> None:
-        self._cut(model)
-
-    def _cut(self, model: nn.Module) -> list[nn.Module]:
-        stages = cut_model(model, self.split)
-        for number, stage in enumerate(cut_model(model, self.split, opened=True)[1:], 1):
-            name = draws(stage)
-            if name and self.rank_invariant:
-                raise _differing_draws(f"stage {number} draws random numbers ({name})")
-        return stages
+        cut_model(model, self.split)
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        self._keep_stages(self._cut(model))
+        self._keep_stages(cut_model(model, self.split))
         self._stage = StageModule(
             self._stages[self.peers.rank],
             self._device,
@@ -148,45 +139,41 @@ class Pipeline(StageStrategy):
             # Torch begins a backward pass with 1
             return total * gradient
 
-        schedule, losses, self._stage.strides, name = self._schedule_for(group[0][1], len(group))
+        schedule, losses, self._stage.strides = self._schedule_for(group[0][1], len(group))
         # Torch's schedule is kept, and this loss refers to the micro-batches of one group
         losses[:] = [loss]
         self._stage.calls = iter([call for _, call in group])
         schedule.step(target=torch.arange(len(group)), return_outputs=False)
-        if self._stage.drew:
-            self._drew, self._stage.drew = name or "not each time", False
         return [tally() for tally in tallies]
 
     def reduce(self, tallies: Sequence[Tally]) -> Tally:
         all_tallies, facts = self.gather(
-            tallies, (self._parts.have_gradients(), self._drew, self._recipe_drew)
+            tallies, (self._parts.have_gradients(), self._stage.drew, self._recipe_drew)
         )
-        self._drew, self._recipe_drew = "", False
-        touched, layers, recipe_drew = zip(*facts, strict=True)
-        # All processes have these facts, and raise the same error.
-        if self.rank_invariant:
-            for number, name in enumerate(layers):
-                if name and number:
-                    raise _differing_draws(f"stage {number} draws random numbers ({name})")
-                if name and any(recipe_drew):
-                    raise _differing_draws(
-                        "the recipe draws random numbers after it has called the model, "
-                        f"whose stage 0 does too ({name}), so it gets some"
-                    )
+        self._stage.drew = self._recipe_drew = False
+        touched, drew, recipe_drew = zip(*facts, strict=True)
+        # All processes have these facts, and raise the same error
+        if self.rank_invariant and any(drew[1:]):
+            raise _differing_draws(f"stage {drew.index(True, 1)} draws random numbers")
+        if self.rank_invariant and drew[0] and any(recipe_drew):
+            raise _differing_draws(
+                "the recipe draws random numbers after it has called the model, whose stage 0 "
+                "does too, so it gets some"
+            )
         self._parts.share(touched)
         return add_tallies(all_tallies)
 
     def _schedule_for(
         self, call: ModelCall, count: int
-    ) -> tuple[Any, list[Callable[[Any, Tensor], Tensor]], list[tuple[int, ...]], str]:
+    ) -> tuple[Any, list[Callable[[Any, Tensor], Tensor]], list[tuple[int, ...]]]:
         """Return torch's schedule for `count` micro-batches of this shape, made once.
 
-        With it, the list whose only element is the loss that it calls, the strides of the stage's
-        inputs, and the name of the layer that draws random numbers.
+        With it, the list whose only element is the loss that it calls, and the strides of the
+        stage's inputs.
         """
         key = (call.form, count)
         if key not in self._schedules:
-            inputs, outputs, name = self._stage_shapes(call)
+            inputs, outputs = self._stage_shapes(call)
             is_first, is_last = self.peers.rank == 0, self.peers.rank == len(self._stages) - 1
             received = () if is_first else _stage_message(inputs)
             sent = outputs if is_last else _stage_message(outputs)
@@ -210,30 +197,25 @@ class Pipeline(StageStrategy):
                 kind(stage, count, loss_fn=loss, scale_grads=False),
                 losses,
                 [tensor.stride() for tensor in inputs],
-                name,
             )
         return self._schedules[key]
 
     @torch.no_grad()
-    def _stage_shapes(self, call: ModelCall) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], str]:
-        """Return the inputs and outputs of this process's stage, and the layer that draws in it.
+    def _stage_shapes(self, call: ModelCall) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Return the inputs and outputs of this process's stage.
 
         Runs the stages up to it once; their buffers do not change.
         """
         inputs = outputs = call.inputs
-        name = ""
         for stage in self._stages[: self.peers.rank + 1]:
             inputs = outputs
             with unchanged_buffers(stage), call.surroundings.enter(self._device):
                 output = stage(*inputs)
-                if stage is self._stage.stage and call.surroundings.generators.differ(self._device):
-                    name = name_of_draw(stage, inputs, self._device)
             outputs = output if isinstance(output, tuple) else (output,)
         is_first, is_last = self.peers.rank == 0, self.peers.rank == len(self._stages) - 1
         return (
             inputs if is_first else _require_gradients(inputs),
             tuple(tensors_in(outputs)) if is_last else _require_gradients(outputs),
-            name,
         )
 
 

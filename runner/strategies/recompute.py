@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from samewise.runner.data.streams import preserve_generators
-from samewise.runner.errors import ConfigError, Problem, first_few, nearest
+from samewise.runner.errors import ConfigError, Problem, nearest
 
 Buffers = list[tuple[nn.Module, str, Tensor]]
 """Buffers with their module and their name in it."""
@@ -70,42 +70,7 @@ def _recompute_contexts(
     module: nn.Module,
 ) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     """Return the contexts of the first and of later computations; a second derivative has two."""
-    return _FirstPass(module), _Recomputation(module)
-
-
-class _FirstPass:
-    """Requires that a computation leaves the parameters unchanged, as it runs more than once."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
-
-    def __enter__(self) -> None:
-        self._before = [
-            (name, tensor, mark(tensor)) for name, tensor in self._module.named_parameters()
-        ]
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None and (
-            changed := [name for name, tensor, before in self._before if mark(tensor) != before]
-        ):
-            message = (
-                f"recomputes a {type(self._module).__name__} that changes parameters in its "
-                f"forward pass ({first_few(changed, 3)}), which would be done twice"
-            )
-            raise ConfigError(
-                Problem(
-                    "activation_checkpointing",
-                    message,
-                    hint="choose modules within it, or make this change outside of it",
-                )
-            )
-
-
-def mark(parameter: Tensor) -> tuple[int, int]:
-    """Return a mark that changes when a parameter is changed in place or gets other memory."""
-    # A DTensor has no address.
-    is_sharded = hasattr(parameter, "placements")
-    return parameter._version, 0 if is_sharded else parameter.untyped_storage().data_ptr()
+    return nullcontext(), _Recomputation(module)
 
 
 class _Recomputation:

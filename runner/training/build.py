@@ -91,8 +91,6 @@ def build(
     _require_phases(recipe)
     data = _make_data(cfg, make, recipe, split, samples)
     model = _make_model(cfg, make, recipe, data, strategy.device)
-    # Read here: a strategy may leave this process only shards of the weights
-    sizes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     network = _wrap(cfg, recipe, model, configured, strategy)
     # After `wrap`: optimizers must hold the shards that it may have made of the parameters
     optimizers = _optimizers(cfg, project, recipe, model, strategy)
@@ -117,7 +115,7 @@ def build(
         to_device=mover(strategy.device, channels_last=_is_channels_last(cfg)),
         recorder=_recorder(composed, project, make, folder, model, strategy),
     )
-    _complete(run, sizes, later)
+    _complete(run, later)
     return run
 
 
@@ -210,11 +208,11 @@ def _is_channels_last(cfg: DictConfig) -> bool:
     return str(cfg.memory_format) == "channels_last"
 
 
-def _complete(run: Run, sizes: Mapping[str, Sequence[int]], later: Sequence[Waiting]) -> None:
+def _complete(run: Run, later: Sequence[Waiting]) -> None:
     """Add guards, warnings and the callbacks' view, and tell callbacks of the run."""
     run.guards.extend(guard(run) for guard in STEPS)
     # Before `on_build`, whose cautions are printed after those of the settings
-    run.recorder.cautions += settings_cautions(run, sizes, later)
+    run.recorder.cautions += settings_cautions(run, later)
     run.recorder.view = View(run)
     for callback in run.callbacks.values():
         callback.on_build(run.recorder.view)

@@ -10,10 +10,9 @@ from omegaconf import DictConfig
 from samewise.runner.config.check import unread
 from samewise.runner.config.compose import Composed
 from samewise.runner.config.tree import plain
-from samewise.runner.data.order import InOrder, Order
 from samewise.runner.data.plan import Plan
 from samewise.runner.errors import Problem, first_few
-from samewise.runner.interfaces import Batch, class_names
+from samewise.runner.interfaces import Batch
 from samewise.runner.optim import unfreezing
 from samewise.runner.optim.frozen import idle_options
 from samewise.runner.optim.unfreezing import Waiting
@@ -23,14 +22,11 @@ from samewise.runner.training.evaluation import watched
 from samewise.runner.training.run import Run, Split, evaluation_interval
 
 
-def settings_cautions(
-    run: Run, sizes: Mapping[str, Sequence[int]], later: Sequence[Waiting]
-) -> list[Problem]:
+def settings_cautions(run: Run, later: Sequence[Waiting]) -> list[Problem]:
     """Collect the warnings about a run's settings and data.
 
     Args:
         run: The run, before its callbacks know it.
-        sizes: The shapes of the model's weights, by name, unsharded.
         later: The parameters that are trained later.
 
     Raises:
@@ -45,11 +41,7 @@ def settings_cautions(
         *run.precision.cautions(),
         *run.strategy.cautions(),
         *continued.cautions(cfg, schedule),
-        *continued.class_cautions(cfg, class_names(train.dataset) if train else (), sizes),
     ]
-    # Such models load weights of Hugging Face's libraries, beside which is a config.json
-    if train and hasattr(run.model, "checkpoint_problems"):
-        cautions += continued.input_cautions(cfg)
     if train:
         cautions += [*data_cautions(train), *_decoding_cautions(cfg, train, run.transforms)]
     cautions += idle_options(rules)
@@ -58,7 +50,7 @@ def settings_cautions(
     if "debug" in composed.choices:
         return cautions
     if train:
-        cautions += mixing_cautions(run.transforms, run.order, plan)
+        cautions += _mixing_cautions(run.transforms, plan)
     if run.total_steps:
         cautions += schedule.cautions()
         cautions += unfreezing.cautions(
@@ -190,58 +182,19 @@ def _decoding_cautions(
     return [Problem("dataset.decode", message, setting, hint=hint)]
 
 
-_FEW = 0.1
-"""The share of images mixed with their own copy above which samewise warns: an order that draws
-with replacement has some by chance."""
-
-
-def mixing_cautions(
-    transforms: Mapping[str, Callable[[Batch], Batch]], order: Order, plan: Plan
+def _mixing_cautions(
+    transforms: Mapping[str, Callable[[Batch], Batch]], plan: Plan
 ) -> list[Problem]:
-    """Warn if a transform that mixes images, such as MixUp, would mix them with themselves."""
+    """Warn if a transform that mixes images, such as MixUp, gets only one in a micro-batch."""
     names, micro_batches = (
         " and ".join(getattr(transforms["train"], "mixing", ())),
         plan.micro_batches,
     )
-    if not names:
-        return []
-    if min(plan.batch_size, plan.samples) <= micro_batches:
-        message = (
-            f"leaves one image for each micro-batch, so {names} in transforms.train.batch does "
-            "nothing: it mixes images of a micro-batch"
-        )
-        return [
-            Problem(
-                "batch_size",
-                message,
-                plan.batch_size,
-                hint=f"batch_size={2 * micro_batches} or more, or a smaller accumulate or replicas",
-            )
-        ]
-    # This order and those derived from it take each sample once
-    if isinstance(order, InOrder):
-        return []
-    indices = order.indices(0)
-    parts = [indices[slice(*plan.bounds(0, number)[1:])] for number in range(micro_batches)]
-    # torchvision's MixUp and CutMix mix each image with the one before, by `roll(1, 0)`
-    share = sum(int((part == part.roll(1)).sum()) for part in parts) / sum(map(len, parts))
-    if share < _FEW:
+    if not names or min(plan.batch_size, plan.samples) > micro_batches:
         return []
     message = (
-        f"puts copies of an image into one micro-batch: {names} in transforms.train.batch "
-        f"mixes {share:.0%} of the images with another copy of themselves"
+        f"leaves one image for each micro-batch, so {names} in transforms.train.batch does "
+        "nothing: it mixes images of a micro-batch"
     )
-    # A user's own order does not say how often it repeats a sample
-    fewest = max(micro_batches, getattr(order, "repeats", plan.batch_size))
-    number = next(
-        (number for number in range(fewest, plan.batch_size) if plan.batch_size % number == 0), None
-    )
-    return [
-        Problem(
-            "loader.order",
-            message,
-            hint=f"replicas={number} accumulate=1 puts each copy into another micro-batch"
-            if number
-            else "",
-        )
-    ]
+    hint = f"batch_size={2 * micro_batches} or more, or a smaller accumulate or replicas"
+    return [Problem("batch_size", message, plan.batch_size, hint=hint)]

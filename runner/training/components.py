@@ -279,17 +279,6 @@ def _make_from_root(make: Make, path: str, root: Any) -> Any:
                     hint,
                 )
             ) from error
-        if (
-            not missing.exists()
-            and (folder_given.absolute().parent / missing.relative_to(folder_given)).exists()
-        ):
-            up = folder_given.parent if folder_given.name not in ("", "..") else folder_given / ".."
-            message = f"holds no {missing.relative_to(folder_given)}; the folder above it does"
-            raise DataError(
-                Problem(
-                    "dataset.root", message, root, "the folder of the data", f"dataset.root={up}"
-                )
-            ) from error
         raise
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,7 @@ from samewise.runner.config import compose
 from samewise.runner.config.tree import at, flat, same
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.optim.schedules.base import Schedule, Span
-from samewise.runner.optim.states import needed
-from samewise.runner.records import hugging_face, shapes
+from samewise.runner.records import shapes
 from samewise.runner.records.files import read_json
 
 
@@ -79,103 +77,6 @@ def cautions(config: Any, schedule: Schedule) -> list[Problem]:
     return problems
 
 
-def class_cautions(
-    config: Any, classes: Sequence[str], sizes: Mapping[str, Sequence[int]]
-) -> list[Problem]:
-    """Warn if resume_from or initialise.weights take over outputs for classes of other names.
-
-    Args:
-        config: The experiment's config.
-        classes: The names of the training split's classes.
-        sizes: The shapes of the model's weights, by name. The last with as many rows as there are
-            classes is taken for the outputs.
-    """
-    start = config.initialise
-    outputs = next(
-        (name for name in reversed(list(sizes)) if list(sizes[name][:1]) == [len(classes)]), ""
-    )
-    excluded = (
-        [start.exclude]
-        if start and isinstance(start.exclude, str)
-        else list(start.exclude)
-        if start
-        else []
-    )
-    sources = {"resume_from": config.resume_from}
-    if (
-        start
-        and not any(fnmatchcase(outputs, pattern) for pattern in excluded)
-        and outputs.startswith(start.into or "")
-    ):
-        sources["initialise.weights"] = start.weights
-    problems = list[Problem]()
-    for path, source in sources.items():
-        at_step = Path(source or "").expanduser().resolve()
-        if not source or not (at_step / "manifest.json").is_file():
-            continue
-        data = (read_json(at_step.parents[1] / "environment.json", shapes.ENVIRONMENT) or {}).get(
-            "data", {}
-        )
-        there: list[str] = data.get("train", {}).get("classes", [])
-        # Another number of classes needs weights of other shapes, which are refused elsewhere
-        if len(there) == len(classes) and there != list(classes):
-            label, here, was = next(
-                (label, *pair)
-                for label, pair in enumerate(zip(classes, there, strict=True))
-                if pair[0] != pair[1]
-            )
-            message = (
-                f"takes over outputs that were trained for other classes: {label} is {here!r} "
-                f"here, and was {was!r} in that run"
-            )
-            hint = (
-                f"initialise.weights={source} "
-                f"'initialise.exclude=[{outputs.rpartition('.')[0] or outputs}.*]' starts "
-                "with new ones"
-                if outputs
-                else ""
-            )
-            problems.append(Problem(path, message, source, hint=hint))
-    return problems
-
-
-def input_cautions(config: Any) -> list[Problem]:
-    """Warn if images are normalised in another way than those that the weights were trained on.
-
-    The comparison is with the config.json that timm writes beside its weights.
-    """
-    weights = str(config.initialise.weights or "") if config.initialise else ""
-    folder = (
-        hugging_face.snapshot(weights)
-        if weights.startswith(hugging_face.PREFIX)
-        else Path(weights).expanduser()
-    )
-    described: Any = read_json(folder / "config.json", {str: object}) if weights else None
-    there: Any = (described or {}).get("pretrained_cfg")
-    transforms = [x for part in ("sample", "batch") for x in config.transforms.eval.get(part) or ()]
-    here = next(
-        (
-            {key: list(x[key]) for key in ("mean", "std")}
-            for x in transforms
-            if {"mean", "std"} <= x.keys()
-        ),
-        {},
-    )
-    values = {
-        key: there[key]
-        for key in here
-        if isinstance(there, dict) and isinstance(there.get(key), list)
-    }
-    hint = " ".join(f"dataset.{key}=[{','.join(map(str, value))}]" for key, value in values.items())
-    message = "is not that of the images on which the weights were trained"
-    # One warning is enough, as its hint sets both values
-    return [
-        Problem("transforms.eval", f"{key} {message}", here[key], str(value), hint)
-        for key, value in values.items()
-        if here[key] != value
-    ][:1]
-
-
 def require_same_kind(
     here: Any,
     path: Path,
@@ -203,21 +104,14 @@ def require_same_kind(
                 )
             )
         saved = state["optimizers"][name]
-        options, those = optimizer.param_groups[0].keys(), saved["param_groups"][0].keys()
+        own_kind, kind = (
+            at(x, f"optimizer.{name}._target_") or at(x, "optimizer._target_")
+            for x in (here, there)
+        )
         # Another version of the same optimizer may have more options, or fewer
+        options, those = (x.keys() for x in (optimizer.param_groups[0], saved["param_groups"][0]))
         is_other = optimizer.defaults.keys() - those and those - options
-        missing, option = (None if is_other else needed(optimizer, saved)) or ("", "")
-        if option:
-            message = "needs averages that the checkpoint does not have"
-            raise ConfigError(
-                Problem(
-                    f"optimizer.{option}",
-                    message,
-                    optimizer.param_groups[0].get(option),
-                    "as in that run",
-                )
-            )
-        if is_other or missing:
+        if is_other or (kind and own_kind != kind):
             raise ConfigError(
                 _other_kind("optimizer", (f"optimizer.{name}", "optimizer"), here, there)
             )
@@ -225,25 +119,6 @@ def require_same_kind(
         schedule.load_state_dict(state["schedule"])
     except KeyError:
         raise ConfigError(_other_kind("scheduler", ("scheduler",), here, there)) from None
-
-
-def frozen_by(here: Any, path: Path) -> str:
-    """Name the settings that freeze parameters, here and in the run that wrote a checkpoint."""
-    reasons = list[str]()
-    for whole, where in ((here, "here"), (_config_of(path), "there")):
-        rules = at(whole, "param_groups") or {}
-        paths = [
-            f"param_groups.{name}"
-            for name, rule in rules.items()
-            if isinstance(rule, Mapping) and rule.get("frozen") is True
-        ]
-        paths += ["initialise.frozen"] if at(whole, "initialise.frozen") else []
-        reasons += (
-            [f"{', '.join(paths)} {'freezes' if len(paths) == 1 else 'freeze'} some {where}"]
-            if paths
-            else []
-        )
-    return f" ({'; '.join(reasons)})" if reasons else ""
 
 
 def changed_options(here: Any, path: Path) -> set[str] | None:

@@ -22,7 +22,7 @@ from samewise.runner.strategies.simulated import simulate_ranks
 from samewise.runner.training.batches import TrainingBatches
 from samewise.runner.training.build import build
 from samewise.runner.training.failures import explain_trial
-from samewise.runner.training.guards.catalogue import CHECK, CODE, watch
+from samewise.runner.training.guards.catalogue import CODE, watch
 from samewise.runner.training.loop import train_step
 from samewise.runner.training.resuming import continue_from
 from samewise.runner.training.run import Run
@@ -103,7 +103,7 @@ def _step(composed: Composed, project: Project, *, alone: bool) -> Run:
         run = build(_disable_caches(composed), project, RunFolder(Path(temporary)), alone=alone)
         try:
             run.recorder.prints = False
-            run.guards.extend(guard(run) for guard in (*CODE, *CHECK))
+            run.guards.extend(guard(run) for guard in CODE)
             watch(run, lambda guard: guard.at_start(run))
             # Otherwise the kernel would kill the process without a message
             with refuse_too_much_memory() if run.strategy.device.type == "cpu" else nullcontext():

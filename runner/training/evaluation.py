@@ -18,12 +18,11 @@ from samewise.runner.data import streams
 from samewise.runner.data.device import Prefetcher, copied, prefetch_one
 from samewise.runner.data.keyed import evaluation_keys
 from samewise.runner.data.loading import Loader
-from samewise.runner.errors import ConfigError, Problem, first_few, first_line, nearest, raised_at
+from samewise.runner.errors import ConfigError, Problem, first_line, nearest, raised_at
 from samewise.runner.interfaces import Batch, Recipe, Scores
 from samewise.runner.records.files import require_no_link
 from samewise.runner.records.ranking import best_of
 from samewise.runner.strategies.peers import alone
-from samewise.runner.tracking.best import best_so_far
 from samewise.runner.training.run import Run, Split
 
 
@@ -337,40 +336,6 @@ def _compare_with_best(run: Run) -> None:
         name: _better(run, progress.also.get(name, {}), name, str(mode))
         for name, mode in run.evaluate.also.items()
     }
-
-
-def find_earlier_best(run: Run) -> None:
-    """Find the best earlier evaluation by metrics that were added to `evaluate.also` since."""
-    progress, added = (
-        run.progress,
-        {
-            name: str(mode)
-            for name, mode in run.evaluate.also.items()
-            if name not in run.progress.also
-        },
-    )
-    if not added or progress.evaluated < 0:
-        return
-
-    def find() -> dict[str, dict[str, float]]:
-        best = best_so_far(run.folder.metrics, added, until=run.step)
-        return {
-            by: {
-                name: evaluation[name]
-                for name in evaluation
-                if name in progress.metrics or name == "step"
-            }
-            for by, evaluation in best.items()
-        }
-
-    # Only rank 0 reads the journal, since only it writes one
-    progress.also |= (earlier := run.strategy.peers.first(find))
-    if unknown := [name for name in added if name not in earlier]:
-        message = (
-            f"evaluations up to step {run.step} are not compared by {first_few(unknown, 3)}: "
-            f"{run.folder.metrics.name} does not have them"
-        )
-        run.recorder.cautions.append(Problem("evaluate.also", message))
 
 
 def _better(run: Run, best: dict[str, float], monitor: str, mode: str) -> dict[str, float]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from math import ceil
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.optim import Optimizer
 
@@ -27,8 +26,6 @@ from samewise.runner.training.run import Run
 PARTS = ("weights", "gradients", "optimizer state", "averages", "activations", "batch")
 """The parts of a process's memory in a step: callbacks keep averages; the forward pass keeps
 activations for the backward pass."""
-_FEW = 2
-"""The number of samples for an estimate of activations after memory has run out."""
 
 
 def parts_of(run: Run, *, samples: int | None = None) -> dict[str, int]:
@@ -80,10 +77,7 @@ def size_of(values: Iterable[Any]) -> int:
 
 
 def out_of_memory(run: Run, error: BaseException) -> Problem | None:
-    """Explain an allocator's error: each part's bytes, and settings that need less.
-
-    None for other errors.
-    """
+    """Explain an allocator's error, with settings that need less; None for other errors."""
     requested = requested_memory(error)
     if not requested:
         return None
@@ -97,19 +91,14 @@ def out_of_memory(run: Run, error: BaseException) -> Problem | None:
             hint="a smaller evaluate.batch_size, or a smaller model",
         )
     requested = requested if run.step else f"the first step {requested}"
-    # Free the tensors of the failed step
-    traceback.clear_frames(error.__traceback__)
-    # On one of several ranks, a forward pass would wait for the others
-    sizes = parts_of(run, samples=_FEW if run.strategy.peers.size == 1 else 0)
-    takes = ", ".join(f"{name} {format_bytes(sizes[name])}" for name in PARTS if sizes.get(name))
-    estimated = (
-        f"estimated from {_FEW} samples for {micro_batch_size(run)}"
-        if "activations" in sizes
-        else "activations could not be estimated"
-    )
-    return Problem(
-        where, f"{requested}. A step takes: {takes} ({estimated})", hint=_hint(run, sizes)
-    )
+    ways = [
+        f"batch_size={run.batch_size // 2}, or accumulate={2 * int(run.config.accumulate)}: half "
+        "the activations at a time",
+        "precision=bf16",
+        "activation_checkpointing=[MODULE]: activations computed again, the same bits",
+        "strategy=fsdp: weights, gradients and optimizer state in shards over several devices",
+    ]
+    return Problem(where, requested, hint="; ".join(ways))
 
 
 def format_bytes(size: float) -> str:
@@ -172,37 +161,3 @@ def _forward(run: Run, samples: int) -> tuple[int, int]:
             # Only now: while the graph holds the saved tensors, no address is reused
             del loss
     return most, batch_bytes
-
-
-def _hint(run: Run, sizes: Mapping[str, int]) -> str:
-    """Name settings that need less memory, those for the largest part first."""
-    of_model_bytes = sum(
-        sizes.get(name, 0) for name in ("weights", "gradients", "optimizer state", "averages")
-    )
-    ways, micro = list[str](), micro_batch_size(run)
-    if micro > 1:
-        ways.append(
-            f"batch_size={run.batch_size // 2}, or "
-            f"accumulate={2 * int(run.config.accumulate)}: half the activations at a time"
-        )
-    if run.strategy.device.type == "cuda" and run.config.precision.get("dtype") == "float32":
-        ways.append("precision=bf16: activations of half the size")
-    if not run.config.activation_checkpointing:
-        blocks = Counter(
-            type(module).__name__
-            for module in run.model.modules()
-            if any(module.children()) and not isinstance(module, nn.Sequential | nn.ModuleList)
-        )
-        often = [name for name, count in blocks.most_common(1) if count > 1]
-        ways.append(
-            f"activation_checkpointing=[{often[0] if often else 'MODULE'}]: activations "
-            "computed again instead of kept, the same bits"
-        )
-    of_model = (
-        "strategy=fsdp: weights, gradients and optimizer state in shards over several devices"
-    )
-    return "; ".join(
-        [of_model, *ways]
-        if of_model_bytes > sizes.get("activations", of_model_bytes)
-        else [*ways, of_model]
-    )

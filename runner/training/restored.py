@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from samewise.runner.config.instantiate import locate
 from samewise.runner.config.project import Project
 from samewise.runner.config.schema import SPLITS
 from samewise.runner.config.tree import at, same
-from samewise.runner.errors import ConfigError, DataError, Problem, first_few
+from samewise.runner.errors import ConfigError, Problem, first_few
 from samewise.runner.interfaces import class_names
 from samewise.runner.records import checkpoint, kept_checkpoints, shapes, sources
 from samewise.runner.records.files import read_json, read_mapping
@@ -72,17 +71,8 @@ def at_checkpoint(
         composed.cfg.initialise.weights = None
     if classes:
         _set_classes(composed.cfg, project, classes)
-    try:
-        run = build(
-            composed,
-            project,
-            folder,
-            alone=True,
-            split=split,
-            samples=data.get("train", {}).get("size"),
-        )
-    except DataError as error:
-        raise type(error)(*(_of_run(problem, classes) for problem in error.problems)) from error
+    samples = data.get("train", {}).get("size")
+    run = build(composed, project, folder, alone=True, split=split, samples=samples)
     _require_same_classes(run, data, classes)
     sources.warn_of_changes(folder.sources)
     kept_checkpoints.note_if_not_meant(
@@ -199,23 +189,6 @@ def _set_classes(cfg: DictConfig, project: Project, classes: Sequence[str]) -> N
         if taken is not None and taken.default is None:
             with open_dict(node):
                 node["classes"] = list(classes)
-
-
-def _of_run(problem: Problem, classes: Sequence[str]) -> Problem:
-    """Explain in a data set's problem that the run was trained on the expected classes."""
-    # Another number of classes, as the data set's hint proposes, would not fit the weights
-    if classes and "dataset.num_classes" in problem.hint:
-        return replace(
-            problem, hint=f"the run was trained on {len(classes)} classes: {first_few(classes, 20)}"
-        )
-    is_of_classes = any(
-        names and ", ".join(names) in problem.expected for names in (classes[:20], classes[1:20])
-    )
-    return (
-        replace(problem, expected=f"{problem.expected}: the classes that the run was trained on")
-        if is_of_classes
-        else problem
-    )
 
 
 def _require_same_classes(

@@ -20,12 +20,10 @@ from samewise.runner.records.files import read_json, set_aside
 from samewise.runner.tracking.tracker import Silent, open_tracker
 from samewise.runner.training.continued import (
     changed_options,
-    frozen_by,
     measures_the_same,
     require_left,
     require_same_kind,
 )
-from samewise.runner.training.evaluation import find_earlier_best
 from samewise.runner.training.run import Run
 from samewise.runner.training.state import restore
 
@@ -48,7 +46,6 @@ def resume(run: Run, start: dict[str, Any]) -> None:
                 )
             )
         restore(run, checkpoint.load_sharded(state, newest.path, run.strategy.layout.empty))
-        find_earlier_best(run)
     initial = None if newest else run.recorder.trace.digest_initial()
     run.recorder.tracker = Silent()
     if not run.strategy.peers.is_main:
@@ -175,8 +172,6 @@ def continue_from(run: Run, reference: str) -> dict[str, Any]:
             problem = error.problems[0]
             expected, own_hint = problem.expected or expected, problem.hint
             reason = f"{problem.path}: {problem.message}"
-            if problem.path == "param_groups":
-                reason += frozen_by(run.composed.whole, path)
         message, alone = (
             f"does not fit this experiment: {reason}",
             f"initialise.weights={reference} takes the weights alone",

@@ -32,7 +32,6 @@ EMA = "callbacks=[default,ema] callbacks.ema."
 OTHER = "experiment=resnet18_digits model=resnet18_small optimizer=adamw"
 
 MIXUP = "transforms=imagenet_v2 transforms.size=8 transforms.eval_size=8 transforms.eval_resize=8"
-REPEATED = "loader.order={_target_:samewise.runner.data.order.RepeatedAugmentation,_partial_:true,repeats:4,batch_size:${batch_size},replicas:${replicas}}"
 
 WARNINGS: dict[str, tuple[str, str]] = {
     "A schedule longer than the training": ("training ends before the schedule does", "scheduler=warmup_cosine"),
@@ -61,7 +60,6 @@ WARNINGS: dict[str, tuple[str, str]] = {
         "transforms.eval.batch=[{_target_:samewise.datasets.transforms.numeric.ToFloat},{_target_:samewise.datasets.transforms.geometry.RandomHorizontalFlip}]",
     ),
     "MixUp or CutMix with one image in each micro-batch": ("images are mixed with others of their micro-batch", f"{MIXUP} batch_size=8 accumulate=8"),
-    "MixUp or CutMix with copies of an image in a micro-batch": ("images are mixed with themselves", f"{MIXUP} {REPEATED}"),
     "A key that is set more than once": ("the last value is used", "optimizer.lr=0.1 optimizer.lr=0.2"),
 }
 
@@ -88,8 +86,6 @@ def warnings_of(overrides: str) -> list[str]:
 def page() -> str:
     """The whole page, for which every command is run."""
     table = "".join(f"| {what} | {why} |\n" for what, (why, _) in WARNINGS.items())
-    why = "the outputs were trained for other classes; `initialise.exclude=[fc.*]`, or what they are called, starts with new ones"
-    table += f"| `resume_from`, or `initialise.weights` of a run, with as many classes of other names | {why} |\n"
     table += "| `resume_from` with epochs of another length | the position in training is a number of steps, so training continues in a different epoch |\n"
     table += "| `resume_from` with a schedule made for another length | the learning rate jumps |\n"
     table += "| A data set with a method `set_epoch` | it is never called; what a sample draws differs from epoch to epoch anyway |\n"

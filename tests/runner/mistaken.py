@@ -1,15 +1,10 @@
 """Models, recipes, optimizers and schedules with mistakes, or what looks like one: the module `own` of the project in test_hidden_state.py."""
 
-import copy
-
-import numpy
 import torch
 from torch import nn
 
 from samewise.recipes.classification import Classification
-from samewise.runner.interfaces import Loss, Phase
-from samewise.runner.optim.schedules import LearningRate
-from samewise.runner.optim.schedules.base import Schedule
+from samewise.runner.interfaces import Loss
 
 
 class Base(nn.Module):
@@ -32,51 +27,6 @@ class Buffer(Base):
         if self.training:
             self.mean.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
         return x - self.mean
-
-
-class Shrinks(Base):
-    def shift(self, x):
-        if self.training:
-            with torch.no_grad():
-                self.head.weight.mul_(0.9)
-        return x
-
-
-class Momentum(Base):
-    # a copy, which its first average with the original does not change
-
-    def __init__(self):
-        super().__init__()
-        self.slow = copy.deepcopy(self.head).requires_grad_(False)
-
-    def shift(self, x):
-        if self.training:
-            self.update(self.slow.weight, self.head.weight.detach())
-        return x + 0.1 * self.slow(x).mean()
-
-    def update(self, slow, fast):
-        with torch.no_grad():
-            slow.lerp_(fast, 0.1)
-
-
-class ByData(Momentum):
-    def update(self, slow, fast):
-        slow.data.mul_(0.9).add_(fast, alpha=0.1)
-
-
-class NewData(Momentum):
-    def update(self, slow, fast):
-        slow.data = slow.data * 0.9 + fast * 0.1
-
-
-class Limited(Base):
-    def __init__(self):
-        super().__init__()
-        self.table = nn.Embedding(17, 64)
-
-    def shift(self, x):
-        self.table.max_norm = 100.0 if self.training else None
-        return x + self.table(x.argmax(1) % 17)
 
 
 class Loose(Buffer):
@@ -108,15 +58,6 @@ class Unregistered(Base):
 
     def shift(self, x):
         return self.hidden[0](x * self.scale)
-
-
-class Unseeded(Base):
-    def __init__(self):
-        super().__init__()
-        self.bias = nn.Parameter(torch.from_numpy(numpy.random.default_rng().normal(size=64)).float())
-
-    def shift(self, x):
-        return x + self.bias
 
 
 class Own(Base):
@@ -190,16 +131,6 @@ class Copying(Changing):
     copies = True
 
 
-class InTurn(Changing):
-    phases = (Phase("one", ("head.weight",)), Phase("two", ("head.bias",)))
-
-    def loss(self, model, batch, phase):
-        if self.copies:
-            return Classification.loss(self, model, {**batch, "image": (batch["image"] // 2).float()}, phase)
-        batch["image"] //= 2
-        return Classification.loss(self, model, {"image": batch.pop("image").float(), "label": batch["label"]}, phase)
-
-
 class Evaluating(Classification):
     def loss(self, model, batch, phase):
         try:
@@ -227,85 +158,3 @@ class Weighted(Classification):
     def __init__(self, **given):
         super().__init__(**given)
         self.parts = {"heads": [nn.Linear(2, 2)], "weight": torch.ones(2, requires_grad=True)}
-
-
-class Counting(torch.optim.SGD):
-    def __init__(self, params, *, lr: float = 0.1) -> None:
-        super().__init__(params, lr=lr)
-        self.steps, self.cache, self.slow = 0, None, [p.detach().clone() for group in self.param_groups for p in group["params"]]
-
-    def step(self, closure=None):
-        self.steps += 1
-        for parameter in self.param_groups[0]["params"]:
-            parameter.grad /= self.steps
-        return super().step(closure)
-
-
-class Saving(Counting):
-    def state_dict(self):
-        return {**super().state_dict(), "steps": self.steps}
-
-    def load_state_dict(self, state):
-        super().load_state_dict(state)
-        self.steps = state["steps"]
-
-
-class InState(torch.optim.SGD):
-    # what it keeps in attributes is a reference, or made once
-
-    def __init__(self, params, *, lr: float = 0.1) -> None:
-        super().__init__(params, lr=lr)
-        self.mine, self.inner, self.made = self.param_groups[0]["params"], torch.optim.SGD(self.param_groups, lr=lr), None
-
-    def step(self, closure=None):
-        self.made = torch.ones(3) if self.made is None else self.made
-        for one in self.mine:
-            self.state[one]["step"] = self.state[one].get("step", 0) + 1
-        return self.inner.step(closure)
-
-
-class Factored(torch.optim.SGD):
-    # a factor of its own, from the second step on
-
-    name = "factor"
-
-    def __init__(self, params, *, lr: float = 0.1) -> None:
-        super().__init__(params, lr=lr)
-        self.param_groups[0].setdefault(self.name, 1.0)
-
-    def step(self, closure=None):
-        found = super().step(closure)
-        parameter = self.param_groups[0]["params"][0]
-        if "last" in self.state[parameter]:
-            self.param_groups[0][self.name] *= 1 + float((parameter.grad * self.state[parameter]["last"]).sum().sign()) / 100
-        self.state[parameter]["last"] = parameter.grad.clone()
-        return found
-
-
-class Shrinking(Schedule):
-    def __init__(self) -> None:
-        super().__init__(unit="step")
-        self.factor = 1.0
-
-    def at(self, step, options, group):
-        self.factor *= 0.9
-        return {**options, "lr": self.factor}
-
-
-class Heeding(LearningRate):
-    best = 1.0
-
-    def after_evaluation(self, metrics):
-        self.best = min(self.best, *metrics.values())
-
-    def rate(self, time, lr):
-        return lr * self.best
-
-
-class Cached(LearningRate):
-    def __init__(self) -> None:
-        super().__init__(unit="step")
-        self.known = {}
-
-    def rate(self, time, lr):
-        return self.known.setdefault(time, lr * 0.9**time)

@@ -121,15 +121,3 @@ def test_other_data_are_evaluated_with_the_classes_of_the_run(samewise, pictures
     assert of_each[0] == pytest.approx(of_each[1] + of_each[2]), "each image has the label that it has among all"
     wrong = evaluate("others")
     assert (wrong.returncode, "truck" in wrong.stderr) == (2, True)
-    assert "airplane, cat, ship: the classes that the run was trained on" in wrong.stderr
-
-
-def test_a_head_that_is_taken_over_for_classes_of_other_names_gives_a_warning(samewise, pictures) -> None:
-    run = find(pictures, "table")
-    common = overrides(pictures, "table")
-    said = "takes over outputs that were trained for other classes: 0 is 'cat' here, and was 'airplane' in that run"
-    weights = f"initialise.weights=run:{run}"
-    for given, warned in ((f"resume_from=run:{run}/last max_epochs=99 max_steps=null", True), (weights, True), (f"{weights} initialise.exclude=[fc.*]", False)):
-        done = samewise("check", *common, f"dataset.table_path={pictures}/others.csv", *given.split())
-        assert (done.returncode, said in done.stdout) == (0, warned), done.stdout + done.stderr
-    assert said not in samewise("check", *common, weights).stdout

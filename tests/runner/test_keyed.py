@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import re
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -81,28 +80,6 @@ def test_an_error_names_its_sample_or_the_samples_that_do_not_fit_together(sizes
 
     failure = KeyedDataset(Sized(), default_collate, seed=0, stream="sample")[Key(0, 0, (10, 11, 12, 13))]
     assert named in str(failure.problems[0])
-
-
-class Shifted(NamedTuple):
-    """A named tuple; a subclass's `__new__` may change the arguments."""
-
-    x: torch.Tensor
-
-
-class ShiftedAgain(Shifted):
-    def __new__(cls, x: torch.Tensor) -> ShiftedAgain:
-        return super().__new__(cls, x + 1)
-
-
-@pytest.mark.parametrize(("kind", "refused"), [(Shifted, False), (ShiftedAgain, True)])
-def test_a_batch_that_differs_when_it_is_copied_is_refused(kind: type, refused: bool) -> None:
-    keyed = KeyedDataset(Noisy(), lambda samples: {"pair": kind(torch.ones(2))}, seed=0, stream="sample")
-    keyed.must_repeat = True
-    found = keyed[Key(0, 0, (0, 1))]
-    if refused:
-        assert found.problems[0].message == "a copy of a batch, pair differs from it"
-    else:
-        assert torch.equal(found["pair"].x, torch.ones(2))
 
 
 class OwnGenerator:

@@ -10,7 +10,7 @@ import random
 import signal
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +27,8 @@ from torchvision.ops import StochasticDepth
 
 from samewise.recipes.models.resnet import resnet18_small
 from samewise.runner.errors import ConfigError
-from samewise.runner.strategies.cutting import cut_model, draws, name_of_draw
+from samewise.runner.strategies.base import Tally
+from samewise.runner.strategies.cutting import cut_model
 from samewise.runner.strategies.pipeline import Pipeline, StageModule
 from samewise.runner.strategies.stages import ModelCall, StageParts
 from samewise.runner.strategies.surroundings import Surroundings
@@ -202,31 +203,32 @@ DRAW = {
     "recurrent": Calls(lambda pair: pair[0], nn.LSTM(4, 4, 2, dropout=0.5)),
     "attention": Attends(0.5),
     "attention as a function": Calls(attend(0.5)),
+    "a function that is not traced": Calls(lambda value: hidden(value)),
+    "one that draws from NumPy": Calls(lambda value: hidden_numpy(value)),
 }
 
 
 @pytest.mark.parametrize("name", DRAW)
-def test_a_pipeline_whose_later_stage_draws_random_numbers_is_refused(name: str) -> None:
+def test_a_stage_that_draws_random_numbers_notices_it(name: str) -> None:
+    device = torch.device("cpu")
     first, second = cut_model(nn.Sequential(nn.Linear(4, 4), DRAW[name]), ["1"])
-    assert draws(first) is None
-    assert name_of_draw(second, [torch.ones(1, 4, 4)], torch.device("cpu"))
-    with pytest.raises(ConfigError, match="stage 1 draws random numbers") as caught:
-        Pipeline(split=["1"]).require_fit(nn.Sequential(nn.Linear(4, 4), DRAW[name]))
-    assert "strategy.rank_invariant=false" in str(caught.value)
-    Pipeline(split=["1"], rank_invariant=False).require_fit(nn.Sequential(nn.Linear(4, 4), DRAW[name]))
-    Pipeline(split=["1"]).require_fit(nn.Sequential(DRAW[name], nn.Linear(4, 4)))
+    for part, drew in ((first, False), (second, True)):
+        stage = StageModule(part, device, first=True, last=True)
+        stage.calls = iter([ModelCall((torch.ones(1, 4, 4),), Surroundings.now(device))])
+        stage()
+        assert stage.drew is drew
 
 
-@pytest.mark.parametrize(("name", "function"), [("hidden", lambda value: hidden(value)), ("hidden_numpy", lambda value: hidden_numpy(value))])
-def test_what_cannot_be_known_before_is_noticed_when_it_draws(name: str, function: Callable[[Tensor], Tensor]) -> None:
-    device, stage = torch.device("cpu"), cut_model(nn.Sequential(nn.Linear(4, 4), Calls(function)), ["1"])[1]
-    assert draws(stage) is None
-    assert name_of_draw(stage, [torch.ones(2, 4)], device) == name
-    for module, drew in ((stage, True), (nn.Linear(4, 4), False)):
-        mine = StageModule(module, device, first=True, last=True)
-        mine.calls = iter([ModelCall((torch.ones(2, 4),), Surroundings.now(device))])
-        mine()
-        assert mine.drew is drew
+@pytest.mark.parametrize(
+    ("drew", "recipe_drew", "message"), [([False, True], False, "stage 1 draws"), ([True, False], True, "the recipe draws"), ([True, False], False, "")]
+)
+def test_a_pipeline_whose_random_numbers_would_be_others_than_in_one_process_is_refused(drew: list[bool], recipe_drew: bool, message: str) -> None:
+    for rank_invariant in (True, False):
+        pipeline: Any = Pipeline(split=["1"], rank_invariant=rank_invariant)
+        pipeline._stage, pipeline._parts = SimpleNamespace(drew=drew[0]), SimpleNamespace(have_gradients=list, share=lambda touched: None)
+        pipeline.gather = lambda tallies, facts: ([Tally()], [([], drew[0], False), ([], drew[1], recipe_drew)])
+        with pytest.raises(ConfigError, match=message) if message and rank_invariant else nullcontext():
+            pipeline.reduce([])
 
 
 def test_a_gradient_of_another_stages_weight_is_refused() -> None:

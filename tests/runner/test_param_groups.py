@@ -12,7 +12,6 @@ import yaml
 from torch import nn
 
 from samewise.runner.errors import ConfigError
-from samewise.runner.optim import matching
 from samewise.runner.optim.groups import parameter_groups
 from samewise.runner.optim.unfreezing import cautions, waiting
 
@@ -218,13 +217,6 @@ def test_a_phase_gets_its_share_while_rules_see_the_whole_model() -> None:
         parameter_groups(model, rules, prefixes=("critc",))
 
 
-def test_an_expression_that_takes_too_long_to_match_is_refused(resnet: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matching, "_LONGEST_S", 0.1)
-    with pytest.raises(ConfigError, match=r"param_groups.a.match: takes too long to match"):
-        parameter_groups(resnet, {"a": {"match": r"re:^(\w*\.?)*!$", "lr": 1.0}})
-    assert len(parameter_groups(resnet, {"a": {"match": r"re:^layer\d.*weight$", "lr": 1.0}})) == 2
-
-
 WRONG = [
     ({"a": {"match": "layer4", "lr": 1}}, "param_groups.a.match", r"did you mean 'layer4\.\*'"),
     ({"a": {"match": "embedding"}}, "param_groups.a.match", "the model has none"),
@@ -303,39 +295,3 @@ def test_every_choice_fits_a_resnet(path: Path, resnet: nn.Module) -> None:
     trained = sum(len(group["params"]) for group in groups)
     assert trained == (2 if path.stem == "head_only" else len(list(resnet.parameters())))
     assert (len(groups) > 1) == (path.stem not in ("none", "head_only"))
-
-
-MODELS = """
-from torch import nn
-
-
-class Backwards(nn.Module):
-    def __init__(self, num_classes, **ignored):
-        super().__init__()
-        self.head, self.body = nn.Linear(4, num_classes), nn.Conv2d(3, 4, 3)
-
-    def forward(self, images):
-        return self.head(self.body(images).mean((2, 3)))
-
-
-class Forwards(Backwards):
-    def __init__(self, **given):
-        super().__init__(**given)
-        head = self.head
-        del self.head
-        self.head = head
-"""
-
-
-@pytest.mark.parametrize(("name", "code"), [("Forwards", 0), ("Backwards", 2)])
-def test_blocks_that_compute_in_another_order_than_they_are_defined_are_warned_about(samewise, tmp_path, monkeypatch, name, code) -> None:
-    """Their head would have the smallest learning rate, and the part beside the input the largest."""
-    (tmp_path / "mine.py").write_text(MODELS)
-    (tmp_path / "pyproject.toml").write_text('[tool.samewise]\npackages = ["mine"]\n')
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    given = ["experiment=resnet18_digits", "debug=tiny", f"model._target_=mine.{name}", "initialise=default", "param_groups=layerwise_decay"]
-    done = samewise("check", "--strict", *given)
-    assert done.returncode == code, done.stdout + done.stderr
-    warning = "warning: param_groups: layer_decay takes 'head' to be further from the output than 'body', after which it computes"
-    assert (warning in done.stdout) == bool(code)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -12,16 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as draw
 
-from samewise.datasets.transforms.geometry import RandomHorizontalFlip
-from samewise.datasets.transforms.mixing import MixUp
 from samewise.runner.callbacks.throughput import Throughput
 from samewise.runner.data.keyed import training_keys
 from samewise.runner.data.order import Checked, InOrder, Order, RepeatedAugmentation, Shuffled
 from samewise.runner.data.plan import Plan
-from samewise.runner.errors import ConfigError, Problem
-from samewise.runner.interfaces import BatchTransform, Outcome
-from samewise.runner.training.cautions import mixing_cautions
-from samewise.runner.training.components import make_batch_transforms
+from samewise.runner.errors import ConfigError
+from samewise.runner.interfaces import Outcome
 
 
 def positions(plan: Plan, step: int) -> list[range]:
@@ -117,28 +112,6 @@ def test_repeated_augmentation_shows_each_sample_to_different_replicas():
     batch = indices[:64].view(8, 8)  # replica, sample
     assert all(len(replica.unique()) == 8 for replica in batch)
     assert len(indices[:64].unique()) == 16
-
-
-def mixing_warnings(order: Order, batch_size: int, micro_batches: int, *transforms: BatchTransform) -> list[Problem]:
-    plan = Plan(samples=len(order), batch_size=batch_size, micro_batches=micro_batches, drop_last=False)
-    return mixing_cautions({"train": make_batch_transforms(lambda _: {"batch": transforms}, "train")}, order, plan)
-
-
-@pytest.mark.parametrize("repeats", [2, 3, 4])
-@pytest.mark.parametrize(("replicas", "accumulate"), [(1, 1), (1, 8), (2, 1), (2, 4), (4, 1), (4, 2), (8, 1)])
-def test_mixing_copies_of_an_image_gives_a_warning_whose_hint_spreads_them(repeats: int, replicas: int, accumulate: int):
-    def made(replicas: int) -> RepeatedAugmentation:
-        return RepeatedAugmentation(range(1024), seed=0, repeats=repeats, batch_size=64, replicas=replicas)
-
-    found = mixing_warnings(made(replicas), 64, replicas * accumulate, RandomHorizontalFlip(), MixUp(num_classes=2))
-    micro_batches = made(replicas).indices(0).view(-1, 64 // (replicas * accumulate)).tolist()
-    assert len(found) == any(one[place] == one[place - 1] for one in micro_batches for place in range(len(one)))
-    if found:
-        given = re.match(r"replicas=(\d+) accumulate=1 ", found[0].hint)
-        assert given
-        assert found[0].path == "loader.order"
-        assert not mixing_warnings(made(int(given[1])), 64, int(given[1]), MixUp(num_classes=2))
-        assert not mixing_warnings(made(replicas), 64, replicas * accumulate, RandomHorizontalFlip())
 
 
 GENERATOR = torch.Generator()

@@ -17,7 +17,7 @@ from samewise_runner_small_runs import EXPERIMENTS, overrides_of
 DRAWN = {
     "classification": {"confusion_matrix.png", "predictions.png", "class_accuracy.csv"},
     "detection": {"detections.png", "precision_recall.png", "class_precision.csv"},
-    "speech_recognition": {"transcripts.csv", "transcripts.html", "spectrograms.png"},
+    "speech_recognition": {"transcripts.csv", "spectrograms.png"},
     "audio_classification": {"confusion_matrix.png", "predictions.png", "class_accuracy.csv"},
     "separation": {"mixtures.csv", "spectrograms.png"},
     "vocoder": {"clip_0_true.wav", "clip_0_resynthesised.wav", "spectrograms.png"},

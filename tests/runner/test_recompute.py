@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,6 @@ import torch
 from samewise_runner_jobs import run, weights
 from torch import Tensor, nn
 
-from samewise.runner.errors import ConfigError
 from samewise.runner.records.digest import digests, value_digest
 from samewise.runner.strategies.recompute import recompute
 
@@ -100,32 +98,6 @@ def test_recomputing_keeps_second_derivatives_which_compute_a_module_more_often(
     gradients = [[value_digest(one.grad) for one in net.parameters() if one.grad is not None] for net in (once, twice)]
     assert gradients[0] == gradients[1]
     assert len(gradients[0]) >= 4
-
-
-class Momentum(nn.Module):
-    def __init__(self, update: Callable[[Tensor, Tensor], None]) -> None:
-        super().__init__()
-        self.fast, self.slow, self.update = nn.Linear(8, 8), nn.Linear(8, 8).requires_grad_(False), update
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.no_grad():
-            self.update(self.slow.weight, self.fast.weight)
-        return self.fast(x) * self.slow(x)
-
-
-def _assign(slow: Tensor, fast: Tensor) -> None:
-    slow.data = slow.data * 0.9 + fast * 0.1
-
-
-@pytest.mark.parametrize("update", [lambda slow, fast: slow.lerp_(fast, 0.1), _assign])
-def test_a_module_that_changes_parameters_is_not_recomputed(update: Callable[[Tensor, Tensor], None]) -> None:
-    net = nn.Sequential(Momentum(update), nn.Linear(8, 1))
-    net(torch.ones(4, 8)).sum().backward()
-    recompute(net, ["0.fast"], PATH)
-    net(torch.ones(4, 8)).sum().backward()
-    recompute(net, ["Momentum"], PATH)
-    with pytest.raises(ConfigError, match=r"changes parameters in its forward pass \(slow.weight\), which would be done twice"):
-        net(torch.ones(4, 8))
 
 
 MILD = ["replicas=2", "optimizer.lr=0.01", "max_steps=3", "callbacks=none", "evaluate.pictures=false", "initialise.frozen=[conv1.*]"]

@@ -65,7 +65,7 @@ def test_what_continues_a_run_has_one_fingerprint_however_often_and_wherever_tha
     ("before", "overrides", "said"),
     [
         ("adamw", ["optimizer=adamax"], "optimizer: it is Adamax here, and AdamW in that run"),
-        ("rmsprop", ["optimizer=rmsprop", "optimizer.momentum=0.5"], "optimizer.momentum: needs averages that the checkpoint does not have"),
+        ("adam", ["optimizer=adam", "optimizer.amsgrad=true"], "optimizer.amsgrad: needs averages that the checkpoint does not have"),
     ],
 )
 def test_an_optimizer_that_needs_what_the_checkpoint_lacks_is_refused_by_check_and_before_the_first_step(tmp_path, before, overrides, said):
@@ -80,9 +80,13 @@ def test_an_optimizer_that_needs_what_the_checkpoint_lacks_is_refused_by_check_a
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [
-        ("+param_groups.f={match: 0.*, frozen: true}", "+param_groups.g={match: 1.*, frozen: true}", "param_groups.g freezes some here; param_groups.f"),
-        ("initialise.frozen=[0.*]", "param_groups=none", r"only here: 0\.weight, 0\.bias \(initialise.frozen freezes some there\)"),
-        ("param_groups=none", "param_groups=head_only", r"param_groups: other .*only there: 0\.weight, .* \(param_groups.\w+ freezes some here\)"),
+        (
+            "+param_groups.f={match: 0.*, frozen: true}",
+            "+param_groups.g={match: 1.*, frozen: true}",
+            "param_groups: other parameters are trained than in the checkpoint: only here: 0.weight",
+        ),
+        ("initialise.frozen=[0.*]", "param_groups=none", r"only here: 0\.weight, 0\.bias"),
+        ("param_groups=none", "param_groups=head_only", r"param_groups: other .*only there: 0\.weight, "),
     ],
 )
 def test_other_frozen_parameters_than_in_the_checkpoint_are_refused_by_check_and_before_the_first_step(tmp_path, before, after, said):

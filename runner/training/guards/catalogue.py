@@ -13,32 +13,15 @@ from samewise.runner.records.summary import LEVELS
 from samewise.runner.training.evaluation import tell
 from samewise.runner.training.guards.finite import FiniteNumbers
 from samewise.runner.training.guards.held_tensors import HeldTensors
-from samewise.runner.training.guards.hidden_state import (
-    OptimizerState,
-    RecipeState,
-    SameLosses,
-    ScheduleState,
-)
-from samewise.runner.training.guards.layer_order import LayerOrder
-from samewise.runner.training.guards.model_checks import LearnedElsewhere, SameModel
-from samewise.runner.training.guards.parameters import ChangedParameters, UntrainedParameters
+from samewise.runner.training.guards.learned import LearnedElsewhere, UntrainedParameters
 from samewise.runner.training.guards.rehearsal import Rehearsal
+from samewise.runner.training.guards.same_losses import SameLosses
 from samewise.runner.training.run import Caution, Guard, Run
 
 STEPS: tuple[type[Guard], ...] = (FiniteNumbers, HeldTensors)
 """The guards of every step, also of a profile or an audit; `build` adds them."""
-CODE: tuple[type[Guard], ...] = (
-    LearnedElsewhere,
-    Rehearsal,
-    SameLosses,
-    ScheduleState,
-    ChangedParameters,
-    UntrainedParameters,
-    OptimizerState,
-)
-"""The guards of the user's code at the start and in the first steps, for `train` and `check`."""
-CHECK: tuple[type[Guard], ...] = (SameModel, RecipeState, LayerOrder)
-"""The guards that only `check` asks, since they need a run that is thrown away."""
+CODE: tuple[type[Guard], ...] = (LearnedElsewhere, Rehearsal, SameLosses, UntrainedParameters)
+"""The guards of the user's code at the start and in the first step, for `train` and `check`."""
 
 
 def watch(run: Run, look: Callable[[Guard], Iterable[Caution]]) -> None:

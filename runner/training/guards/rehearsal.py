@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, final
 
 import torch
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
 from samewise.runner.data.copies import deep_copy
 from samewise.runner.data.dataset import WithTransform
@@ -29,7 +26,6 @@ from samewise.runner.training.evaluation import (
     unfit,
     watched,
 )
-from samewise.runner.training.guards.hidden_state import is_own
 from samewise.runner.training.run import Caution, Guard, Run
 
 
@@ -47,11 +43,12 @@ class Rehearsal(Guard):
             ConfigError: A metric is not computed by which the run, a callback or the schedule
                 decides; or the recipe's `measure` or `scores` does not keep to its interface.
         """
+        own = not type(run.recipe).__module__.startswith("samewise.")
         part, versions = run.splits["valid"], _versions(run.model)
         scores = run.recipe.scores(part.dataset)
-        second = run.recipe.scores(part.dataset) if is_own(run.recipe) else None
+        second = run.recipe.scores(part.dataset) if own else None
         shared = _shared(scores, second)
-        with _noting_vectors(run) as normed, evaluating(run.model):
+        with evaluating(run.model):
             # A single sample does not stand for the split
             number_of_batches = 2 if run.evaluate.batch_size == 1 else 1
             for number, batch in enumerate(islice(loader_of(run, part), number_of_batches)):
@@ -75,7 +72,6 @@ class Rehearsal(Guard):
                         "measure leaves the model in training mode",
                         "an evaluation that leaves the model as it is",
                     )
-        yield from normed
         yield from _changed_tensors(run, versions)
         _require_new_scores(run, scores, second, shared)
         _require_metrics(run, scores)
@@ -144,57 +140,6 @@ def _is_updated(part: object) -> bool:
     """Whether a part of scores is a metric of torchmetrics, or has some, with data in it."""
     modules = part.modules() if isinstance(part, nn.Module) else ()
     return any(getattr(module, "update_called", False) for module in modules)
-
-
-def _single_samples(run: Run) -> tuple[int, int]:
-    """Return the first step with a micro-batch of one sample, and its batch's size; or (0, 0).
-
-    It is that of an epoch's last batch.
-    """
-    plan, last = run.plan, run.plan.steps_per_epoch - 1
-    bounds = [plan.bounds(last, number) for number in range(run.micro_batches)]
-    single = 1 in [stop - start for _, start, stop in bounds] and last < run.total_steps
-    return (last + 1, plan.size(last)) if single else (0, 0)
-
-
-@contextmanager
-def _noting_vectors(run: Run) -> Generator[list[Caution]]:
-    """Warn of a batch norm that gets one value of each channel for a sample, if a step has one.
-
-    In training it cannot normalise a single sample, which has no variance.
-    """
-    cautions, hooks, (step, last_size) = (
-        list[Caution](),
-        list[RemovableHandle](),
-        _single_samples(run),
-    )
-    size = min(run.evaluate.batch_size, len(run.splits["valid"].dataset))
-
-    def note(name: str, _: nn.Module, inputs: tuple[Any, ...]) -> None:
-        values = inputs[0]
-        is_vector = isinstance(values, torch.Tensor) and values.shape[:1] == (size,)
-        if cautions or not is_vector or values.numel() != size * values.shape[1]:
-            return
-        message = (
-            f"step {step} fails: some of its micro-batches, of an epoch's last batch of "
-            f"{last_size}, have one sample, and {name} needs several"
-        )
-        hint = "true, or another batch_size"
-        cautions.append(
-            Caution(Problem("loader.drop_last", message, run.plan.drop_last, hint=hint))
-        )
-
-    for name, module in (
-        run.model.named_modules() if step and run.config.compile.mode == "off" else ()
-    ):
-        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d) and module.training:
-            hook = partial(note, f"{name} ({type(module).__name__})")
-            hooks.append(module.register_forward_pre_hook(hook))
-    try:
-        yield cautions
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def _randomness(run: Run, dataset: Any, batch: Batch) -> Iterator[Caution]:

@@ -1,19 +1,16 @@
-"""Requires that the user's model holds everything learned, and is the same each time it is made."""
+"""Finds what is learned outside of the model, and parameters that nothing trains."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, final
 
-import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
-from samewise.runner.config.fingerprint import targets
-from samewise.runner.config.instantiate import instantiate
-from samewise.runner.data import streams
+from samewise.runner.data.loading import MicroBatch
 from samewise.runner.errors import ConfigError, Problem, first_few
 from samewise.runner.interfaces import Recipe
-from samewise.runner.training.guards.hidden_state import is_own
 from samewise.runner.training.run import Caution, Guard, Run
 
 
@@ -54,43 +51,45 @@ class LearnedElsewhere(Guard):
 
 
 @final
-class SameModel(Guard):
-    """Refuses a model of the user's that has other weights when it is made again.
+class UntrainedParameters(Guard):
+    """Finds parameters that get no gradient in the first step."""
 
-    Only `check` asks it: in a training, the user's code may keep the model that was made last.
-    """
+    def __init__(self, run: Run) -> None:
+        self._reached = set[nn.Parameter]()
+        self._hooks = list[RemovableHandle]()
+        self._is_first = run.strategy.compiles
 
-    def at_start(self, run: Run) -> Iterable[Caution]:
-        cfg, limit = run.config, 50_000_000
-        is_changed = any(
-            (cfg.initialise or {}).get(key) for key in ("rules", "weights", "parametrisations")
-        )
-        if (
-            not run.strategy.compiles
-            or is_changed
-            or cfg.reproducibility.level == "fast"
-            or not is_own(run.model)
-            or sum(tensor.numel() for tensor in run.parameters) > limit
-        ):
-            return ()
-        # The config's own check has passed, since the model was made from it before
-        allowed = [name.partition(".")[0] for name in targets(cfg.model)]
-        with streams.scope(run.seed, "init"):
-            again = instantiate(cfg.model, "model", allowed=allowed).state_dict()
-        if different := [
-            name
-            for name, tensor in run.model.state_dict().items()
-            # NaN is unlike itself
-            if name in again
-            and not torch.equal(tensor.cpu().nan_to_num(), again[name].nan_to_num())
-        ]:
-            message = f"has other initial weights each time it is made ({first_few(different, 3)})"
-            expected = (
-                "random numbers of torch, NumPy or random, as samewise seeds them, not of a "
-                "generator of its own without a seed"
-            )
-            raise ConfigError(Problem("model", message, type(run.model).__name__, expected))
+    def before_step(self, run: Run, micro_batches: Sequence[MicroBatch]) -> Iterable[Caution]:
+        if self._is_first:
+            hooks = [x.register_post_accumulate_grad_hook for x in _trained(run).values()]
+            self._hooks = [hook(self._reached.add) for hook in hooks]
         return ()
+
+    def after_step(self, run: Run) -> Iterable[Caution]:
+        for hook in self._hooks:
+            hook.remove()
+        trained = _trained(run) if self._is_first else {}
+        self._hooks, self._is_first = [], False
+        if idle := [name for name, x in trained.items() if x not in self._reached]:
+            message = (
+                f"nothing trains {first_few(idle, 3)}: no phase's loss gave a gradient in the "
+                "first step"
+            )
+            hint = "train them in a phase, or freeze them: initialise.frozen=[NAMES]"
+            yield Caution(Problem("model", message, hint=hint))
+
+
+def _trained(run: Run) -> dict[str, nn.Parameter]:
+    """Return the parameters that the first step trains, by name."""
+    # The first entry has all parameters that wait, however long
+    waiting = {
+        id(x) for phase in run.phases for later in phase.waiting[:1] for x in later.parameters
+    }
+    return {
+        name: x
+        for name, x in run.model.named_parameters()
+        if x.requires_grad and id(x) not in waiting
+    }
 
 
 def _learned(
