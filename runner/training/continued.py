@@ -1,18 +1,55 @@
-"""Compares a run with the one whose checkpoint it starts from (`resume_from`)."""
+"""Continues from another run's checkpoint (`resume_from`), and compares both runs."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from samewise.runner.config import compose
 from samewise.runner.config.tree import at, flat, same
-from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.errors import ConfigError, Problem, first_line
 from samewise.runner.optim.schedules.base import Schedule, Span
-from samewise.runner.records import shapes
+from samewise.runner.records import checkpoint, shapes
 from samewise.runner.records.files import read_json
+from samewise.runner.training.run import Run
+from samewise.runner.training.state import restore
+
+
+def continue_from(run: Run, reference: str) -> dict[str, Any]:
+    """Restore another run's checkpoint, and return the state of its trace."""
+    path = Path(reference).expanduser()
+    state = run.strategy.peers.first(partial(checkpoint.read, path))
+    expected = "the same model, optimizer and phases"
+    try:
+        optimizers = {phase.spec.name: phase.optimizer for phase in run.phases}
+        _require_same_kind(run.composed.whole, path, optimizers, run.schedule, state)
+        changed = run.strategy.peers.first(partial(_changed_options, run.composed.whole, path))
+        # Without its best evaluations, whose checkpoints are in the other run's folder
+        sharded = checkpoint.load_sharded(state, path, run.strategy.layout.empty)
+        restore(run, {**sharded, "best": {}, "also": {}}, changed)
+        if not run.strategy.peers.first(partial(_measures_the_same, run.composed.whole, path)):
+            for part in (run.schedule, *run.callbacks.values()):
+                part.forget_evaluations()
+    except (RuntimeError, ValueError, KeyError, ConfigError) as error:
+        reason, own_hint = first_line(error), ""
+        if isinstance(error, ConfigError):
+            problem = error.problems[0]
+            expected, own_hint = problem.expected or expected, problem.hint
+            reason = f"{problem.path}: {problem.message}"
+        message, alone = (
+            f"does not fit this experiment: {reason}",
+            f"initialise.weights={reference} takes the weights alone",
+        )
+        hint = (
+            f"{own_hint or 'leave out the overrides that change it'}; or {alone}, and "
+            "initialise.exclude=[PATTERN] leaves out those of other shapes"
+        )
+        raise ConfigError(Problem("resume_from", message, str(path), expected, hint)) from error
+    _require_left(run.config, run.step, run.schedule.span, run.recorder.stop_reason())
+    return {"trace": state.get("trace", 0)}
 
 
 def cautions(config: Any, schedule: Schedule) -> list[Problem]:
@@ -27,7 +64,7 @@ def cautions(config: Any, schedule: Schedule) -> list[Problem]:
     if not taken:
         return []
     step, span = taken["step"], schedule.span
-    require_left(config, step, span)
+    _require_left(config, step, span)
     then = Span(taken.get("steps_per_epoch", 0), taken.get("total_steps", 0))
     # samewise 0.1 wrote neither number
     if min(then.steps_per_epoch, then.total_steps, step) < 1:
@@ -77,7 +114,7 @@ def cautions(config: Any, schedule: Schedule) -> list[Problem]:
     return problems
 
 
-def require_same_kind(
+def _require_same_kind(
     here: Any,
     path: Path,
     optimizers: Mapping[str, Any],
@@ -121,7 +158,7 @@ def require_same_kind(
         raise ConfigError(_other_kind("scheduler", ("scheduler",), here, there)) from None
 
 
-def changed_options(here: Any, path: Path) -> set[str] | None:
+def _changed_options(here: Any, path: Path) -> set[str] | None:
     """Return the optimizers' options that differ from those of the run that wrote a checkpoint.
 
     None if its config is missing.
@@ -139,7 +176,7 @@ def changed_options(here: Any, path: Path) -> set[str] | None:
     }
 
 
-def measures_the_same(here: Any, path: Path) -> bool:
+def _measures_the_same(here: Any, path: Path) -> bool:
     """Whether the run that wrote a checkpoint decided by the same metrics of the same data."""
     now, then = _measured(here), _measured(_config_of(path))
     return all(same(value, then[key]) for key, value in now.items() if key in then)
@@ -179,7 +216,7 @@ def _other_kind(part: str, paths: Sequence[str], here: Any, there: Any) -> Probl
     return Problem(part, f"it is {is_now} here, and {was} in that run", expected=f"the same {part}")
 
 
-def require_left(config: Any, step: int, span: Span, reason: str | None = None) -> None:
+def _require_left(config: Any, step: int, span: Span, reason: str | None = None) -> None:
     """Raise a ConfigError unless steps remain after `step`.
 
     Args:

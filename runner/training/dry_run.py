@@ -21,10 +21,10 @@ from samewise.runner.strategies.base import Strategy
 from samewise.runner.strategies.simulated import simulate_ranks
 from samewise.runner.training.batches import TrainingBatches
 from samewise.runner.training.build import build
+from samewise.runner.training.continued import continue_from
 from samewise.runner.training.failures import explain_trial
 from samewise.runner.training.guards.catalogue import CODE, watch
 from samewise.runner.training.loop import train_step
-from samewise.runner.training.resuming import continue_from
 from samewise.runner.training.run import Run
 
 LONG = 100_000

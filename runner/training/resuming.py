@@ -1,4 +1,4 @@
-"""Finds where a training resumes: at its newest sound checkpoint, or another run's."""
+"""Resumes a training at its newest sound checkpoint."""
 
 from __future__ import annotations
 
@@ -13,17 +13,10 @@ from samewise.runner.errors import (
     ConfigError,
     DamagedCheckpoint,
     Problem,
-    first_line,
 )
 from samewise.runner.records import checkpoint, trace_reader
 from samewise.runner.records.files import read_json, set_aside
 from samewise.runner.tracking.tracker import Silent, open_tracker
-from samewise.runner.training.continued import (
-    changed_options,
-    measures_the_same,
-    require_left,
-    require_same_kind,
-)
 from samewise.runner.training.run import Run
 from samewise.runner.training.state import restore
 
@@ -149,37 +142,3 @@ def _newest(
         return *checkpoint.newest_sound(folder, reader=read_traced), untraced
     except CheckpointError:
         return *checkpoint.newest_sound(folder, reader=checkpoint.read), untraced
-
-
-def continue_from(run: Run, reference: str) -> dict[str, Any]:
-    """Restore another run's checkpoint, and return the state of its trace."""
-    path = Path(reference).expanduser()
-    state = run.strategy.peers.first(partial(checkpoint.read, path))
-    expected = "the same model, optimizer and phases"
-    try:
-        optimizers = {phase.spec.name: phase.optimizer for phase in run.phases}
-        require_same_kind(run.composed.whole, path, optimizers, run.schedule, state)
-        changed = run.strategy.peers.first(partial(changed_options, run.composed.whole, path))
-        # Without its best evaluations, whose checkpoints are in the other run's folder
-        sharded = checkpoint.load_sharded(state, path, run.strategy.layout.empty)
-        restore(run, {**sharded, "best": {}, "also": {}}, changed)
-        if not run.strategy.peers.first(partial(measures_the_same, run.composed.whole, path)):
-            for part in (run.schedule, *run.callbacks.values()):
-                part.forget_evaluations()
-    except (RuntimeError, ValueError, KeyError, ConfigError) as error:
-        reason, own_hint = first_line(error), ""
-        if isinstance(error, ConfigError):
-            problem = error.problems[0]
-            expected, own_hint = problem.expected or expected, problem.hint
-            reason = f"{problem.path}: {problem.message}"
-        message, alone = (
-            f"does not fit this experiment: {reason}",
-            f"initialise.weights={reference} takes the weights alone",
-        )
-        hint = (
-            f"{own_hint or 'leave out the overrides that change it'}; or {alone}, and "
-            "initialise.exclude=[PATTERN] leaves out those of other shapes"
-        )
-        raise ConfigError(Problem("resume_from", message, str(path), expected, hint)) from error
-    require_left(run.config, run.step, run.schedule.span, run.recorder.stop_reason())
-    return {"trace": state.get("trace", 0)}

@@ -17,11 +17,12 @@ from samewise.runner.errors import Interrupted, Problem, TrainingError
 from samewise.runner.processes.this_process import on_signals
 from samewise.runner.records import checkpoint
 from samewise.runner.records.files import write_json
+from samewise.runner.training.continued import continue_from
 from samewise.runner.training.evaluation import draw, validate
 from samewise.runner.training.failures import explain
 from samewise.runner.training.guards.catalogue import CODE, watch
 from samewise.runner.training.opening import open_folder, surroundings
-from samewise.runner.training.resuming import continue_from, resume
+from samewise.runner.training.resuming import resume
 from samewise.runner.training.run import Run
 from samewise.runner.training.same_bits.determinism import memory_ran_short
 from samewise.runner.training.state import summarise

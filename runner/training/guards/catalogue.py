@@ -39,7 +39,7 @@ def _lower_level(run: Run, level: str) -> None:
     if [*LEVELS].index(level) >= [*LEVELS].index(run.recorder.level):
         return
     run.recorder.level = level
-    # If training has begun, the folder has its record, with the level before this finding
+    # If training has begun, the folder has its record, with the level before this warning
     if run.strategy.peers.is_main and (
         record := read_json(run.folder.environment, shapes.ENVIRONMENT)
     ):
