@@ -1,6 +1,7 @@
 """Opens recordings by soundfile and decodes sections of them.
 
-A file that is cut short, which libsndfile would read without an error, is refused.
+A file that is cut short, or has more sound than its header says, is refused: libsndfile would read
+it without an error.
 """
 
 from __future__ import annotations
@@ -56,13 +57,12 @@ _RUN_UP = {"MPEG_LAYER_III": 32 * 1152, "VORBIS": 255 * 4096} | dict.fromkeys(
 _CHUNKS = {
     b"RIFF": ("<4sI", b"data"),
     b"RF64": ("<4sI", b"data"),
-    b"RIFX": (">4sI", b"data"),
     b"FORM": (">4sI", b"SSND"),
 }
 """Packing of a chunk's header, and the name of the chunk with the sound, by a file's first bytes."""
 
 _XING = re.compile(
-    rb"\xff[\xe2-\xfb]..(?:.{9,34}?)(?:Xing|Info)\0\0\0[\x03\x07\x0b\x0f].{4}(.{4})", re.DOTALL
+    rb"\xff[\xe2-\xfb]...{9,34}?(?:Xing|Info)\0\0\0[\x03\x07\x0b\x0f].{4}(.{4})", re.DOTALL
 )
 """First frame of an MP3 whose encoder has written its number of frames and of bytes."""
 
@@ -71,14 +71,11 @@ _MORE_SOUND = re.compile(
 )
 """Bytes after the sound that are not the name of another chunk, nor a tag."""
 
-_OGG_PAGE, _OGG_FIRSTS = 65_307, 512
-"""Most bytes of an Ogg page, and bytes in which the first pages of a file's streams lie."""
+_OGG_PAGE, _OGG_FIRST, _OGG_LAST = 65_307, b"OggS\0\2" + bytes(8), 4
+"""Most bytes of an Ogg page, how a stream's first page begins, and the flag of its last."""
 
-_OGG_FIRST, _OGG_LAST = b"OggS\0\2" + bytes(8), 4
-"""How a stream's first page begins, and the flag of its last."""
-
-_HEADERS, _REST = 1 << 12, 1 << 20
-"""Bytes in which the first headers lie, and bytes after the sound that are looked at."""
+_FIRST_PAGES, _HEADERS, _REST = 512, 1 << 12, 1 << 20
+"""Bytes with the first pages of all streams, with all headers, and after the sound, to look at."""
 
 _BLOCK = 1 << 16
 
@@ -125,9 +122,12 @@ class _Longer:
 
 def open_audio(path: str | os.PathLike[str]) -> Sound:
     """Open a regular, complete file with a supported rate."""
-    _require_file(path)
-    # libmpg123 writes to standard error what it notices in a file that is cut short
-    is_length_known = _require_whole(path)
+    try:
+        require_regular(path, into_memory=False)
+        # libmpg123 writes to standard error what it notices in a file that is cut short
+        is_length_known = _require_whole(path)
+    except OSError as error:
+        raise DataError(Problem(os.fspath(path), f"cannot be read: {error.strerror}")) from None
     file = Sound(path)
     try:
         # libsndfile takes any file that ends in .au for sound without a header
@@ -164,13 +164,6 @@ def _count(path: str, size: int, changed: int, *, is_mp3: bool) -> int:
     """Count the frames of a file that does not say its length; a changed file is counted again."""
     with _open_unknown(path, is_mp3=is_mp3) as file:
         return sum(iter(lambda: len(file.read(_BLOCK, dtype="float32", always_2d=True)), 0))
-
-
-def _require_file(path: str | os.PathLike[str]) -> None:
-    try:
-        require_regular(path, into_memory=False)
-    except OSError as error:
-        raise DataError(Problem(os.fspath(path), f"cannot be read: {error.strerror}")) from None
 
 
 def decode_section(
@@ -226,12 +219,11 @@ def _require_whole(path: str | os.PathLike[str]) -> bool:
         if (sound := _find_sound(file, size, beginning)) is None:
             return False
         begin, length = sound
+        if begin + length > size:
+            actual = f"{max(0, size - begin)} of the {length} bytes of sound"
+            raise _cut_short(path, f"{actual} that its header promises")
         file.seek(begin + length)
         rest = file.read(_REST)
-    if begin + length > size:
-        raise _cut_short(
-            path, f"{max(0, size - begin)} of the {length} bytes of sound that its header promises"
-        )
     if _MORE_SOUND.match(rest):
         reason = (
             f"has more sound than its header says: {size - begin - length} bytes follow the "
@@ -261,7 +253,7 @@ def _find_sound(file: BinaryIO, size: int, beginning: bytes) -> tuple[int, int] 
         place += 8
         if name == chunk:
             if form == b"RF64" and length == _SIZE_UNKNOWN[1]:
-                (length,) = struct.unpack_from("<Q", beginning, 28)
+                length = int.from_bytes(beginning[28:36], "little")
             return None if length in _SIZE_UNKNOWN else (place, length)
         place += length + length % 2
     return None
@@ -298,7 +290,7 @@ def _require_one_stream(
             "it lacks the last page of an Ogg file",
             "if this is all there is, write its end: ffmpeg -i IN -c copy OUT.ogg",
         )
-    if _OGG_FIRST + page[14:18] not in beginning[:_OGG_FIRSTS]:
+    if _OGG_FIRST + page[14:18] not in beginning[:_FIRST_PAGES]:
         reason = "is several Ogg files in sequence, of which only the first would be read"
         hint = "write them as one: ffmpeg -i IN OUT.wav"
         raise DataError(Problem(os.fspath(path), reason, hint=hint))
