@@ -325,7 +325,7 @@ def main(handed: Path, work: Callable[..., None] | None = None) -> int:
             overrides=tuple(handover["overrides"]),
             project=project,
         )
-        does = None if work is None else partial(work, given=handover["work"])
+        does = None if work is None else partial(work, options=handover["work"])
         rank(
             _adopt_config(composed, handover),
             as_json=handover["json"],
