@@ -229,6 +229,20 @@ def limit_from(variable: str, usual: int) -> int:
     return usual if setting is None else int(setting)
 
 
+def make_room(code: int | None, place: str | Path) -> str:
+    """`free some space`, or what else is used up, for an error of writing; empty for others."""
+    if code == errno.EDQUOT:
+        return "free some of your quota"
+    if code != errno.ENOSPC:
+        return ""
+    path = Path(place).absolute()
+    status = os.statvfs(next(folder for folder in (path, *path.parents) if folder.exists()))
+    # Some file systems, such as btrfs, have no fixed number of inodes, and say 0
+    if status.f_files and not status.f_favail:
+        return "delete some files, as no inodes are left (df -i)"
+    return "free some space"
+
+
 def none_hint(output: object) -> str:
     """The hint for a model that returns None."""
     return "its forward returns nothing: is the `return` missing?" if output is None else ""
@@ -335,13 +349,9 @@ def _describe(error: BaseException) -> tuple[int, str]:
         return error.exit_code, "\n".join([f"{len(error.problems)} problems:", *lines])
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED, "interrupted; run the same command again"
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if isinstance(error, OSError) and (room := make_room(error.errno, str(error.filename or "."))):
         where = f" at {error.filename}" if error.filename else ""
-        return (
-            1,
-            f"error: the disk is full{where}; hint: free some space, then run the same "
-            "command again",
-        )
+        return 1, f"error: the disk is full{where}; hint: {room}, then run the same command again"
     if isinstance(error, OSError) and error.errno in _STORAGE:
         return (
             1,

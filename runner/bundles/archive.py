@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from samewise.runner.errors import ConfigError, DamagedFile, Problem
+from samewise.runner.errors import ConfigError, DamagedFile, Problem, make_room
 from samewise.runner.records import shapes
 from samewise.runner.records.files import LARGEST, open_to_read, parse_json
 
@@ -137,12 +137,12 @@ def unpack(file: Path, into: Path, *, expect: str | None = None) -> Contents:
                 replace(problem, path=f"{file}: {problem.path}") for problem in error.problems
             ]
         except OSError as error:
+            elsewhere = "choose another folder with --out or the environment variable TMPDIR"
             problems = [
                 Problem(
                     str(file),
                     f"cannot be unpacked: {error.strerror}",
-                    hint="free some space, or choose another folder with --out or the environment "
-                    "variable TMPDIR",
+                    hint=" or ".join(filter(None, [make_room(error.errno, into), elsewhere])),
                 )
             ]
         except (tarfile.TarError, ValueError, EOFError, OverflowError) as error:

@@ -201,9 +201,8 @@ def _wait_for(server: subprocess.Popen[bytes], address: str, log: IO[str]) -> No
             time.sleep(0.1)
     log.seek(0)
     sys.stderr.write(log.read())
-    hint = "try another --port, or `mlflow server` by hand"
     raise SamewiseError(
-        Problem("samewise ui", "the MLflow server did not start; see its messages above", hint=hint)
+        Problem("samewise ui", "the MLflow server did not start; see its messages above")
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import signal
 import traceback
@@ -13,7 +14,7 @@ from multiprocessing.connection import wait
 from multiprocessing.queues import Queue
 from multiprocessing.reduction import ForkingPickler
 from multiprocessing.util import Finalize
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.utils.data import DataLoader
@@ -21,7 +22,7 @@ from torch.utils.data import DataLoader
 from samewise.runner.config import schema
 from samewise.runner.data.copies import deep_copy, unfit_entry
 from samewise.runner.data.keyed import Failure, Key, KeyedDataset
-from samewise.runner.errors import DataError
+from samewise.runner.errors import DataError, Problem
 from samewise.runner.interfaces import Batch
 from samewise.runner.processes.this_process import end_with_parent, reopen_files
 from samewise.runner.torch_private import remove_worker_pids
@@ -30,6 +31,11 @@ _NOTICE_S = 60
 """Seconds that a worker keeps running after SIGTERM."""
 _DEATH_S = 5
 """Seconds that a worker whose connection is closed may take to end."""
+FULL_SHARED_MEMORY: Final = Problem(
+    "loader.num_workers",
+    "/dev/shm is full, through which workers send their batches",
+    hint="enlarge it (docker run --shm-size=8g), or set loader.num_workers=0",
+)
 _STARTED: weakref.WeakSet[Any] = weakref.WeakSet()
 """The workers of this process."""
 
@@ -151,7 +157,13 @@ def _track_workers(loader: DataLoader[Any], iterators: weakref.WeakSet[Any]) -> 
         # Runs at exit, also in processes forked by multiprocessing, which do not run atexit.
         Finalize(None, _end_workers, exitpriority=10)
     before = set(multiprocessing.active_children())
-    batches = iter(loader)
+    try:
+        batches = iter(loader)
+    except OSError as error:
+        # The locks of its queues are files there
+        if error.errno == errno.ENOSPC:
+            raise DataError(FULL_SHARED_MEMORY) from error
+        raise
     iterators.add(batches)
     children = multiprocessing.active_children()
     _STARTED.update(worker for worker in children if worker not in before)
@@ -200,18 +212,12 @@ def _send_failure(queue: Any, error: Exception, item: Any) -> None:
     Called in the thread that sends a queue's items.
     """
     if isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], int):  # pyright: ignore[reportUnknownArgumentType]
-        queue.put(
-            (
-                item[0],
-                Failure(
-                    (
-                        unfit_entry(
-                            item[1], ForkingPickler.dumps, "sent by a loader's worker", error
-                        ),
-                    )
-                ),
-            )
+        problem = (
+            FULL_SHARED_MEMORY
+            if "No space left" in str(error)
+            else unfit_entry(item[1], ForkingPickler.dumps, "sent by a loader's worker", error)
         )
+        queue.put((item[0], Failure((problem,))))
     else:
         traceback.print_exception(error)
 

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samewise.runner.errors import Problem, SamewiseError, TrainingError, first_line
+from samewise.runner.errors import Problem, SamewiseError, TrainingError, first_line, make_room
 from samewise.runner.records.digest import combine, state_sha256, tensor_digests
 from samewise.runner.records.files import fsync_folder, set_aside, write_json
 from samewise.runner.records.folder import SHARDS
@@ -124,18 +124,12 @@ class Checkpoints:
             retry(final, partial(self._fill, temporary, step, state, metrics))
             retry(final, partial(self._publish, temporary, final))
         except (OSError, RuntimeError, SamewiseError) as error:
+            # Before the partial files are removed, which makes room
+            reason, code = _reason(error, self._folder)
+            limit = "raise the limit on the size of files (ulimit -f)"
+            remedy = limit if code == errno.EFBIG else make_room(code, self._folder)
             shutil.rmtree(temporary, ignore_errors=True)
-            reason = (
-                error.strerror
-                if isinstance(error, OSError) and error.strerror
-                else first_line(error)
-            )
-            code = error.errno if isinstance(error, OSError) else None
-            if isinstance(error, RuntimeError) and (code := _write_error(self._folder)):
-                # torch.save says only that its stream failed: a trial write gives the reason
-                reason = os.strerror(code)
-            hint = "run the same command again to resume"
-            hint = f"{_WAYS_OUT[code]}, then {hint}" if code in _WAYS_OUT else hint
+            hint = ", then ".join(filter(None, [remedy, "run the same command again to resume"]))
             raise TrainingError(
                 Problem(str(final), f"the checkpoint cannot be written: {reason}", hint=hint)
             ) from error
@@ -247,24 +241,29 @@ def retry(path: Path, write: Callable[[], None]) -> None:
     try:
         write()
     except (OSError, RuntimeError, SamewiseError) as error:
-        message = f"writing failed, and is tried again in {_PAUSE_S:g} s: {first_line(error)}"
+        reason, _ = _reason(error, path.parent)
+        message = f"writing failed, and is tried again in {_PAUSE_S:g} s: {reason}"
         print(f"warning: {Problem(str(path), message)}", file=sys.stderr)
         time.sleep(_PAUSE_S)
         write()
 
 
 _PAUSE_S = 3.0
-_WAYS_OUT = {
-    errno.ENOSPC: "free some space",
-    errno.EDQUOT: "free some of your quota",
-    errno.EFBIG: "raise the limit on the size of files (ulimit -f)",
-}
+
+
+def _reason(error: Exception, folder: Path) -> tuple[str, int | None]:
+    """Return why writing to a folder failed, in the system's words, and the error number."""
+    # torch.save says only that its stream failed: a trial write gives the reason
+    code = error.errno if isinstance(error, OSError) else None
+    if isinstance(error, RuntimeError):
+        code = _write_error(folder)
+    return os.strerror(code) if code else first_line(error), code
 
 
 def _write_error(folder: Path) -> int | None:
     """Return the error number of a trial write of 64 MiB; None if it succeeds.
 
-    Call it once torch.save has failed and its partial file is removed.
+    Call it once torch.save has failed.
     """
     try:
         with tempfile.TemporaryFile(dir=folder) as probe:

@@ -18,7 +18,14 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-from samewise.runner.errors import ConfigError, DamagedFile, Problem, TrainingError, first_line
+from samewise.runner.errors import (
+    ConfigError,
+    DamagedFile,
+    Problem,
+    TrainingError,
+    first_line,
+    make_room,
+)
 from samewise.runner.records.json_text import respelled
 from samewise.runner.records.shapes import describe_misfit, with_numbers
 
@@ -50,11 +57,7 @@ def write_atomically(path: Path, data: bytes | str) -> None:
         fsync_folder(path.parent)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        remedy = (
-            "free some space"
-            if error.errno in (errno.ENOSPC, errno.EDQUOT)
-            else "check the storage and the permissions"
-        )
+        remedy = make_room(error.errno, path) or "check the storage and the permissions"
         raise TrainingError(
             Problem(
                 str(path),

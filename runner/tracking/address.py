@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import urllib.error
 import urllib.request
@@ -16,13 +17,22 @@ _SQL = {"postgresql": "psycopg2", "mysql": "MySQLdb", "mssql": "pyodbc"}
 _MAKE_ONE = "samewise train experiment=resnet18_digits"
 _REMOTE = ("http", "https")
 REFUSED = "the server refuses access"
+_SQLITE = {
+    "database or disk is full": "the store's disk is full",
+    "readonly database|unable to open database file": "you need read and write access to the "
+    "store's file and folder",
+    "file is not a database|disk image is malformed": "the store's file is damaged, or not SQLite",
+    "database is locked": "another program has locked the store's file",
+    "disk I/O error": "the store's disk fails",
+}
+"""What is wrong, for SQLite's errors."""
 _SHOWN = 300
 """Maximum length of a shown MLflow message."""
 _EXAMPLES = "sqlite:///runs/mlflow.db, http://HOST:5000 or postgresql+psycopg2://USER@HOST/DATABASE"
 
 
 def problem(uri: str, *, path: str = "tracking.uri") -> Problem | None:
-    """Return the problem of a tracking URI, or None; open and create nothing."""
+    """Return the problem of a tracking URI, or None; create nothing."""
     scheme, separator, _ = uri.partition("://")
     dialect, _, driver = scheme.partition("+")
     # `user:password@host` without a scheme, of which the message must not show the password
@@ -55,6 +65,13 @@ def problem(uri: str, *, path: str = "tracking.uri") -> Problem | None:
                 "sqlite:///FOLDER/mlflow.db",
                 f"use {uri.rstrip('/')}/mlflow.db",
             )
+        if file.is_file() and os.access(file, os.R_OK):
+            with open(file, "rb") as handle:
+                header = handle.read(16)
+            # An empty file becomes a store
+            if header not in (b"", b"SQLite format 3\0"):
+                expected = "a new file, or a store made by MLflow"
+                return Problem(path, "this is not an SQLite file", uri, expected)
         return None
     if dialect in _SQL:
         module = {"psycopg": "psycopg", "pymysql": "pymysql", "pyodbc": "pyodbc"}.get(
@@ -179,7 +196,7 @@ def without_sql(message: str) -> str:
 def describe_failure(message: str) -> str:
     """Return an error of MLflow's or W&B's client on one line.
 
-    Says what to do if the server requires authentication, or an SQLite file cannot be written.
+    Says what to do if the server requires authentication, and why an SQLite file cannot be used.
     """
     if re.match("UsageError: No API key|AuthenticationError: ", message):
         return (
@@ -188,12 +205,9 @@ def describe_failure(message: str) -> str:
         )
     status = re.search(r"failed with error code (401|403)\b", message)
     if status is None:
-        is_closed = re.search(
-            "attempt to write a readonly database|unable to open database file", message
-        )
-        hint = ": you need read and write access to the store's file and folder"
+        causes = [cause for words, cause in _SQLITE.items() if re.search(words, message)]
         text = truncate(" ".join(without_sql(message).split()), _SHOWN)
-        return text + hint if is_closed else text
+        return ": ".join([*causes[:1], text])
     variables = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
     if status[1] == "401":
         return f"{REFUSED} (HTTP 401, not logged in): set {variables}"

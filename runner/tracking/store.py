@@ -65,7 +65,9 @@ def open_reader(uri: str, problem: Callable[[str], Problem]) -> Generator[Mlflow
     except (MlflowException, OSError) as error:
         raise ConfigError(problem(describe_failure(str(error)))) from None
     except Exception as error:
-        reason = f"its answer cannot be understood: {summarise_error(error)}"
+        reason = describe_failure(summarise_error(error))
+        if sqlite_file(uri) is None:
+            reason = f"its answer cannot be understood: {reason}"
         raise ConfigError(problem(reason)) from None
 
 
@@ -106,8 +108,10 @@ def _create(file: Path) -> None:
         if file.exists() and file.stat().st_size:
             return
         temporary = file.with_name(f".{file.name}.new")
-        # A process that was killed here has left it
-        temporary.unlink(missing_ok=True)
+        # An attempt that failed, or was killed, has left them. Emptied, since MLflow still has
+        # connections to the file: in a new one they would hide why the first attempt failed.
+        for leftover in file.parent.glob(f"{temporary.name}*"):
+            os.truncate(leftover, 0)
         uri = f"sqlite:///{temporary.absolute()}"
         place = str(artifact_location(f"sqlite:///{file.absolute()}", None))
         # As a URI, which has no quotes: MLflow writes its repr into SQL

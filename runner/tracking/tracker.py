@@ -199,9 +199,7 @@ def _require_file(file: Path, uri: str) -> None:
     """Raise a ConfigError now for a store that the sender could not use later, unnoticed."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with open(file, "ab+") as handle:
-            handle.seek(0)
-            header = handle.read(16)
+        open(file, "ab").close()
     except OSError as error:
         hint = (
             "ask its owner for access, or keep runs and store in a folder of your own: "
@@ -216,16 +214,6 @@ def _require_file(file: Path, uri: str) -> None:
                 hint,
             )
         ) from None
-    # An empty file becomes a store
-    if header and header != b"SQLite format 3\0":
-        raise ConfigError(
-            Problem(
-                "tracking.uri",
-                "this is not an SQLite file",
-                uri,
-                "a new file, or a store made by MLflow",
-            )
-        )
 
 
 def _start(folder: Path, settings: Mapping[str, Any]) -> subprocess.Popen[bytes] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import re
 import traceback
 from collections.abc import Generator, Iterator, Mapping
@@ -25,6 +24,7 @@ from samewise.runner.errors import (
     describe_exit,
     first_few,
     first_line,
+    make_room,
     raised_at,
     summarise_error,
 )
@@ -64,11 +64,11 @@ def explain(run: Run, error: BaseException) -> BaseException:
         problem := refused_operator(error) or killed_worker(error)
     ):
         return TrainingError(problem)
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        hint = "free some space, then run the same command again to resume"
-        return TrainingError(
-            Problem(str(error.filename or run.folder.path), "the disk is full", hint=hint)
-        )
+    if isinstance(error, OSError):
+        place = str(error.filename or run.folder.path)
+        if room := make_room(error.errno, place):
+            hint = f"{room}, then run the same command again to resume"
+            return TrainingError(Problem(place, "the disk is full", hint=hint))
     if too_much := out_of_memory(run, error):
         # In the first step the settings are at fault, which has another exit code
         return (TrainingError if run.step else ConfigError)(too_much)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from typing import Any
@@ -109,6 +111,33 @@ def test_a_killed_worker_is_named_with_the_likely_cause() -> None:
     assert problem.message.startswith(f"worker process {worker.pid} ")
     assert problem.message.endswith("the kernel, or a user, ended it")
     assert killed_worker(RuntimeError("the model has a DataLoader worker")) is None
+
+
+FULL = """
+import subprocess, torch
+from samewise.runner.config import schema
+from samewise.runner.data.keyed import Key, KeyedDataset
+from samewise.runner.data.loading import Loader
+from samewise.runner.errors import DataError
+
+for size in ("16k", "1m"):
+    subprocess.run(["mount", "-o", f"remount,size={size}", "/dev/shm"], check=True)
+    loader = Loader(KeyedDataset([torch.zeros(1 << 20)], torch.stack, seed=0, stream="sample"), lambda: iter([Key(0, 0, (0,))]), schema.Loader(num_workers=1))
+    try:
+        print(list(loader))
+    except DataError as error:
+        print(error)
+"""
+
+
+def test_full_shared_memory_is_named_for_the_locks_of_the_queues_and_for_a_batch() -> None:
+    apart = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=16k tmpfs /dev/shm && exec "$@"', "sh"]
+    if sys.platform != "linux" or subprocess.run([*apart, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("mounting a small file system needs root, and a sandbox that lets it")
+    done = subprocess.run([*apart, sys.executable, "-c", FULL], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert [line.partition(",")[0] for line in done.stdout.splitlines()] == ["loader.num_workers: /dev/shm is full"] * 2
+    assert done.stdout.count("--shm-size=8g), or set loader.num_workers=0") == 2
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -56,6 +56,29 @@ def test_a_finished_run_is_in_mlflow_with_all_its_data(folder: RunFolder, store:
     assert files == {"config.yaml", "config.signature", "environment.json", "pictures/confusion.txt"}
 
 
+LIMITED = """
+import resource, sys
+from samewise.runner.errors import summarise_error
+from samewise.runner.tracking.store import open_client
+
+limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+for size in (200_000, 200_000, limits[0]):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        print(open_client(sys.argv[1]).get_experiment("0").name)
+    except Exception as error:
+        print(summarise_error(error).partition("[")[0])
+"""
+
+
+def test_a_store_whose_making_failed_is_made_by_the_same_process_and_each_failure_has_its_own_reason(tmp_path: Path) -> None:
+    """A limit on the size of files stands for a full disk."""
+    done = subprocess.run([sys.executable, "-c", LIMITED, f"sqlite:///{tmp_path}/mlflow.db"], capture_output=True, text=True, check=False)
+    first, second, made = done.stdout.splitlines()
+    assert (first, made) == (second, "Default"), done.stdout + done.stderr
+    assert "full" in first or "I/O" in first
+
+
 @pytest.fixture
 def written(folder: RunFolder) -> RunFolder:
     return write(folder)
