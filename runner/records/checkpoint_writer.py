@@ -261,10 +261,7 @@ def _reason(error: Exception, folder: Path) -> tuple[str, int | None]:
 
 
 def _write_error(folder: Path) -> int | None:
-    """Return the error number of a trial write of 64 MiB; None if it succeeds.
-
-    Call it once torch.save has failed.
-    """
+    """Return the error number of a trial write of 64 MiB; None if it succeeds."""
     try:
         with tempfile.TemporaryFile(dir=folder) as probe:
             # Reserves the space, which a file with holes would not

@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from samewise.runner.errors import CheckpointError, DamagedCheckpoint, TrainingError
-from samewise.runner.records import checkpoint, kept_checkpoints, shards
+from samewise.runner.records import checkpoint, checkpoint_writer, kept_checkpoints, shards
 from samewise.runner.records.checkpoint_writer import copy_to_cpu
 from samewise.runner.records.digest import combine, state_sha256, tensor_digests
 from samewise.runner.records.files import sha256
@@ -155,12 +155,9 @@ def test_a_limit_on_the_size_of_files_is_named_and_a_failure_in_the_background_i
 
 
 @contextlib.contextmanager
-def disk(folder: Path, megabytes: int) -> Iterator[Path]:
+def disk(folder: Path, limit: str) -> Iterator[Path]:
     folder.mkdir()
-    if (
-        os.geteuid() != 0
-        or subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(folder)], capture_output=True, check=False).returncode
-    ):
+    if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", limit, "tmpfs", str(folder)], capture_output=True, check=False).returncode:
         pytest.skip("mounting a small file system needs root, and a sandbox that lets it")
     try:
         yield folder
@@ -169,14 +166,18 @@ def disk(folder: Path, megabytes: int) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("background", [False, True])
-def test_a_full_disk_is_reported_and_existing_checkpoints_survive(tmp_path: Path, background: bool) -> None:
-    with disk(tmp_path / "disk", 1) as folder:
+@pytest.mark.parametrize(("limit", "remedy"), [("size=1m", "free some space"), ("size=100m,nr_inodes=6", "no inodes are left")])
+def test_a_full_disk_is_reported_and_existing_checkpoints_survive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, remedy: str, background: bool
+) -> None:
+    monkeypatch.setattr(checkpoint_writer, "_PAUSE_S", 0.0)
+    with disk(tmp_path / "disk", limit) as folder:
         kept = keeper(folder, background=background)
         kept.save(1, state(1), {})
         large = {"model": {"weight": torch.ones(1 << 20)}}
         if background:
             kept.save(2, large, {})
-        with pytest.raises(TrainingError, match="cannot be written: No space left on device"):
+        with pytest.raises(TrainingError, match=f"cannot be written: No space left on device; hint: .*{remedy}"):
             kept.wait() if background else kept.save(2, large, {})
         assert steps_in(folder) == [1]
         assert not list(folder.glob(".step*"))
