@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 from packaging.utils import canonicalize_name
 
-from samewise.runner.bundles import data_files, locked
+from samewise.runner.bundles import data_files, rebuilding
 from samewise.runner.bundles.archive import CODE, DATA, FACTS, LOCK, OWN, RUN, Part
 from samewise.runner.config import saved
 from samewise.runner.config.project import Project
@@ -57,7 +57,7 @@ def gather(
     """
     summary = _require_sound(folder)
     recorded: dict[str, Any] = read_json(folder.environment, shapes.ENVIRONMENT) or {}
-    pins = locked.pins(
+    pins = rebuilding.pins(
         [
             *recorded.get("libraries", {}),
             *(x.partition("/")[0].removesuffix(".py") for x in sources.files_in(folder.sources)),
@@ -82,7 +82,7 @@ def gather(
     parts: dict[str, Part] = {
         FACTS: _json(facts),
         DATA: _json(data),
-        LOCK: locked.text(pins, platform.python_version()).encode(),
+        LOCK: rebuilding.format_pins(pins, platform.python_version()).encode(),
     }
     parts |= {
         f"{RUN}/{path.name}": _read_redacted(path)

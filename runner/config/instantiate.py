@@ -17,6 +17,7 @@ import os
 import pickle
 import re
 import sys
+import tarfile
 import types
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
@@ -25,7 +26,6 @@ from typing import Any, cast
 
 from omegaconf import DictConfig, ListConfig
 
-from samewise.runner.config.library_data import LIBRARIES, PACKAGES, make_harmless
 from samewise.runner.config.slots import (
     DATASET,
     MAP_STYLE,
@@ -50,7 +50,7 @@ from samewise.runner.errors import (
     requested_memory,
     summarise_error,
 )
-from samewise.runner.processes.memory import refuse_too_much_memory
+from samewise.runner.processes.memory import refuse_too_much_memory, require_few
 from samewise.runner.processes.torch_settings import unchanged_torch_settings
 
 _INSTEAD = {
@@ -62,6 +62,17 @@ _INSTEAD = {
     "torch.jit.load": "weights are read by initialise.weights=FILE",
 }
 """What is meant by names of functions that do more than make a component."""
+
+LIBRARIES = ("torchvision.datasets", "torchaudio.datasets")
+"""Their classes may download from the addresses they know, and from no other."""
+PACKAGES = (*LIBRARIES, "samewise.datasets")
+
+_WITH_SCHEME = re.compile(r"<?[^/:]+:")
+"""`file:/etc/passwd`, `data:;base64,...`, `URL:...`: what urllib opens without a `//`."""
+
+# They extract downloads without a filter of their own. Python 3.11.0 to 3.11.3 have none.
+if hasattr(tarfile, "data_filter"):
+    tarfile.TarFile.extraction_filter = staticmethod(tarfile.data_filter)
 
 SPECIAL = ("_target_", "_partial_", "_args_")
 
@@ -552,3 +563,39 @@ def _name(component: Any) -> str:
         else component
     )
     return str(getattr(inner, "__qualname__", getattr(inner, "__name__", inner)))
+
+
+def make_harmless(
+    component: Callable[..., Any], path: str, /, *positional: Any, **keywords: Any
+) -> Any:
+    """Create a data set.
+
+    ConfigError if it has an address to download from, or asks for thousands of processes.
+    """
+    try:
+        # By name, since an address may be given by its position
+        arguments = inspect.signature(component).bind_partial(*positional, **keywords).arguments
+    except TypeError:  # creating it will report this more clearly
+        arguments = keywords
+    _require_harmless(component, path, arguments)
+    return component(*positional, **keywords)
+
+
+def _require_harmless(
+    component: Callable[..., Any], path: str, arguments: Mapping[str, Any]
+) -> None:
+    for key, value in arguments.items():
+        if isinstance(value, int) and key.endswith("workers"):
+            require_few(f"{path}.{key}", value)
+        is_address = isinstance(value, str) and (
+            "://" in value or _WITH_SCHEME.match(value.strip())
+        )
+        if is_address and str(component.__module__).startswith(LIBRARIES):
+            raise ConfigError(
+                Problem(
+                    f"{path}.{key}",
+                    "a config may not choose where to download from",
+                    value,
+                    "a name that the data set knows",
+                )
+            )

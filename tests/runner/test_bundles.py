@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from samewise_tiny import DIGITS
 
-from samewise.runner.bundles import archive, locked
+from samewise.runner.bundles import archive, rebuilding
 
 TINY = (*DIGITS, "model.width=4", "max_steps=3")
 DATA = """
@@ -117,7 +117,7 @@ def test_a_bundle_has_what_is_needed_and_no_secret(made: Path, tmp_path: Path) -
     facts, data = (json.loads((tmp_path / "parts" / name).read_text()) for name in ("bundle.json", "data.json"))
     assert facts["steps"] == 3
     assert data["files"] == {"dataset.train.root": {"word.txt": {"bytes": 6, "sha256": hashlib.sha256(b"digits").hexdigest()}}}
-    pins = locked.read((tmp_path / "parts" / "requirements.txt").read_text())
+    pins = rebuilding.read_pins((tmp_path / "parts" / "requirements.txt").read_text())
     assert {"torch", "hydra-core", "mlflow"} <= {pin.partition("==")[0] for pin in pins}
 
 
