@@ -25,8 +25,8 @@ from samewise.datasets.parts.signals import resample, resampled_length
 from samewise.datasets.parts.sound import FORMATS, UNKNOWN_FORMAT, decode_section, open_audio
 from samewise.runner.errors import ConfigError, DataError, Problem, first_few
 
-_LOUDEST = 100.0
-"""Largest sample, 40 dB above full scale: louder ones are on the scale of whole numbers."""
+_LOUDEST = 16.0
+"""Largest sample, 24 dB above full scale: larger ones are on the scale of whole numbers."""
 _CANCELLED = 0.01
 """Share of the channels' loudness, -40 dB, below which their mean has lost the sound."""
 

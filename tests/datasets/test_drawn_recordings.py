@@ -185,7 +185,7 @@ def wav_of(raw: bytes) -> tuple[np.ndarray, int]:
     numbers = np.frombuffer(data, KINDS[tag, bits]).astype(np.float64)
     if tag == 1:
         numbers = (numbers - 128) / 128 if bits == 8 else numbers / 2.0 ** (bits - 1)
-    if not np.isfinite(numbers).all() or np.abs(numbers).max() > 100:
+    if not np.isfinite(numbers).all() or np.abs(numbers).max() > 16:
         raise Refused("samples that are no sound")
     return numbers.reshape(-1, channels), rate
 

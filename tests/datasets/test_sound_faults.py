@@ -120,12 +120,12 @@ def test_encoded_channels_cancel_each_other_too(tmp_path):
 
 
 def test_the_mean_of_other_channels_and_loud_samples_are_as_they_were(tmp_path):
-    """Inverted, but not as loud: the mean is a tenth as loud as the channels. Peaks of 40 dB above full scale occur."""
+    """Inverted, but not as loud: the mean is a tenth as loud as the channels. Peaks of 23 dB above full scale occur."""
     stereo = np.stack([NOISE[:, 0], -0.8 * NOISE[:, 0]], axis=1)
     soundfile.write(tmp_path / "a.wav", stereo, RATE, subtype="FLOAT")
     assert read_audio(tmp_path / "a.wav")[0].numpy() == pytest.approx(stereo.mean(1), abs=1e-7)
-    soundfile.write(tmp_path / "b.wav", 300 * NOISE[:, 0], RATE, subtype="FLOAT")
-    assert read_audio(tmp_path / "b.wav")[0].abs().max() > 80
+    soundfile.write(tmp_path / "b.wav", 47 * NOISE[:, 0], RATE, subtype="FLOAT")
+    assert read_audio(tmp_path / "b.wav")[0].abs().max() > 14
 
 
 def write(root: Path, names: list[str], content: bytes) -> list[Path]:
@@ -218,7 +218,7 @@ READERS = (
 FAULTS = {
     "half": (wav(8000), MORE),
     "opposite": (encode(np.stack([NOISE[:, 0], -NOISE[:, 0]], axis=1)), "has channels in opposite phase, whose mean is silent"),
-    "loud": (encode(16384 * NOISE[:, 0], subtype="FLOAT"), "has samples far above full scale"),
+    "loud": (encode(64 * NOISE[:, 0], subtype="FLOAT"), "has samples far above full scale"),
 }
 
 
