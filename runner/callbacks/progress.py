@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import final
 
 from rich.progress import (
@@ -34,10 +34,13 @@ class ProgressBar(Callback):
     Args:
         refresh_s: Seconds between two updates of the bar.
         line_s: Seconds between two lines of progress, without a bar.
+        names: Losses, parts and metrics to show; None: all.
     """
 
-    def __init__(self, *, refresh_s: float = 0.2, line_s: float = 60.0) -> None:
-        self._refresh_s, self._line_s = refresh_s, line_s
+    def __init__(
+        self, *, refresh_s: float = 0.2, line_s: float = 60.0, names: Sequence[str] | None = None
+    ) -> None:
+        self._refresh_s, self._line_s, self._names = refresh_s, line_s, names
         self._console = PlainConsole(stderr=True)
         self._bar: _TerminalBar | None = None
         self._last_draw = 0.0
@@ -82,7 +85,7 @@ class ProgressBar(Callback):
         ):
             return
         self._last_draw = now
-        losses = "  ".join(f"{name} {value:.4f}" for name, value in outcome.losses.items())
+        losses = self._values(outcome.losses)
         if self._bar:
             self._bar.draw(outcome.step, self._epoch(run), losses)
         else:
@@ -99,7 +102,7 @@ class ProgressBar(Callback):
 
     def on_evaluation(self, run: RunView, metrics: Mapping[str, float]) -> None:
         if run.is_main:
-            values = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+            values = self._values(metrics)
             best = "  (best)" if run.best.get("step") == run.step else ""
             self._print(f"epoch {round(run.epoch, 2):g}  step {run.step}  {values}{best}")
 
@@ -108,6 +111,13 @@ class ProgressBar(Callback):
             self._bar.draw(run.step, self._epoch(run), "")
             self._bar.stop()
             self._bar = None
+
+    def _values(self, numbers: Mapping[str, float]) -> str:
+        return "  ".join(
+            f"{name} {value:.4f}"
+            for name, value in numbers.items()
+            if self._names is None or name in self._names
+        )
 
     def _print(self, *lines: str) -> None:
         for line in lines:

@@ -30,7 +30,7 @@ class TrainingMeans(Callback):
         return {f"train/mean/{name}": total / count for name, (total, count) in sums.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"sums": self._sums}
+        return {"sums": {**self._sums}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._sums = {**state.get("sums", {})}

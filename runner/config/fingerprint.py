@@ -45,15 +45,19 @@ OUTSIDE = frozenset(
         "reproducibility.level",  # a name for the adjacent settings
         "reproducibility.other_environment",
         "reproducibility.fill_uninitialized_memory",
+        "reproducibility.detect_anomaly",
     }
 )
 """Paths that cannot change a result."""
+
+ADDED = ("evaluate.limit", "loader.limit", "clip_value", "clip_adaptive", "skip_spikes")
+"""Settings that older versions lacked. With null they change nothing."""
 
 HOST_KEYS = re.compile(r"(^|_)(root|dir|path)$|^download$")
 """Keys of `dataset` for the data's location on this machine; their content is fingerprinted in the
 environment."""
 
-REPORTS = ("progress", "throughput", "learning_rate")
+REPORTS = ("progress", "throughput", "learning_rate", "time_limit")
 """Callbacks that only report: their names in configs, and their modules'."""
 REPORTING = re.compile(rf"^samewise\.runner\.callbacks\.({'|'.join(REPORTS)})\.")
 
@@ -191,9 +195,10 @@ def _remove_unchanged(config: dict[str, Any]) -> None:
 
     What those versions trained stays the same experiment.
     """
-    evaluate: Any = config.get("evaluate")
-    if isinstance(evaluate, dict) and cast(dict[str, Any], evaluate).get("limit", 0) is None:
-        del evaluate["limit"]
+    for group, _, name in (path.rpartition(".") for path in ADDED):
+        settings: Any = config.get(group) if group else config
+        if isinstance(settings, dict) and cast(dict[str, Any], settings).get(name, 0) is None:
+            del settings[name]
     if cast(dict[str, Any], config.get("compile") or {}).get("mode") == "off":
         del config["compile"]
     dataset: Any = config.get("dataset")

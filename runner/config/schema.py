@@ -65,7 +65,7 @@ class Compile:
 
 @dataclass
 class Loader:
-    """Settings of loading. Only `shuffle`, `drop_last` and `order` can change a result."""
+    """Settings of loading. Only `shuffle`, `drop_last`, `limit` and `order` can change a result."""
 
     num_workers: int = 0
     """Processes that load samples; 0: load them in the main process. Any number gives the same
@@ -78,6 +78,8 @@ class Loader:
     """Draw a new permutation for each epoch, keyed by (seed, epoch)."""
     drop_last: bool = True
     """In training, leave out the last batch of an epoch if it is smaller than the others."""
+    limit: int | None = None
+    """Train on only the first N batches of each epoch's order; null: on all."""
     order: Any = None
     """A component that determines the order of an epoch (repeated augmentation, grouping by aspect
     ratio); null: `shuffle` decides."""
@@ -87,8 +89,9 @@ class Loader:
 class Evaluate:
     """When and how the validation split is evaluated."""
 
-    every_epochs: int | None = 1
-    """Evaluate every N epochs, and always at the end; null: only at the end."""
+    every_epochs: int | float | None = 1
+    """Evaluate every N epochs, and always at the end; null: only at the end. A fraction, such as
+    0.25, is rounded to whole steps."""
     every_steps: int | None = None
     """Evaluate every N steps, instead of by epochs."""
     batch_size: int = 64
@@ -116,6 +119,8 @@ class Checkpoint:
     """Write a checkpoint every N steps; null: by epochs only."""
     every_epochs: int | None = 1
     """Write a checkpoint every N epochs; null: by steps only."""
+    every_minutes: float | None = None
+    """Write a checkpoint also when this time has passed since the last one."""
     keep_last: int = 2
     """How many of the newest checkpoints to keep."""
     keep_best: int = 1
@@ -196,6 +201,9 @@ class Reproducibility:
     fill_uninitialized_memory: bool = False
     """Fill new tensors with NaN under deterministic algorithms: this finds reads of uninitialised
     memory, but takes time."""
+    detect_anomaly: bool = False
+    """Let torch's autograd name the operator of the forward pass whose gradient is NaN; slow.
+    Changes no result."""
     variables: dict[str, str] = field(default_factory=dict)
     """Environment variables to set before torch is imported; only those that choose how numbers are
     computed (MKL_CBWR, OMP_PROC_BIND, ...)."""
@@ -231,6 +239,14 @@ class Experiment:
     """Micro-batches that each replica accumulates per optimizer step."""
     clip_norm: float | None = None
     """Maximum norm of the gradient; null: no clipping."""
+    clip_value: float | None = None
+    """Maximum magnitude of each element of the gradient, after `clip_norm`; null: no limit."""
+    clip_adaptive: float | None = None
+    """Adaptive gradient clipping: the gradient of each of a weight's rows has at most this share of
+    the row's norm, such as 0.01; null: no limit."""
+    skip_spikes: float | None = None
+    """Skip an optimizer step whose loss lies more than this many standard deviations above the mean
+    of up to 100 steps before; null: never."""
     memory_format: MemoryFormat = MemoryFormat.contiguous
     """Memory layout of images and convolution weights."""
     activation_checkpointing: list[str] = field(default_factory=list)

@@ -114,6 +114,19 @@ class Checked(Order):
         )
 
 
+class Truncated(Order):
+    """The first indices of each epoch of another order."""
+
+    def __init__(self, order: Order, most: int) -> None:
+        self._order, self._length = order, min(most, len(order))
+
+    def __len__(self) -> int:
+        return self._length
+
+    def indices(self, epoch: int) -> Tensor:
+        return self._order.indices(epoch)[: self._length]
+
+
 class InOrder(Order):
     """The data set's own order, every epoch."""
 

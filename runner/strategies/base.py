@@ -245,12 +245,13 @@ class Strategy(abc.ABC):
                 [vars(tally) for tally in Tally.begin_reading(tallies)()[0]],
                 facts,
                 self.peers.stop_heard,
+                self.peers.save_heard,
             )
         )
-        self.peers.stop_agreed = next((reason for _, _, reason in messages if reason), None)
-        return [Tally(**tally) for rank_tallies, _, _ in messages for tally in rank_tallies], [
-            facts for _, facts, _ in messages
-        ]
+        tallies_by_rank, all_facts, reasons, saves = zip(*messages, strict=True)
+        self.peers.stop_agreed = next(filter(None, reasons), None)
+        self.peers.save_agreed = any(saves)
+        return [Tally(**tally) for own in tallies_by_rank for tally in own], list(all_facts)
 
     def abandon(self, error: BaseException) -> None:
         """Tell the other ranks at once that this one fails."""

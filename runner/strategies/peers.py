@@ -56,6 +56,8 @@ class Peers(abc.ABC):
         """Reason for which this process was asked to stop."""
         self.stop_agreed: str | None = None
         """Reason for which all ranks stop, once they have agreed on it."""
+        self.save_heard = self.save_agreed = False
+        """Whether it is time for a checkpoint by this process's clock, and for all ranks."""
 
     @property
     def is_main(self) -> bool:
@@ -70,6 +72,11 @@ class Peers(abc.ABC):
         self.stop_heard = reason
         if self.size == 1:
             self.stop_agreed = reason
+
+    def ask_save(self) -> None:
+        """Ask for a checkpoint, on which the ranks agree in their next exchange."""
+        self.save_heard = True
+        self.save_agreed |= self.size == 1
 
     def portion(self, batches: int) -> Sequence[int]:
         """Return the numbers of an evaluation's batches that this process computes."""

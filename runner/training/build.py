@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
+from torch.nn.utils import clip_grad_value_
 from torch.optim import Optimizer
 
 from samewise.runner.config import schema
@@ -21,7 +22,7 @@ from samewise.runner.config.project import Project
 from samewise.runner.config.tree import plain
 from samewise.runner.data.dataset import fingerprint
 from samewise.runner.data.device import mover
-from samewise.runner.data.order import InOrder, Order
+from samewise.runner.data.order import InOrder, Order, Truncated
 from samewise.runner.data.plan import Plan
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.interfaces import Batch, Callback, Phase, Recipe, class_names, of_labels
@@ -49,7 +50,7 @@ from samewise.runner.training.components import (
     training_images,
 )
 from samewise.runner.training.guards.catalogue import STEPS
-from samewise.runner.training.phase import TrainingPhase
+from samewise.runner.training.phase import TrainingPhase, clip_adaptively
 from samewise.runner.training.recorder import Recorder
 from samewise.runner.training.run import Run, Split
 from samewise.runner.training.same_bits import determinism
@@ -107,7 +108,7 @@ def build(
         model=model,
         network=network,
         parameters=list(model.parameters()),
-        phases=_phases(recipe, model, optimizers, strategy, later),
+        phases=_phases(recipe, model, optimizers, strategy, later, cfg),
         schedule=schedule,
         precision=precision,
         strategy=strategy,
@@ -126,6 +127,7 @@ def _settings(cfg: DictConfig) -> dict[str, Any]:
         "batch_size": cfg.batch_size,
         "micro_batches": cfg.replicas * cfg.accumulate,
         "clip_norm": cfg.clip_norm,
+        "skip_spikes": cfg.skip_spikes,
         "evaluate": OmegaConf.to_object(cfg.evaluate),
         "checkpoint": OmegaConf.to_object(cfg.checkpoint),
     }
@@ -167,6 +169,8 @@ def _make_data(
         if train
         else InOrder(range(samples or len(splits[split or "valid"].dataset)), seed=cfg.seed)
     )
+    if cfg.loader.limit is not None:
+        order = Truncated(order, cfg.loader.limit * cfg.batch_size)
     plan = Plan(len(order), cfg.batch_size, cfg.replicas * cfg.accumulate, cfg.loader.drop_last)
     total_steps = cfg.max_epochs * plan.steps_per_epoch
     if cfg.max_steps is not None:
@@ -393,7 +397,12 @@ def _phases(
     optimizers: Mapping[str, Optimizer],
     strategy: Strategy,
     later: Sequence[Waiting],
+    cfg: DictConfig,
 ) -> list[TrainingPhase]:
+    limits = [
+        (clip_grad_value_, {"clip_value": cfg.clip_value}),
+        (clip_adaptively, {"share": cfg.clip_adaptive}),
+    ]
     trained = {
         name: {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         for name, optimizer in optimizers.items()
@@ -409,6 +418,7 @@ def _phases(
             optimizers[phase.name],
             untrained[phase.name],
             strategy.layout.total_norm,
+            [partial(clip, **limit) for clip, limit in limits if None not in limit.values()],
             later,
         )
         for number, phase in enumerate(recipe.phases)

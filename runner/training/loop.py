@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
+from statistics import fmean, pstdev
 from typing import Any
 
 from torch import Tensor
@@ -29,6 +30,8 @@ from samewise.runner.training.run import Run, checkpoint_due, evaluation_due, is
 from samewise.runner.training.session import session
 from samewise.runner.training.state import save
 
+_LEAST, _MOST = 10, 100
+"""The steps whose losses say what a spike is."""
 _Forward = tuple[Tensor, Tensor, Callable[[], Tally]]
 """The loss, its initial gradient for `backward`, and a function that returns the tally."""
 
@@ -84,7 +87,8 @@ def train_step(
         norm = phase.condition_gradients(tally, run.precision, run.clip_norm)
         # Before the optimizer steps: on the CPU, a number that is not finite raises an error here
         readings.add(phase, tally, norm, tallies)
-        run.precision.stepper(phase.optimizer, step_of(phase.optimizer))()
+        if not _is_spike(run, phase, tally):
+            run.precision.stepper(phase.optimizer, step_of(phase.optimizer))()
         run.recorder.trace.digest_gradients(run.step + 1)
     run.recorder.trace.digest_weights(run.step + 1)
     # Everything is launched by now, so a device computes while the next batches are loaded
@@ -95,6 +99,21 @@ def train_step(
     run.progress.step += 1
     watch(run, lambda guard: guard.after_step(run))
     return readings.outcome()
+
+
+def _is_spike(run: Run, phase: TrainingPhase, tally: Tally) -> bool:
+    """Whether a phase's loss exceeds those before by `skip_spikes` standard deviations."""
+    if run.skip_spikes is None:
+        return False
+    recent = run.progress.recent.setdefault(phase.spec.name, [])
+    loss = float(tally.sums["loss"]) / tally.count
+    is_spike = len(recent) >= _LEAST and loss > fmean(recent) + run.skip_spikes * pstdev(recent)
+    # Also a spike's, so that losses that stay high are learned from again
+    recent[:] = [*recent, loss][-_MOST:]
+    if is_spike:
+        prefix = "" if len(run.phases) == 1 else f"{phase.spec.name}/"
+        run.recorder.log({f"train/{prefix}skipped": 1.0}, run.step + 1)
+    return is_spike
 
 
 def forward(run: Run, phase: TrainingPhase, micro: MicroBatch) -> _Forward:

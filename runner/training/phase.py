@@ -32,6 +32,8 @@ class TrainingPhase:
     """The parameters that only other phases train."""
     total_norm: Callable[[Sequence[Tensor]], Tensor] = total_norm
     """A function that returns the 2-norm of gradients together, float[]."""
+    clips: Sequence[Callable[[Sequence[nn.Parameter]], None]] = ()
+    """Functions that clip the gradients of parameters further."""
     waiting: Sequence[Waiting] = ()
     """The parameters that are trained from a later step, in the order of these steps."""
 
@@ -99,4 +101,22 @@ class TrainingPhase:
             # A norm of NaN scales nothing, so the error can name the gradient that has NaN
             scale = torch.clamp(clip_norm / (norm + 1e-6), max=1.0).nan_to_num_(1.0)
             foreach_mul_(gradients, scale)
+        for clip in self.clips:
+            clip([p for p in parameters if p.grad is not None])
         return norm
+
+
+@torch.no_grad()
+def clip_adaptively(parameters: Sequence[nn.Parameter], share: float) -> None:
+    """Scale down each row of a gradient whose norm exceeds this share of the weights' norm.
+
+    As in Brock et al. 2021, arXiv 2102.06171.
+    """
+    for parameter in parameters:
+        assert parameter.grad is not None
+        dims = tuple(range(1, parameter.dim())) or None
+        norm, of_gradient = (
+            torch.linalg.vector_norm(x, dim=dims, keepdim=True) for x in (parameter, parameter.grad)
+        )
+        largest = norm.clamp(min=1e-3) * share
+        parameter.grad.mul_((largest / of_gradient.clamp(min=1e-6)).clamp(max=1.0))

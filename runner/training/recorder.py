@@ -40,6 +40,8 @@ class Recorder:
     """Updates skipped in this session, because their gradients were too large for float16."""
     saved: int | None = None
     """The step of the last checkpoint."""
+    saved_s: float = 0.0
+    """The seconds of training at the last checkpoint."""
     scores: Mapping[str, Scores] = field(default_factory=dict[str, Scores])
     """The last evaluation's scores, by split, for its pictures."""
     require_folder: Callable[[], None] = lambda: None

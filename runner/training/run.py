@@ -54,6 +54,8 @@ class Progress:
     """The metrics of the best evaluation by `evaluate.monitor`, with its `step`."""
     also: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
     """The metrics of the best evaluation by each metric of `evaluate.also`, with its `step`."""
+    recent: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
+    """The losses of the last steps by phase, if those of spikes are skipped."""
     earlier_s: float = 0.0
     """Seconds of training before the clock was started."""
     _started: float | None = field(default_factory=time.monotonic)
@@ -69,13 +71,16 @@ class Progress:
 
     def state(self) -> dict[str, Any]:
         """Return the progress as plain values."""
-        also = {"also": self.also} if self.also else {}
+        added = {
+            "also": self.also,
+            "recent": {name: [*losses] for name, losses in self.recent.items()},
+        }
         return {
             "step": self.step,
             "evaluated": self.evaluated,
             "metrics": self.metrics,
             "best": self.best,
-            **also,
+            **{name: value for name, value in added.items() if value},
             "seconds": self.seconds,
         }
 
@@ -83,7 +88,7 @@ class Progress:
         """Restore `state`."""
         self.step, self.evaluated = state["step"], state["evaluated"]
         self.metrics, self.best, self.earlier_s = state["metrics"], state["best"], state["seconds"]
-        self.also = state.get("also", {})
+        self.also, self.recent = state.get("also", {}), state.get("recent", {})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +118,7 @@ class Parts:
     batch_size: int
     micro_batches: int
     clip_norm: float | None
+    skip_spikes: float | None
     evaluate: schema.Evaluate
     checkpoint: schema.Checkpoint
     checkpoints: Checkpoints
@@ -240,7 +246,9 @@ def evaluation_due(run: Run) -> bool:
 
 def evaluation_interval(run: Run) -> int:
     """Return the steps between two evaluations; 0 if the only one is at the end."""
-    return run.evaluate.every_steps or (run.evaluate.every_epochs or 0) * run.plan.steps_per_epoch
+    epochs = run.evaluate.every_epochs or 0
+    steps = max(round(epochs * run.plan.steps_per_epoch), bool(epochs))
+    return run.evaluate.every_steps or steps
 
 
 def checkpoint_due(run: Run) -> bool:
@@ -253,6 +261,9 @@ def checkpoint_due(run: Run) -> bool:
         bool(settings.every_epochs)
         and run.step % (settings.every_epochs * run.plan.steps_per_epoch) == 0
     )
+    minutes = (run.progress.seconds - run.recorder.saved_s) / 60
+    if settings.every_minutes and minutes >= settings.every_minutes:
+        run.strategy.peers.ask_save()
     is_best = settings.keep_best > 0 and any(
         best.get("step") == run.step for best in (run.progress.best, *run.progress.also.values())
     )
@@ -261,6 +272,7 @@ def checkpoint_due(run: Run) -> bool:
         or by_epochs
         or is_best
         or at_end(run)
+        or run.strategy.peers.save_agreed
         or run.strategy.peers.stop_agreed is not None
     )
 

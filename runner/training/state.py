@@ -52,7 +52,7 @@ def restore(
             and keep this run's values; None: unknown.
     """
     run.progress.load_state(state)
-    run.recorder.saved = run.step
+    run.recorder.saved, run.recorder.saved_s = run.step, run.progress.seconds
     load_weights(run.model, state["model"])
     for phase in run.phases:
         load_state(phase.optimizer, state["optimizers"][phase.spec.name], changed_options)
@@ -105,7 +105,8 @@ def save(run: Run) -> None:
         run.checkpoints.save(
             run.step, state, {**run.progress.metrics} if run.progress.evaluated == run.step else {}
         )
-    run.recorder.saved = run.step
+    run.recorder.saved, run.recorder.saved_s = run.step, run.progress.seconds
+    run.strategy.peers.save_heard = run.strategy.peers.save_agreed = False
 
 
 def _write_shards(run: Run) -> dict[str, Any]:

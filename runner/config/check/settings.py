@@ -29,7 +29,8 @@ LOWEST: dict[str, float] = {
     "compile.max_graphs": 1,
     "loader.num_workers": 0,
     "loader.prefetch_factor": 1,
-    "evaluate.every_epochs": 1,
+    "loader.limit": 1,
+    "evaluate.every_epochs": 0.001,
     "evaluate.every_steps": 1,
     "evaluate.batch_size": 1,
     "evaluate.limit": 1,
@@ -69,6 +70,8 @@ OPTIMIZER_RANGES: dict[str, tuple[float, float]] = {
 }
 """What an optimizer's numbers may be: [lowest, highest). torch itself accepts any dampening, and a
 momentum or alpha of 1, which diverges."""
+
+_POSITIVE = ("clip_norm", "clip_value", "clip_adaptive", "skip_spikes")
 
 LEVELS = ("strict", "portable", "fast")
 OTHER_ENVIRONMENT = ("refuse", "record")
@@ -137,13 +140,11 @@ def numbers_are_possible(cfg: Config) -> Iterator[Problem]:
         value = at(cfg, path)
         if _is_number(value) and value > highest:
             yield Problem(path, "is too large", value, f"at most {highest:,}".replace(",", " "))
-    if _is_number(clip := cfg.get("clip_norm")) and not 0 < clip < math.inf:
-        yield Problem(
-            "clip_norm",
-            "must be a positive number",
-            clip,
-            "a positive number, or null for no clipping",
-        )
+    for path in (*_POSITIVE, "checkpoint.every_minutes"):
+        if _is_number(value := at(cfg, path)) and not 0 < value < math.inf:
+            expected = "a positive number, or null"
+            expected += " for no clipping" * path.startswith("clip")
+            yield Problem(path, "must be a positive number", value, expected)
     if _is_number(interval := at(cfg, "tracking.send_every_s")) and not 0 < interval < math.inf:
         yield Problem(
             "tracking.send_every_s",

@@ -39,6 +39,7 @@ def apply(settings: Any) -> None:
     torch.set_num_threads(settings.threads)
     torch.use_deterministic_algorithms(settings.deterministic)
     torch.utils.deterministic.fill_uninitialized_memory = settings.fill_uninitialized_memory  # pyright: ignore[reportAttributeAccessIssue] (a property of the module)
+    torch.autograd.set_detect_anomaly(settings.detect_anomaly)
     torch.backends.cudnn.deterministic = settings.deterministic
     torch.backends.cudnn.benchmark = settings.benchmark
     warm_up()

@@ -1,0 +1,172 @@
+"""Settings that limit a training: clipping, skipped steps, a part of each epoch, evaluations and checkpoints between epochs, and time."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from statistics import fmean, pstdev
+from typing import Any
+
+import pytest
+import torch
+from samewise_tiny import QUIET
+from torch import nn
+from torch.optim import SGD
+
+from samewise.runner.config.compose import compose
+from samewise.runner.config.project import Project
+from samewise.runner.data.order import Shuffled, Truncated
+from samewise.runner.interfaces import Phase
+from samewise.runner.precision import Precision
+from samewise.runner.records.folder import RunFolder
+from samewise.runner.strategies.base import Tally
+from samewise.runner.tracking.journal import logged_values
+from samewise.runner.training.build import build
+from samewise.runner.training.phase import TrainingPhase
+
+BARE = Project(Path(__file__).resolve().parents[2])
+SMALL = [
+    "experiment=resnet18_digits",
+    *QUIET,
+    "model.width=4",
+    "dataset=generated_classification",
+    "dataset.samples=96",
+    "batch_size=16",
+    "max_epochs=4",
+    "max_steps=null",
+]
+
+
+def train(samewise, run_root: Path, *overrides: str, code: int = 0) -> tuple[Path, str]:
+    """The folder of the only run, and what was said."""
+    done = samewise("train", *SMALL, f"run_root={run_root}", *overrides)
+    assert done.returncode == code, done.stderr
+    return next(run_root.glob("*/*/config.yaml")).parent, done.stdout + done.stderr
+
+
+def weights(run: Path) -> str:
+    return json.loads((run / "summary.json").read_text())["weights_sha256"]
+
+
+def traced(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "trace.jsonl").read_text().splitlines()[1:]]
+
+
+@pytest.mark.parametrize("setting", ["clip_value=0.5", "clip_adaptive=0.01"])
+def test_gradients_are_clipped_as_torch_and_timm_clip_them(setting: str, tmp_path: Path) -> None:
+    from timm.utils.agc import adaptive_clip_grad
+
+    run = build(compose([*SMALL, setting], project=BARE), BARE, RunFolder(tmp_path))
+    generator = torch.Generator().manual_seed(2)
+    shapes = [(4, 3, 3, 3), (5, 4), (7,), ()]
+    ours, theirs = ([nn.Parameter(torch.randn(shape, generator=generator.manual_seed(3))) for shape in shapes] for _ in range(2))
+    for number, (parameter, other) in enumerate(zip(ours, theirs, strict=True)):
+        parameter.grad = 10 ** (number - 2) * torch.randn(parameter.shape, generator=generator)
+        other.grad = parameter.grad.clone()
+    before = [parameter.grad.clone() for parameter in ours]
+    phase = TrainingPhase(0, Phase(), SGD(ours, lr=0.1), clips=run.phases[0].clips)
+    phase.condition_gradients(Tally(1.0), Precision(), None)
+    if setting == "clip_value=0.5":
+        nn.utils.clip_grad_value_(theirs, 0.5)
+    else:
+        adaptive_clip_grad(theirs, clip_factor=0.01)
+    for parameter, other in zip(ours, theirs, strict=True):
+        assert torch.equal(parameter.grad, other.grad)
+    assert any(not torch.equal(parameter.grad, gradient) for parameter, gradient in zip(ours, before, strict=True))
+
+
+def test_a_step_whose_loss_is_a_spike_is_skipped_recorded_and_skipped_again_on_resuming(samewise, tmp_path) -> None:
+    settings = ["skip_spikes=0.1", "optimizer.lr=3", "checkpoint.every_steps=5", "checkpoint.keep_last=100"]
+    run, _ = train(samewise, tmp_path / "whole", *settings)
+    logged = logged_values(run / "metrics.jsonl")
+    losses = [logged[step, "train/loss"] for step in range(1, 25)]
+    expected = [step for step in range(11, 25) if losses[step - 1] > fmean(losses[: step - 1]) + 0.1 * pstdev(losses[: step - 1])]
+    assert expected
+    assert [step for step in range(1, 25) if (step, "train/skipped") in logged] == expected
+    shutil.copytree(tmp_path / "whole", tmp_path / "killed")
+    (killed,) = tmp_path.glob("killed/*/*/")
+    (killed / "summary.json").unlink()
+    for checkpoint in killed.glob("checkpoints/step-*"):
+        if int(checkpoint.name.removeprefix("step-")) > 10:
+            shutil.rmtree(checkpoint)
+    again, _ = train(samewise, tmp_path / "killed", *settings)
+    assert logged_values(again / "metrics.jsonl") == logged
+    assert weights(again) == weights(run) != weights(train(samewise, tmp_path / "none", "optimizer.lr=3")[0])
+
+
+def test_an_epoch_is_cut_to_its_first_batches() -> None:
+    whole = Shuffled(range(96), seed=3)
+    assert torch.equal(Truncated(whole, 32).indices(5), whole.indices(5)[:32])
+    assert len(Truncated(whole, 1000)) == 96
+
+
+def test_evaluations_between_epochs_and_limited_epochs(samewise, tmp_path) -> None:
+    run, said = train(samewise, tmp_path, "loader.limit=4", "evaluate.every_epochs=0.5", "callbacks=progress", "callbacks.progress.names=[valid/loss]")
+    logged = logged_values(run / "metrics.jsonl")
+    assert [step for step, name in logged if name == "valid/loss"] == [*range(2, 17, 2)]
+    assert "epoch 0.5  step 2  valid/loss" in said
+    assert "valid/accuracy 0" not in said
+
+
+@pytest.mark.parametrize("ranks", [["strategy=single"], ["strategy=elastic", "strategy.nproc=2"]])
+def test_checkpoints_by_time_and_a_time_limit_change_no_bit(samewise, tmp_path, ranks) -> None:
+    ranks = [*ranks, "replicas=2"]
+    plain, _ = train(samewise, tmp_path / "plain", *ranks)
+    never = ["checkpoint.every_epochs=null", "checkpoint.keep_best=0", "checkpoint.keep_last=100"]
+    timed, _ = train(samewise, tmp_path / "timed", *ranks, *never, "checkpoint.every_minutes=1e-6")
+    assert len([*timed.glob("checkpoints/step-*")]) >= 20
+    limited = ["callbacks=time_limit", "callbacks.time_limit.minutes=0", *ranks]
+    run, said = train(samewise, tmp_path / "limited", *limited, code=3)
+    assert "stopped by the time limit of 0 minutes, and saved" in said
+    run, _ = train(samewise, tmp_path / "limited", *limited, "callbacks.time_limit.minutes=60")
+    assert weights(run) == weights(timed) == weights(plain)
+    assert traced(run) == traced(plain)
+
+
+def test_autograd_names_the_operator_whose_gradient_is_not_a_number(samewise, tmp_path, monkeypatch) -> None:
+    (tmp_path / "roots.py").write_text(
+        "from torch import nn\n"
+        "class Roots(nn.Module):\n"
+        "    def __init__(self, **sizes):\n"
+        "        super().__init__()\n"
+        "        self.linear = nn.Linear(64, 10)\n"
+        "    def forward(self, image):\n"
+        "        logits = self.linear(image.flatten(1)[:, :64])\n"
+        "        return logits + (0 * logits).sqrt()\n"
+    )
+    (tmp_path / "pyproject.toml").write_text('[tool.samewise]\npackages = ["roots"]\n')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    mine = [setting for setting in SMALL if not setting.startswith("model")]
+    done = samewise("train", *mine, "model={_target_: roots.Roots}", "run_root=runs", "param_groups=none", "reproducibility.detect_anomaly=true")
+    assert "MulBackward0' returned nan" in done.stderr
+    assert "MulBackward0" not in samewise("train", *mine, "model={_target_: roots.Roots}", "run_root=runs", "param_groups=none", "--fresh").stderr
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "clip_value=-1",
+        "clip_adaptive=0",
+        "skip_spikes=0",
+        "checkpoint.every_minutes=0",
+        "loader.limit=0",
+        "evaluate.every_epochs=0",
+        "evaluate.every_epochs=often",
+    ],
+)
+def test_values_out_of_range_are_refused(samewise, setting: str) -> None:
+    done = samewise("check", *SMALL, setting)
+    assert done.returncode == 2
+    assert setting.partition("=")[0] in done.stderr
+
+
+def test_what_changes_a_result_changes_the_fingerprint() -> None:
+    def fingerprint(*settings: str) -> str:
+        return compose([*SMALL, *settings], project=BARE).fingerprint
+
+    same = ["checkpoint.every_minutes=5", "reproducibility.detect_anomaly=true", "callbacks=time_limit", "callbacks=[progress]"]
+    other = ["clip_value=1", "clip_adaptive=0.01", "skip_spikes=5", "loader.limit=3", "evaluate.every_epochs=0.5"]
+    assert {fingerprint(setting) for setting in same} == {fingerprint()}
+    assert len({fingerprint(), *map(fingerprint, other)}) == 1 + len(other)
