@@ -139,7 +139,7 @@ def test_recordings_of_a_speaker_stay_in_one_split() -> None:
     [
         (lambda root: images(root, "train", image="foto"), "has no such column; hint: did you mean 'photo'"),
         (lambda root: images(root, "train", num_classes=3), "has 2 classes (night, day); hint: set dataset.num_classes=2"),
-        (lambda root: images(root, "train", classes=["night", "noon"]), "row 0 belongs to an unknown class"),
+        (lambda root: images(root, "train", classes=["night", "noon"]), "row 1 belongs to an unknown class"),
         (lambda root: images(root, "train", image="kind"), "column kind holds int; hint: dataset.image=COLUMN names another column"),
         (lambda root: images(root / "nothing", "train"), "does not exist"),
         (lambda root: images(_truncate(root), "train"), "cannot be read: Expected"),
