@@ -395,6 +395,9 @@ def try_override(override: Override, cfg: DictConfig, groups: Groups) -> Problem
             )
         if key in keys_known:
             return Problem(key, _line(error), value)
+        # An empty mapping is not among the keys
+        if is_mapping:
+            return Problem(key, "wrong type", value, expected_type(cfg, key))
         return Problem(
             key,
             "no such key",
