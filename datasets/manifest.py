@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import final
 
 from samewise.datasets.parts.lists import Row, read_rows
-from samewise.datasets.parts.names import require_listed
+from samewise.datasets.parts.names import relative_names, require_listed
 from samewise.datasets.parts.recordings import Cache
 from samewise.datasets.parts.utterances import LETTERS, Spelling, Utterances
 from samewise.runner.errors import DataError, Problem
@@ -63,7 +63,7 @@ class Manifest(Utterances):
         setting = "dataset.train_file and dataset.valid_file"
         # In Common Voice's tables, quotes are characters
         rows = read_rows(path, columns, item="recording", setting=setting, tab_quotes=False)
-        names = [row.text(audio, setting="audio") for row in rows]
+        names = relative_names(folder, [row.text(audio, setting="audio") for row in rows])
         transcripts = [row.text(text, setting="text", blank=True) for row in rows]
         sections = [(_seconds(row, "offset"), _seconds(row, "duration")) for row in rows]
         require_listed(folder, names, listed_in=path.name)

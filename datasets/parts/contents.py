@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from samewise.datasets.parts.limits import Hash, add_content
+from samewise.runner.errors import DataError, Problem
 
 CONTENTS = 64
 """Number of files whose bytes count."""
@@ -29,7 +30,15 @@ def add_sizes(digest: Hash, path: Callable[[int], Path], count: int, *, most: in
 
 
 def add_files(digest: Hash, path: Callable[[int], Path], count: int, *, most: int = SIZES) -> None:
-    """Update a hash with the sizes of up to `most` files, and the bytes of 64."""
-    add_sizes(digest, path, count, most=most)
-    for index in spaced_indices(count, CONTENTS):
-        add_content(digest, path(index))
+    """Update a hash with the sizes of up to `most` files, and the bytes of 64.
+
+    Raises:
+        DataError: A file cannot be read, such as a link that leads nowhere.
+    """
+    try:
+        add_sizes(digest, path, count, most=most)
+        for index in spaced_indices(count, CONTENTS):
+            add_content(digest, path(index))
+    except OSError as error:
+        reason = f"cannot be read: {error.strerror}"
+        raise DataError(Problem(os.fspath(error.filename), reason)) from None

@@ -92,7 +92,7 @@ def require_distinct(where: str, names: Iterable[str], *, what: str) -> None:
         spellings[form] = name
 
 
-def relative_names(folder: Path, names: Iterable[str], *, where: str) -> list[str]:
+def relative_names(folder: Path, names: Iterable[str], *, where: str | None = None) -> list[str]:
     """Return listed names, relative to the folder if they lie inside.
 
     Splits and fingerprints depend on the result, so it is the same however a path is spelt:
@@ -101,7 +101,7 @@ def relative_names(folder: Path, names: Iterable[str], *, where: str) -> list[st
     Args:
         folder: The folder that names are relative to.
         names: Names of files, as listed.
-        where: The list, for messages.
+        where: The list, if it may name a file only once; None: sections of a file may be listed.
 
     Raises:
         DataError: A file is listed twice.
@@ -116,7 +116,7 @@ def relative_names(folder: Path, names: Iterable[str], *, where: str) -> list[st
         return name if inside is None else str(path.relative_to(inside))
 
     listed = list(map(relative, names))
-    if (repeated := first_repeated(listed)) is not None:
+    if where is not None and (repeated := first_repeated(listed)) is not None:
         raise DataError(Problem(where, "lists a file twice", repeated, "each once"))
     return listed
 

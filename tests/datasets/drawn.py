@@ -268,7 +268,7 @@ def pixels_of(raw: bytes, mode: str = "RGB", *, upright: bool = False) -> Near:
     except Exception as error:
         raise Refused(f"{type(error).__name__}: {error}") from None
     array = array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
-    tolerances = {"RGB": 3, "L": 16} if form == "JPEG" else {"RGB": 0, "L": 2}
+    tolerances = {"RGB": 3, "L": 24} if form == "JPEG" else {"RGB": 0, "L": 2}
     return Near(array, tolerances[mode])
 
 

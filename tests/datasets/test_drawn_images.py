@@ -7,8 +7,10 @@ import io
 import json
 import math
 import os
+import struct
 import unicodedata
 import xml.etree.ElementTree as ElementTree
+import zlib
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -65,6 +67,13 @@ def write_images(case: Case, folder: Path, stems: list[str], *, upright: bool = 
     return names
 
 
+def bytes_of(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise Refused(str(error)) from None
+
+
 def samples_of(data: Any) -> list[dict[str, Any]]:
     return [
         {**sample, "class": data.classes[sample["label"]], "file": str(data.path(index))}
@@ -88,6 +97,10 @@ def class_folders(case: Case) -> bool:
             rubbish += 1
         if not case.random.randrange(6):
             (root / name / case.pick(RUBBISH)).write_text("x")
+        if not case.random.randrange(6):
+            listed.append((name, "link.jpg"))
+            target = case.pick([root / "/".join(listed[0])], [Path("nowhere"), root], share=0.1)
+            (root / name / "link.jpg").symlink_to(target)
     if not case.random.randrange(3):
         (root / case.pick(RUBBISH)).mkdir()
     elif not case.random.randrange(6):
@@ -125,7 +138,7 @@ def class_folders(case: Case) -> bool:
                 [
                     [name.partition("/")[0], os.path.basename(name), image]
                     for name in sorted(names, key=lambda x: (x.partition("/")[0], os.path.basename(x)))
-                    for image in [pixels_of((root / name).read_bytes(), mode_of_pillow)]
+                    for image in [pixels_of(bytes_of(root / name), mode_of_pillow)]
                 ]
                 for names in chosen.values()
             ],
@@ -236,7 +249,7 @@ def coco(case: Case) -> bool:
                 "image_id": case.number(case.pick(ids)),
                 "category_id": case.number(case.pick([7, 2, 90][: len(categories)])),
                 "bbox": case.pick([box], [box[:3], [*box, 1], None, "0 0 1 1", {}], share=0.004),
-                "area": case.pick([3, 2.5, 0], [-3, None, "3", float("nan"), 1e400, [1]]),
+                "area": case.pick([3, 2.5, 0, -3], [None, "3", float("nan"), 1e400, [1]]),
                 "iscrowd": case.pick([0, 0, 0, 1], [True, False, "1", 2, None, "true"]),
             }
         )
@@ -288,7 +301,7 @@ def coco_samples(published: Published, folder: Path, *, dense: bool, training: b
     numbers = [number_of(x.get("id"), whole=True) for x in data["categories"]]
     image_ids = [number_of(x.get("id"), whole=True) for x in data["images"]]
     names = [str(x["name"]) for x in data["categories"] if x.get("name") is not None]
-    files = [resolved(folder, str(x["file_name"])) for x in data["images"] if x.get("file_name")]
+    files = [resolved(folder, str(x["file_name"])) for x in data["images"] if x.get("file_name") is not None]
     if len(files) < len(image_ids):
         raise Refused("an image without a file")
     if len(names) < len(numbers) or len({unicodedata.normalize("NFC", x) for x in names}) < len(names):
@@ -602,17 +615,29 @@ def hf_table(path: Path) -> pa.Table:
 def image_file(case: Case) -> bool:
     raw, ending = draw_image(case, case.pick([1, 3, 8, 17]), case.pick([1, 2, 9]))
     path = case.folder / f"a{ending}"
-    path.write_bytes(damage(case, raw, share=0.3))
-    mode, upright = (
-        case.pick([("rgb", "RGB"), ("rgb", "RGB"), ("gray", "L")]),
-        case.pick([True, False]),
-    )
+    raw = declare(case, raw) if case.pick([True] + [False] * 9) else damage(case, raw, share=0.3)
+    path.write_bytes(raw)
+    mode = case.pick([("rgb", "RGB"), ("rgb", "RGB"), ("gray", "L")])
+    upright = case.pick([True, False])
     read = read_upright if upright else read_image
     return judge(
         case,
         lambda: read(path, mode=mode[0]),
         lambda: pixels_of(path.read_bytes(), mode[1], upright=upright),
     )
+
+
+def declare(case: Case, raw: bytes) -> bytes:
+    """Return an image whose header says another size."""
+    case.sound = False
+    width, height = case.pick([0, 1, 2, 40, 60_000]), case.pick([0, 1, 7, 60_000])
+    if raw.startswith(b"\x89PNG"):
+        header = b"IHDR" + struct.pack(">II", width, height) + raw[24:29]
+        return raw[:12] + header + zlib.crc32(header).to_bytes(4, "big") + raw[33:]
+    start = max(raw.find(b"\xff\xc0"), raw.find(b"\xff\xc2")) if raw[:2] == b"\xff\xd8" else -1
+    if start < 0:
+        return raw[: len(raw) // 2]
+    return raw[: start + 5] + struct.pack(">HH", height, width) + raw[start + 9 :]
 
 
 def test_class_folders(tmp_path: Path) -> None:
