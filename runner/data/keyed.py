@@ -7,12 +7,11 @@ Neither the number of workers, nor prefetching, nor the process that makes a sam
 from __future__ import annotations
 
 import contextlib
-import inspect
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.utils.data import Dataset
@@ -22,7 +21,7 @@ from samewise.runner.data.dataset import differing_entry, failure, sample_name
 from samewise.runner.data.device import copied
 from samewise.runner.data.order import Order
 from samewise.runner.data.plan import Plan
-from samewise.runner.errors import ConfigError, Problem, SamewiseError
+from samewise.runner.errors import Problem, SamewiseError
 from samewise.runner.interfaces import Batch
 
 Collate = Callable[[Sequence[Any]], Batch]
@@ -82,7 +81,8 @@ class KeyedDataset(Dataset[Any]):
         self._collate = collate
         self._seed = seed
         self._stream = stream
-        self._whole = _whole_batches(dataset, name)
+        method: Any = getattr(dataset, "batch", None)
+        self._whole: Any = method if callable(method) else None
         # Samewise's own functions make new tensors, which need no copy.
         self._may_share = not str(getattr(self._whole or collate, "__module__", "")).startswith(
             "samewise."
@@ -234,37 +234,6 @@ class KeyedDataset(Dataset[Any]):
         except Exception as error:
             return error
         return None
-
-
-def _whole_batches(dataset: Any, name: str) -> Callable[[Sequence[int]], Batch] | None:
-    """Return the data set's method `batch(indices)`, or None.
-
-    Raises:
-        ConfigError: Its `batch` takes something else.
-    """
-    method: Any = getattr(dataset, "batch", None)
-    if not callable(method):
-        return None
-    try:
-        inspect.signature(method).bind(())
-    except TypeError as error:
-        owner, expected = (
-            type(dataset).__name__,
-            "batch(indices), which returns the collated samples at these indices",
-        )
-        hint = (
-            "give it another name if it is meant for something else: samewise calls a data "
-            "set's `batch` in place of __getitem__"
-        )
-        raise ConfigError(
-            Problem(
-                name,
-                f"{owner}.batch cannot be called with indices alone: {error}",
-                expected=expected,
-                hint=hint,
-            )
-        ) from error
-    return cast(Callable[[Sequence[int]], Batch], method)
 
 
 def _does_not_repeat(path: str, sample: str) -> Problem:

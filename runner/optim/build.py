@@ -48,21 +48,6 @@ def build_optimizers(
     Raises:
         ConfigError: Names, options or values are wrong, or the optimizer cannot train this model.
     """
-    if sparse_layer := next(
-        (
-            name
-            for name, module in model.named_modules()
-            if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse
-        ),
-        None,
-    ):
-        raise ConfigError(
-            Problem(
-                "model",
-                f"its layer {sparse_layer} has sparse gradients, which are not supported",
-                hint="create it with sparse=False",
-            )
-        )
     nodes = _nodes(plain(optimizer), phases)
     options: dict[str, Any] = plain(rules) or {}
     optimizers: dict[str, Optimizer] = {}

@@ -172,63 +172,60 @@ def _rules(
             continue
         settings = {str(key): value for key, value in cast("Mapping[str, Any]", rule).items()}
         try:
-            if "layer_decay" in settings and factors:
-                earlier = next(
-                    other_name
-                    for other_name, rule in rules.items()
-                    if isinstance(rule, Mapping) and "layer_decay" in rule
-                )
-                problems.append(
-                    Problem(
-                        path,
-                        f"is a second layer-wise decay: '{earlier}' is one",
-                        rule,
-                        "one",
-                        f"~param_groups.{earlier} removes the first",
-                    )
-                )
-                continue
-            if "layer_decay" in settings:
+            if "match" in settings:
+                options[name] = settings
+                problems += _apply_rule(name, settings, model, parameters, rule_of_parameter)
+            elif factors:
+                layered = [
+                    x for x, y in rules.items() if isinstance(y, Mapping) and "layer_decay" in y
+                ]
+                message = f"is a second layer-wise decay: '{layered[0]}' is one"
+                hint = f"~param_groups.{layered[0]} removes the first"
+                problems.append(Problem(path, message, rule, "one", hint))
+            else:
                 factors, waits = _block_settings(settings, parameters, path)
-                continue
-            frozen = settings.pop("frozen", False)
-            statistics = settings.pop("frozen_statistics", None)
-            matches = matching(
-                settings.pop("match"),
-                [*parameters, *bare_statistics(model)] if frozen is True else parameters,
-                path=f"{path}.match",
-            )
         except ConfigError as error:
             # Every wrong rule is reported at once
             problems.extend(error.problems)
-            continue
-        if problem := _option_problem(settings, frozen, statistics, path):
-            problems.append(problem)
-        options[name] = settings
-        own_matches = [x for x in matches if rule_of_parameter.setdefault(x.name, name) == name]
-        if (
-            (frozen is True or "frozen_until" in settings)
-            and len(own_matches) < len(matches)
-            # A rule for everything may freeze the rest
-            and not {x.name for x in parameters} <= {x.name for x in matches}
-        ):
-            problems.append(
-                _not_frozen_problem(
-                    [x.name for x in matches if rule_of_parameter[x.name] != name],
-                    rule_of_parameter,
-                    path,
-                )
-            )
-        if frozen is True:
-            freeze(
-                model,
-                own_matches,
-                path=f"{path}.frozen_statistics",
-                statistics="freeze" if statistics is None else statistics,
-            )
     if problems:
         raise ConfigError(*problems)
     return rule_of_parameter, options, factors, waits
+
+
+def _apply_rule(
+    name: str,
+    settings: dict[str, Any],
+    model: nn.Module,
+    parameters: Sequence[Named],
+    rule_of_parameter: dict[str, str],
+) -> list[Problem]:
+    """Give a rule what it matches and no earlier rule has, and freeze it as the rule says.
+
+    Afterwards `settings` has the rule's options alone.
+    """
+    path = f"param_groups.{name}"
+    frozen, statistics = (settings.pop(key, None) for key in ("frozen", "frozen_statistics"))
+    candidates = [*parameters, *bare_statistics(model)] if frozen is True else parameters
+    matches = matching(settings.pop("match"), candidates, path=f"{path}.match")
+    own_matches = [x for x in matches if rule_of_parameter.setdefault(x.name, name) == name]
+    problem = _option_problem(settings, frozen, statistics, path)
+    problems = [problem] if problem else []
+    if (
+        (frozen is True or "frozen_until" in settings)
+        and len(own_matches) < len(matches)
+        # A rule for everything may freeze the rest
+        and not {x.name for x in parameters} <= {x.name for x in matches}
+    ):
+        earlier_names = [x.name for x in matches if rule_of_parameter[x.name] != name]
+        problems.append(_not_frozen_problem(earlier_names, rule_of_parameter, path))
+    if frozen is True:
+        freeze(
+            model,
+            own_matches,
+            path=f"{path}.frozen_statistics",
+            statistics="freeze" if statistics is None else statistics,
+        )
+    return problems
 
 
 def _option_problem(
@@ -242,7 +239,7 @@ def _option_problem(
             statistics,
             "frozen: true in the same rule",
         )
-    if not isinstance(frozen, bool):
+    if not isinstance(frozen, bool | None):
         return Problem(f"{path}.frozen", "is neither true nor false", frozen, "true or false")
     until = settings.get("frozen_until", 1)
     if not whole(until, least=1) or (frozen and "frozen_until" in settings):

@@ -406,17 +406,7 @@ def _load(
     unexpected = [
         name for name in state if name not in own_state and not name.endswith("num_batches_tracked")
     ]
-    problems = [
-        Problem(
-            PATH,
-            f"the shape of '{name}' differs",
-            list(state[name].shape),
-            str(list(own_state[name].shape)),
-            _exclude_hint(name),
-        )
-        for name in common
-        if isinstance(own_state[name], Tensor) and state[name].shape != own_state[name].shape
-    ]
+    problems = _shape_problems(state, own_state)
     problems += _tied_problems(tied_names, state)
     merged = {
         name: _plain_name(name)
@@ -426,25 +416,18 @@ def _load(
     if strict or not common:
         problems += _parametrised_problems(merged)
     if strict:
-        missing, unexpected = (
-            [name for name in missing if name not in merged.values()],
-            [name for name in unexpected if name not in merged],
-        )
-        required = [
+        missing = [
             name
             for name in missing
-            if not any(
+            if name not in merged.values()
+            and not any(
                 fnmatchcase(tied_name, pattern)
                 for tied_name in tied_names.get(name, {name})
                 for pattern in patterns
             )
         ]
-        problems += [
-            Problem(
-                PATH, f"the model's '{name}' is not in the file", hint=nearest(name, unexpected)
-            )
-            for name in required
-        ]
+        unexpected = [name for name in unexpected if name not in merged]
+        problems += _missing_problems(missing, unexpected)
         problems += _unused_problems(unexpected, missing, own_state)
     if not common and not merged:
         problems = [
@@ -464,6 +447,26 @@ def _load(
     # needs.
     own_state.update((name, state[name]) for name in common)
     target.load_state_dict(own_state, strict=False)
+
+
+def _shape_problems(state: Mapping[str, Tensor], own_state: Mapping[str, Any]) -> list[Problem]:
+    shapes = {name: x.shape for name, x in own_state.items() if isinstance(x, Tensor)}
+    return [
+        Problem(
+            PATH,
+            f"the shape of '{name}' differs",
+            list(tensor.shape),
+            str(list(shapes[name])),
+            _exclude_hint(name),
+        )
+        for name, tensor in state.items()
+        if name in shapes and tensor.shape != shapes[name]
+    ]
+
+
+def _missing_problems(missing: Sequence[str], unexpected: Sequence[str]) -> list[Problem]:
+    message = "the model's '{}' is not in the file"
+    return [Problem(PATH, message.format(name), hint=nearest(name, unexpected)) for name in missing]
 
 
 def _tied_names(target: nn.Module) -> dict[str, set[str]]:

@@ -6,7 +6,6 @@ A stage is a graph over the model's own layers (torch.fx), so it computes what t
 from __future__ import annotations
 
 import operator
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -149,20 +148,6 @@ def _enclosing_modules(node: fx.Node) -> list[str]:
 
 def _require_names(model: nn.Module, split: Sequence[str]) -> None:
     modules = [name for name, _ in model.named_modules() if name]
-    parameters = (name for name, _ in model.named_parameters())
-    buffers = (name for name, _ in model.named_buffers())
-    if strange := next(
-        (x for x in (*modules, *parameters, *buffers) if not re.fullmatch(r"[\w.-]+", x)), None
-    ):
-        expected = "letters, digits, _ and -, because torch.fx generates code with these names"
-        raise ConfigError(
-            Problem(
-                "model",
-                "has a module or parameter whose name torch.fx cannot use to cut the model",
-                strange,
-                expected,
-            )
-        )
     if _has_hooks(model):
         message = "has hooks on the model itself, which stages would not call"
         raise ConfigError(

@@ -30,7 +30,7 @@ from samewise.runner.strategies.peers import Processes
 from samewise.runner.strategies.ranks import OneReplicaEach
 from samewise.runner.strategies.simulated import SimulatedPeers
 from samewise.runner.strategies.sync_batch_norm import require_batch_norm, synchronise
-from samewise.runner.strategies.tree import copy_buffers, own_elements
+from samewise.runner.strategies.tree import copy_buffers
 
 HOOKS = ("fp16", "bf16", "powersgd")
 
@@ -114,21 +114,6 @@ class DDP(OneReplicaEach):
             require_batch_norm(model, self._device)
             if not isinstance(self.peers, SimulatedPeers):
                 synchronise(model)
-        if expanded := next(
-            (
-                name
-                for name, buffer in model.named_buffers()
-                if own_elements(buffer).shape != buffer.shape
-            ),
-            None,
-        ):
-            message = (
-                f"DistributedDataParallel sends buffers, and cannot write to {expanded}, an "
-                "expanded tensor, whose elements share memory"
-            )
-            raise ConfigError(
-                Problem("model", message, hint="add .clone(), or choose strategy=elastic")
-            )
         self._trained = [
             name for name, parameter in model.named_parameters() if parameter.requires_grad
         ]

@@ -188,7 +188,6 @@ class FSDP(OneReplicaEach):
             else match_modules(model, self.shard, "strategy.shard")
         )
         self._model, self._units = model, [name for name, _ in unit_modules]
-        _require_one_dtype_each(model, self._units)
         recompute(model, self.activation_checkpointing, "strategy.activation_checkpointing")
         if not isinstance(self.peers, Processes):
             self._require_no_exchange()
@@ -298,27 +297,3 @@ class FSDP(OneReplicaEach):
             self._used.settle(usage)
         self._follow_first(self._model, "sharing batch norm's statistics")
         return add_tallies(all_tallies)
-
-
-def _require_one_dtype_each(model: nn.Module, units: Sequence[str]) -> None:
-    """Require one dtype of a unit's trained weights, and of all outside of units."""
-    # Each of these sets is gathered as one tensor.
-    dtypes_by_unit: dict[str, dict[torch.dtype, str]] = {}
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            # The innermost unit gathers a weight of nested ones
-            unit = max((x for x in units if name.startswith(f"{x}.")), key=len, default="")
-            dtypes_by_unit.setdefault(unit, {}).setdefault(parameter.dtype, name)
-    for names_by_dtype in dtypes_by_unit.values():
-        if len(names_by_dtype) > 1:
-            description = " and ".join(
-                f"{name} ({str(dtype).removeprefix('torch.')})"
-                for dtype, name in names_by_dtype.items()
-            )
-            raise ConfigError(
-                Problem(
-                    "strategy.shard",
-                    f"gathers weights of different dtypes together: {description}",
-                    expected="modules of one dtype each",
-                )
-            )

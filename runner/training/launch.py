@@ -7,7 +7,7 @@ Rank 0 composes the config for all.
             or `samewise train` under torchrun
 
 They exchange files in a temporary folder. `launch` writes `config.yaml` and `handed.json`; a rank
-writes `done-N` when it has finished, or `rank-N.json` with its error.
+writes `rank-N.json` with its error.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ from samewise.runner.errors import (
     PeerFailed,
     Problem,
     SamewiseError,
-    TrainingError,
     describe,
     strip_heading,
     traceback_of,
@@ -162,26 +161,8 @@ def _report_outcomes(handed: Path, nproc: int, error: SamewiseError | None, *, d
         first = ended[0]
         print((first["traceback"] if debug else "") + first["said"], file=sys.stderr)
         raise PeerFailed(strip_heading(first["said"]), exit_code=first["exit_code"])
-    silent = [number for number in range(nproc) if not (handed / f"done-{number}").exists()]
-    if error is not None and silent:
-        raise error
     if error is not None:
-        print(
-            f"warning: {_without_hints(error)}\n    it had finished: the result is complete",
-            file=sys.stderr,
-        )
-    if silent:
-        hint = (
-            "some code in it calls os._exit(0) or replaces the process; run the same command "
-            "again to resume from the last checkpoint"
-        )
-        raise TrainingError(
-            Problem(
-                f"rank {silent[0]}",
-                "ended with exit code 0 before it had finished, without giving a reason",
-                hint=hint,
-            )
-        )
+        raise error
 
 
 def rank(
@@ -333,7 +314,6 @@ def main(handed: Path, work: Callable[..., None] | None = None) -> int:
             check=lambda: None,
             work=does,
         )
-        (handed / f"done-{number}").touch()
         return 0
     except BaseException as error:
         # A second signal may not end this process before it has written its message

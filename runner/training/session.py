@@ -39,7 +39,7 @@ def session(run: Run) -> Generator[dict[str, Any]]:
     Yields:
         The run's summary, empty until training has ended.
     """
-    status, summary, start = "FAILED", dict[str, Any](), dict[str, Any]()
+    status, summary = "FAILED", dict[str, Any]()
     run.guards.extend(guard(run) for guard in CODE)
     with (
         ExitStack() as resources,
@@ -48,20 +48,7 @@ def session(run: Run) -> Generator[dict[str, Any]]:
         _explaining_waits(run),
     ):
         resources.callback(_end_workers, run)
-        if run.strategy.peers.first(
-            lambda: not checkpoint.list_checkpoints(run.folder.checkpoints)
-        ):
-            # All ranks enter it, to gather weights; only rank 0 evaluates
-            with run.strategy.evaluating(run.model):
-                # Before the folder is made: a run that cannot be evaluated or resumed leaves none
-                run.strategy.peers.first(partial(_rehearse, run))
-            start = continue_from(run, run.config.resume_from) if run.config.resume_from else {}
-        run.recorder.level = run.strategy.peers.first(
-            partial(open_folder, run, resources, run.strategy.peers.gather(surroundings(run)))
-        )
-        resume(run, start)
-        run.recorder.tracker.start()
-        _start_callbacks(run)
+        _begin(run, resources)
         try:
             yield summary
             for warning in filter(None, (memory_ran_short(run.strategy.device), _overflows(run))):
@@ -96,6 +83,24 @@ def session(run: Run) -> Generator[dict[str, Any]]:
         run.strategy.end()
 
 
+def _begin(run: Run, resources: ExitStack) -> None:
+    """Watch a new run, open its folder, and restore the state from which it goes on."""
+    peers, start = run.strategy.peers, dict[str, Any]()
+    if peers.first(lambda: not checkpoint.list_checkpoints(run.folder.checkpoints)):
+        # All ranks enter it, to gather weights; only rank 0 evaluates
+        with run.strategy.evaluating(run.model):
+            # Before the folder is made: a run that cannot be evaluated or resumed leaves none
+            peers.first(partial(_rehearse, run))
+        if run.config.resume_from:
+            start = continue_from(run, run.config.resume_from)
+    alike = peers.gather(surroundings(run))
+    run.recorder.level = peers.first(partial(open_folder, run, resources, alike))
+    resume(run, start)
+    run.recorder.tracker.start()
+    for callback in run.callbacks.values():
+        callback.on_start(run.recorder.view)
+
+
 @contextmanager
 def _explaining_waits(run: Run) -> Generator[None]:
     """Name the ranks that wait for each other, also before the first step."""
@@ -111,20 +116,6 @@ def _rehearse(run: Run) -> None:
         watch(run, lambda guard: guard.before_evaluation(run))
     except (Exception, SystemExit) as error:
         raise explain(run, error) from error
-
-
-def _start_callbacks(run: Run) -> None:
-    for name, callback in run.callbacks.items():
-        models = callback.models()
-        callback.on_start(run.recorder.view)
-        late = sorted(callback.models().keys() - models.keys())
-        if late and run.strategy.peers.is_main:
-            message = (
-                f"models() has {', '.join(late)} only after on_start, which eval, export and "
-                "verify do not call"
-            )
-            problem = Problem(f"callbacks.{name}", message, hint="make them in on_build")
-            print(f"warning: {problem}", file=sys.stderr)
 
 
 def _leave_results(run: Run) -> None:

@@ -13,7 +13,6 @@ from torch.utils.data import default_collate
 
 from samewise.runner.data import streams
 from samewise.runner.data.keyed import Key, KeyedDataset
-from samewise.runner.errors import ConfigError
 from samewise.runner.records.digest import value_digest
 
 KEYS = [Key(epoch, start, tuple(range(start, start + 8))) for epoch in range(2) for start in range(0, 48, 8)]
@@ -47,17 +46,11 @@ def test_only_a_method_batch_that_takes_indices_makes_batches():
     class Attribute(Noisy):
         batch = 16
 
-    class Other(Noisy):
-        def batch(self, size, shuffle):
-            return []
-
     class Failing(Noisy):
         def batch(self, indices):
             return {"value": self.missing[list(indices)]}
 
     assert len(KeyedDataset(Attribute(), default_collate, seed=0, stream="sample")[Key(0, 0, (1, 2))]["value"]) == 2
-    with pytest.raises(ConfigError, match=r"dataset\.train: Other\.batch cannot be called with indices alone: .*'shuffle'; hint: give it another name"):
-        KeyedDataset(Other(), default_collate, seed=0, stream="sample", name="dataset.train")
     (problem,) = KeyedDataset(Failing(), default_collate, seed=0, stream="sample")[Key(0, 0, (1, 2))].problems
     assert re.match(r"Failing fails in batch\(indices\), for samples 1, 2: AttributeError: .*'missing'", problem.message)
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from samewise_runner_optimizers import build, make, network, sgd
+from samewise_runner_optimizers import build, network, sgd
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from samewise.runner.errors import ConfigError
 from samewise.runner.interfaces import Phase
-from samewise.runner.optim.build import build_optimizers, describe, implementation
+from samewise.runner.optim.build import describe, implementation
 from samewise.runner.optim.stepping import step_of
 
 CHOICES = sorted((Path(__file__).parents[2] / "configs" / "optimizer").glob("*.yaml"))
@@ -166,9 +166,3 @@ def test_a_factor_multiplies_the_optimizers_default_learning_rate() -> None:
 def test_cuda_uses_fused_kernels_if_there_are_any_and_foreach_otherwise() -> None:
     found = {name: implementation(build({"_target_": f"torch.optim.{name}"}, network().cuda())["train"]) for name in ("SGD", "AdamW", "Adagrad", "Adadelta")}
     assert found == {"SGD": "fused", "AdamW": "fused", "Adagrad": "foreach", "Adadelta": "foreach"}
-
-
-def test_sparse_gradients_are_refused_by_the_layers_name() -> None:
-    model = nn.ModuleDict({"table": nn.Embedding(4, 2, sparse=True), "head": nn.Linear(2, 2)})
-    with pytest.raises(ConfigError, match="its layer table has sparse gradients"):
-        build_optimizers({"_target_": "torch.optim.SGD", "lr": 0.1}, None, model, [Phase()], instantiate=make)

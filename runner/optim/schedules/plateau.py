@@ -64,47 +64,20 @@ class Plateau(LearningRate):
             "a number from 0 to below 1",
         )
         require(
-            whole(self.patience, least=0),
-            "patience",
-            "is not a valid number of evaluations",
-            self.patience,
-            "a whole number of at least 0",
-        )
-        require(
-            number(self.threshold, least=0),
-            "threshold",
-            "is not a valid threshold",
-            self.threshold,
-            "a number of at least 0",
-        )
-        require(
             self.threshold_mode in ("rel", "abs"),
             "threshold_mode",
             "is not a valid mode",
             self.threshold_mode,
             "rel or abs",
         )
-        require(
-            whole(self.cooldown, least=0),
-            "cooldown",
-            "is not a valid number of evaluations",
-            self.cooldown,
-            "a whole number of at least 0",
-        )
-        require(
-            number(self.min_lr, least=0),
-            "min_lr",
-            "is not a valid learning rate",
-            self.min_lr,
-            "a number of at least 0",
-        )
-        require(
-            number(self.eps, least=0),
-            "eps",
-            "is not a valid difference",
-            self.eps,
-            "a number of at least 0",
-        )
+        message, expected = "is not a valid number of evaluations", "a whole number of at least 0"
+        for name in ("patience", "cooldown"):
+            value = getattr(self, name)
+            require(whole(value, least=0), name, message, value, expected)
+        nouns = {"threshold": "threshold", "min_lr": "learning rate", "eps": "difference"}
+        for name, noun in nouns.items():
+            value, message = getattr(self, name), f"is not a valid {noun}"
+            require(number(value, least=0), name, message, value, "a number of at least 0")
         self.cooling = 0
         self.reductions = 0
         self.forget_evaluations()
