@@ -1,4 +1,4 @@
-"""Number formats: fp32, tf32, bf16, and fp16 with loss scaling."""
+"""Number formats: fp64, fp32, tf32, bf16, and fp16 with loss scaling."""
 
 from __future__ import annotations
 
@@ -15,7 +15,12 @@ from torch.optim import Optimizer
 
 from samewise.runner.errors import ConfigError, Problem, nearest
 
-DTYPES = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {
+    "float32": None,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float64": None,
+}
 
 _LEAST_SCALE = 2.0**-24
 """A loss scale that has been halved until here has not made a gradient overflow."""
@@ -24,11 +29,11 @@ _LEAST_SCALE = 2.0**-24
 class Precision:
     """The number format of the forward pass, and the scaling of the backward pass.
 
-    Weights and optimizer states stay float32.
+    Weights and optimizer states stay float32, or are float64.
 
     Args:
         dtype: What autocast computes in: float32 (no autocast), bfloat16 or float16 (with a dynamic
-            loss scale).
+            loss scale). With float64 the weights and batches are in it, without autocast.
         tf32: Let CUDA round float32 matrix products and convolutions to TensorFloat-32.
         initial_scale: float16's first loss scale.
         growth_interval: Steps without overflow after which the scale doubles.
@@ -66,6 +71,8 @@ class Precision:
                 Problem("precision.growth_interval", "must be at least 1", growth_interval)
             )
         self._dtype = DTYPES[dtype]
+        self.is_double = dtype == "float64"
+        """Whether weights and batches are in float64."""
         self._tf32 = tf32
         self._initial_scale = initial_scale
         self._growth_interval = growth_interval

@@ -21,6 +21,7 @@ from samewise.runner.config.slots import DATASET, MAP_STYLE
 from samewise.runner.config.tree import plain
 from samewise.runner.data import streams
 from samewise.runner.data.dataset import WithTransform, apply
+from samewise.runner.data.device import map_tensors
 from samewise.runner.data.keyed import Key, KeyedDataset
 from samewise.runner.data.loading import Loader
 from samewise.runner.data.order import Checked, InOrder, Order, Shuffled
@@ -120,6 +121,8 @@ def make_model(
     if channels_last:
         model = model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue] (torch documents it, its stubs do not)
     work_around(model, device)
+    if make("precision").is_double:
+        model.double()
     return model.to(device)
 
 
@@ -361,14 +364,21 @@ def training_images(
 class _BatchTransforms:
     """Applies the transforms at a path of the config, in order."""
 
-    def __init__(self, transforms: Sequence[Callable[[Batch], Batch]], path: str) -> None:
-        self._transforms, self._path = transforms, path
+    def __init__(
+        self, transforms: Sequence[Callable[[Batch], Batch]], path: str, *, is_double: bool
+    ) -> None:
+        self._transforms, self._path, self._is_double = transforms, path, is_double
         self.decodes = bool(transforms) and getattr(transforms[0], "takes_encoded", False)
         self.mixing = [type(x).__name__ for x in transforms if mixes(x)]
         self.need_places = any(getattr(x, "needs_places", False) for x in transforms)
 
     def __call__(self, batch: Batch) -> Batch:
-        return apply(self._transforms, batch, self._path)
+        transformed = apply(self._transforms, batch, self._path)
+        return map_tensors(_double, transformed) if self._is_double else transformed
+
+
+def _double(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor
 
 
 def mixes(transform: Any) -> bool:
@@ -392,7 +402,8 @@ def make_batch_transforms(make: Make, stage: str) -> Callable[[Batch], Batch]:
         ConfigError: Evaluation would mix images.
     """
     path = f"transforms.{stage}.batch"
-    combined = _BatchTransforms(make(f"transforms.{stage}").get("batch") or [], path)
+    transforms, is_double = make(f"transforms.{stage}").get("batch"), make("precision").is_double
+    combined = _BatchTransforms(transforms or [], path, is_double=is_double)
     if stage == "eval" and combined.mixing:
         message = (
             f"{' and '.join(combined.mixing)} would mix the images to evaluate, and their labels"

@@ -8,12 +8,14 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
+import hydra
 import pytest
 import torch
 from samewise_tiny import QUIET
 from torch import nn
 from torch.optim import SGD
 
+from samewise import load
 from samewise.runner.config.compose import compose
 from samewise.runner.config.project import Project
 from samewise.runner.data.order import Shuffled, Truncated
@@ -122,6 +124,22 @@ def test_checkpoints_by_time_and_a_time_limit_change_no_bit(samewise, tmp_path, 
     run, _ = train(samewise, tmp_path / "limited", *limited, "callbacks.time_limit.minutes=60")
     assert weights(run) == weights(timed) == weights(plain)
     assert traced(run) == traced(plain)
+
+
+def test_double_precision_holds_weights_and_batches_and_keeps_its_bits_on_ranks(samewise, tmp_path) -> None:
+    run, _ = train(samewise, tmp_path / "one", "precision=fp64", "strategy=elastic", "replicas=2", "optimizer.lr=0.01", "max_epochs=1")
+    model, transforms, config = load(run, checkpoint="last")
+    assert {tensor.dtype for tensor in model.state_dict().values()} == {torch.float64, torch.int64}
+    batch = transforms(*hydra.utils.instantiate(config.cfg.dataset.valid))
+    assert batch["image"].dtype is torch.float64
+    with torch.no_grad():
+        loss = nn.functional.cross_entropy(model(batch["image"]), batch["label"]).item()
+    assert json.loads((run / "summary.json").read_text())["metrics"]["final"]["valid/loss"] == pytest.approx(loss, rel=1e-12)
+    again, _ = train(samewise, tmp_path / "two", "precision=fp64", "strategy=elastic", "replicas=2", "optimizer.lr=0.01", "max_epochs=1", "strategy.nproc=2")
+    assert weights(again) == weights(run)
+    single, _ = train(samewise, tmp_path / "single", "strategy=elastic", "replicas=2", "optimizer.lr=0.01", "max_epochs=1")
+    for name, tensor in load(single, checkpoint="last")[0].state_dict().items():
+        torch.testing.assert_close(model.state_dict()[name], tensor.to(model.state_dict()[name].dtype), rtol=1e-3, atol=1e-4)
 
 
 def test_autograd_names_the_operator_whose_gradient_is_not_a_number(samewise, tmp_path, monkeypatch) -> None:

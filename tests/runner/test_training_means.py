@@ -11,10 +11,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from samewise_tiny import QUIET
+from torchmetrics.classification import BinaryF1Score
 
 from samewise.runner.callbacks.early_stopping import EarlyStopping
+from samewise.runner.callbacks.training_means import TrainingMeans
 from samewise.runner.errors import ConfigError
+from samewise.runner.interfaces import Outcome
 from samewise.runner.tracking.journal import logged_values
 
 BY_MEANS = [
@@ -117,3 +121,23 @@ def test_several_rules_stop_by_whichever_holds_first_and_name_their_own_path(sam
 def test_a_setting_out_of_its_range_is_refused() -> None:
     with pytest.raises(ConfigError, match="min_steps: must be at least 0"):
         EarlyStopping(min_steps=-1)
+
+
+def test_a_metric_of_the_users_own_is_computed_from_what_the_parts_of_all_steps_count() -> None:
+    class TrainingF1(TrainingMeans):
+        def metrics(self) -> dict[str, float]:
+            means = super().metrics()
+            hits, misses = means["train/mean/hits"], means["train/mean/misses"]
+            return {**means, "train/mean/f1": 2 * hits / (2 * hits + misses)}
+
+    generator, metric, callback = torch.Generator().manual_seed(4), BinaryF1Score(), TrainingF1()
+    for step, size in enumerate((16, 16, 7)):
+        predicted, label = torch.randint(2, (2, size), generator=generator)
+        parts = {"hits": (predicted & label).sum().item() / size, "misses": (predicted ^ label).sum().item() / size}
+        callback.on_step(None, Outcome(step, {"loss": 1.0, **parts}, size, {}, 0, 0, size))
+        metric.update(predicted, label)
+        resumed = TrainingF1()
+        resumed.load_state_dict(callback.state_dict())
+        callback = resumed
+    assert callback.metrics()["train/mean/f1"] == pytest.approx(metric.compute().item(), rel=1e-6)
+    assert not TrainingMeans.metrics(callback), "an evaluation begins anew"
