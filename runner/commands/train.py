@@ -113,12 +113,9 @@ def run(args: argparse.Namespace) -> int:
                 file=sys.stderr,
             )
     elif ready is not None:
-        from samewise.runner.training.failures import rising_loss
         from samewise.runner.training.loop import fit
 
         print_summary(fit(ready), ready.folder, uri=ready.composed.tracking_uri, as_json=args.json)
-        if "debug" in composed.choices and (caution := rising_loss(ready.folder)):
-            print(f"warning: {caution}", file=sys.stderr)
     return 0
 
 

@@ -134,15 +134,14 @@ def take_profile(composed: Composed, scope: Scope) -> dict[str, Any]:
             )
         steps = min(scope.steps, (run.total_steps - _WARMUP_STEPS - scope.traced) // repeats)
         clock = Clock(run.strategy.device)
-        memory_before = memory.parts_of(run, samples=None if run.strategy.peers.size == 1 else 0)
+        # On one of several ranks, a forward pass would wait for the others
+        activations = memory.activations_of(run) if run.strategy.peers.size == 1 else {}
         measurement = _measure_steps(
             with_clock(run, clock), clock, steps=steps, traced=scope.traced, out=out
         )
         if run.strategy.device.type == "cuda":
             measurement["memory_peak"] = torch.cuda.max_memory_allocated()
-        measurement["memory"] = memory.parts_of(run, samples=0) | {
-            name: memory_before[name] for name in ("activations", "batch") if name in memory_before
-        }
+        measurement["memory"] = memory.parts_of(run) | activations
         ranks = run.strategy.peers.gather(measurement)
         result: dict[str, Any] = {
             "name": composed.name,

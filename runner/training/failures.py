@@ -7,7 +7,6 @@ import traceback
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from statistics import median
 from typing import Any
 
 import torch
@@ -29,9 +28,7 @@ from samewise.runner.errors import (
     summarise_error,
 )
 from samewise.runner.optim.gradients import sparse_gradient
-from samewise.runner.records import trace_reader
 from samewise.runner.records.digest import entries, tensors_in
-from samewise.runner.records.folder import RunFolder
 from samewise.runner.training.memory import out_of_memory
 from samewise.runner.training.run import Run
 
@@ -315,23 +312,3 @@ def _advice(error: BaseException, model: Mapping[str, Any]) -> str:
             "recordings recipe.dimensions=1 gives it sequences"
         )
     return raised_at(error, anywhere=False) or "--debug shows where"
-
-
-def rising_loss(folder: RunFolder) -> Problem | None:
-    """Warn if the loss of a trial run rose to five times the first: a training would diverge."""
-    losses = [
-        # The trace has the exact loss, in hexadecimal
-        float.fromhex(line["loss"])
-        for _, line in sorted(trace_reader.read_trace_of(folder)[1].items())
-    ]
-    if len(losses) < 4:
-        return None
-    first, last = losses[0], median(losses[len(losses) // 2 :])
-    if first <= 0 or last <= 5 * first:
-        return None
-    message = f"the loss rose from {first:.3g} to {last:.3g} in {len(losses)} steps"
-    return Problem(
-        "train/loss",
-        message,
-        hint="a lower optimizer.lr, a warm-up (scheduler=warmup_cosine), or clip_norm=1",
-    )

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import traceback
 from collections.abc import Iterable
+from contextlib import suppress
 from math import ceil
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
-from torch.optim import Optimizer
 
 from samewise.runner.data import streams
 from samewise.runner.data.device import copied
@@ -28,40 +26,19 @@ PARTS = ("weights", "gradients", "optimizer state", "averages", "activations", "
 activations for the backward pass."""
 
 
-def parts_of(run: Run, *, samples: int | None = None) -> dict[str, int]:
-    """Measure the bytes of each of `PARTS` in this process, without those that are unknown.
-
-    Args:
-        run: The run, between steps or after a failed one.
-        samples: The number of samples by which to measure activations and batch, scaled to a
-            micro-batch; None: a micro-batch; 0: do not measure them.
-    """
+def parts_of(run: Run) -> dict[str, int]:
+    """Measure the bytes of `PARTS` that last between steps, in this process, after a step."""
     trained = [x for x in run.parameters if x.requires_grad]
     # After a step, gradients are views of the strategy's buffers
     buffers = run.strategy.buffer_bytes()
-    sizes = {
+    averaging = [model for x in run.callbacks.values() for model in x.models().values()]
+    states = [values for phase in run.phases for values in phase.optimizer.state.values()]
+    return {
         "weights": size_of(run.model.state_dict(keep_vars=True).values()),
         "gradients": buffers + size_of(x if buffers or x.grad is None else x.grad for x in trained),
-        "optimizer state": sum(_state_of(phase.optimizer) for phase in run.phases),
-        "averages": size_of(
-            x
-            for callback in run.callbacks.values()
-            for model in callback.models().values()
-            for x in model.state_dict().values()
-        ),
+        "optimizer state": size_of(value for values in states for value in values.values()),
+        "averages": size_of(x for model in averaging for x in model.state_dict().values()),
     }
-    whole = micro_batch_size(run)
-    some = whole if samples is None else min(samples, whole)
-    # A model may refuse so few samples, and even they may need too much memory
-    with contextlib.suppress(Exception):
-        activations, batch = _forward(run, some) if some else (0, 0)
-        sizes |= {"activations": activations * whole // some, "batch": batch * whole // some}
-    return sizes
-
-
-def micro_batch_size(run: Run) -> int:
-    """Return the largest number of samples in a forward pass of training."""
-    return ceil(run.batch_size / run.micro_batches)
 
 
 def size_of(values: Iterable[Any]) -> int:
@@ -109,32 +86,18 @@ def format_bytes(size: float) -> str:
     return f"{size:.0f} B"
 
 
-def _state_of(optimizer: Optimizer) -> int:
-    """Return the bytes of an optimizer's state; before its first step, an estimate."""
-    size = size_of(value for state in optimizer.state.values() for value in state.values())
-    parameters = [
-        trial
-        for group in optimizer.param_groups
-        for trial in group["params"]
-        if trial.requires_grad
-    ]
-    if size or not parameters:
-        return size
-    try:
-        small = torch.zeros(64, 64, device=parameters[0].device, requires_grad=True)
-        small.grad = torch.zeros_like(small)
-        like: Any = type(optimizer)
-        trial = like([small], **optimizer.defaults)
-        trial.step()
-    except Exception:  # a user's class may need other arguments
-        return 0
-    # Rounded, to leave out the number of steps, which does not grow with the parameter
-    share = round(size_of(trial.state[small].values()) / small.nbytes, 2)
-    return round(share * size_of(parameters))
+def activations_of(run: Run) -> dict[str, int]:
+    """Measure the bytes that a forward pass keeps for its backward pass, and those of its batch.
+
+    Empty where the micro-batch is too large for the memory.
+    """
+    with suppress(Exception):
+        activations, batch = _forward(run, ceil(run.batch_size / run.micro_batches))
+        return {"activations": activations, "batch": batch}
+    return {}
 
 
 def _forward(run: Run, samples: int) -> tuple[int, int]:
-    """Return the bytes that a forward pass keeps for its backward pass, and those of its batch."""
     epoch, start, _ = run.plan.bounds(0, run.strategy.micro_batches[0])
     loaded: Any = run.splits["train"].keyed[
         Key(epoch, start, tuple(run.order.indices(epoch)[start : start + samples].tolist()))

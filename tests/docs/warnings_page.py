@@ -92,7 +92,6 @@ def page() -> str:
     table += "| `train callbacks=a,b` | this is a sweep, with a run for each; `callbacks=[a,b]` is one run with both |\n"
     table += "| A metric that torchmetrics warns of | a class without evaluated samples makes it meaningless; reported once, when it is first computed |\n"
     table += "| `debug=...` with `initialise.weights` | the reduced run starts with random weights, since its model has other sizes |\n"
-    table += "| A loss in the second half of `debug=...` that is five times the first loss | the learning rate is too high, or the model has a mistake |\n"
     blocks = []
     for what, (_, overrides) in WARNINGS.items():
         command = f"    $ samewise check {shlex.join(arguments(overrides))}"
