@@ -205,7 +205,7 @@ def describe_failure(message: str) -> str:
         )
     status = re.search(r"failed with error code (401|403)\b", message)
     if status is None:
-        causes = [cause for words, cause in _SQLITE.items() if re.search(words, message)]
+        causes = [cause for pattern, cause in _SQLITE.items() if re.search(pattern, message)]
         text = truncate(" ".join(without_sql(message).split()), _SHOWN)
         return ": ".join([*causes[:1], text])
     variables = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
