@@ -94,8 +94,8 @@ _LAST_BITS = re.compile(
 )
 """Header of a progressive JPEG's scan with the last bits of a component's finest details."""
 
-_GREY, _FURTHER = 128, b"\x5a\xa5" * 32
-"""What libjpeg makes missing pixels, and bytes that can stand for some."""
+_GREY, _FURTHER = (128, 64, 127), b"\x5a\xa5" * 32
+"""What libjpeg makes missing pixels, also of CMYK, and bytes that can stand for some."""
 
 
 def read_image(path: str | os.PathLike[str], *, mode: Mode = "rgb") -> Tensor:
@@ -291,7 +291,7 @@ def require_complete(raw: bytes, image: np.ndarray) -> None:
     ):
         raise ValueError("its last scans are missing")
     # Further bytes change an image that lacks some, but not one that happens to end in grey
-    if image[0, -1, -1] == _GREY and (image[:, -1, -1] == _GREY).all():
+    if image[0, -1, -1] in _GREY and len(set(image[:, -1, -1].tolist())) == 1:
         start, end, rest = raw.rpartition(b"\xff\xd9")
         pixels, longer = (
             _decode_by_pillow(x, "L", "image") for x in (raw, start + _FURTHER + end + rest)

@@ -105,7 +105,7 @@ def every_reader(root: Path, raw: bytes) -> dict[str, Callable[[], object]]:
     }
 
 
-@pytest.mark.parametrize("options", JPEGS)
+@pytest.mark.parametrize("options", [*JPEGS, {"mode": "CMYK"}])
 def test_a_jpeg_cut_short_before_an_end_marker_is_refused_by_every_reader(tmp_path: Path, options: dict[str, object]) -> None:
     """libjpeg only warns of it, and Pillow returns an image: half of it grey, or a blurred one."""
     raw = draw_jpeg(**options)
