@@ -134,14 +134,17 @@ SPLITS = ("train", "valid", "test")
 SHARES = {"valid": 0.3, "test": 0.2}
 
 
+def of_split(names: list[str], split: str) -> list[str]:
+    """Return the names that SHARES assign to a split."""
+    bounds = {"valid": (0, 0.3), "test": (0.3, 0.5), "train": (0.5, 1)}[split]
+    chosen = [name for name in names if bounds[0] <= share_of(name) < bounds[1]]
+    if not chosen and split != "test":
+        raise Refused("an empty split")
+    return chosen
+
+
 def splits_of(names: list[str]) -> dict[str, list[str]]:
-    splits: dict[str, list[str]] = {split: [] for split in SPLITS}
-    for name in names:
-        place = share_of(name)
-        splits["valid" if place < 0.3 else "test" if place < 0.5 else "train"].append(name)
-    if names and not (splits["train"] and splits["valid"]):
-        raise Refused("a split is empty")
-    return splits
+    return {split: of_split(names, split) for split in SPLITS}
 
 
 def judge(case: Case, read: Callable[[], Any], reference: Callable[[], Any]) -> bool:
@@ -356,7 +359,9 @@ def path_in_list(case: Case, folder: Path, name: str) -> str:
 
 def resolved(folder: Path, listed: str) -> str:
     """Return a listed file's name relative to the folder, however it is spelt."""
-    path = folder / listed.replace("\0", "\n")
+    if "\0" in listed:
+        return listed
+    path = folder / listed
     return os.path.relpath(os.path.join(os.path.realpath(path.parent), path.name), folder)
 
 
@@ -406,4 +411,4 @@ def try_cases(tmp_path: Path, test: Callable[[Case], bool], *, share: float) -> 
     draws = given(st.randoms(note_method_calls=False, use_true_random=True))(run)
     (options(draws) if number in ("0", "random") else seed(int(number))(options(draws)))()
     print(f"{sum(were_read)} of {len(were_read)} cases were read")
-    assert len(were_read) < 10 or 5 * sum(were_read) > len(were_read)
+    assert len(were_read) < 100 or 5 * sum(were_read) > len(were_read)

@@ -18,6 +18,7 @@ from xml.sax.saxutils import escape
 
 import numpy as np
 import pyarrow as pa
+from PIL import Image
 from pyarrow import parquet
 from pycocotools.coco import COCO as Published
 from samewise_datasets_drawn import (
@@ -32,6 +33,7 @@ from samewise_datasets_drawn import (
     identity,
     judge,
     number_of,
+    of_split,
     path_in_list,
     pixels_of,
     resolved,
@@ -46,6 +48,7 @@ from samewise.datasets.coco import COCO
 from samewise.datasets.hugging_face import HuggingFaceImages
 from samewise.datasets.image_folder import ImageFolder
 from samewise.datasets.image_table import ImageTable
+from samewise.datasets.parts.channels import read_channels
 from samewise.datasets.parts.decode import read_image
 from samewise.datasets.parts.upright import read_upright
 from samewise.datasets.pascal_voc import PascalVOC
@@ -228,10 +231,11 @@ def coco(case: Case) -> bool:
     categories = [{"id": case.number(number), "name": word} for number, word in zip([7, 2, 90], case.words(3), strict=False)]
     if case.pick([False], [True], share=0.05):
         categories.append({**case.pick(categories), "id": case.pick([5, 2, None])})
+    split = case.pick([None], SPLITS, share=0.3)
     images = [
         {
             "id": case.number(number),
-            "file_name": path_in_list(case, folder / "images", name) + case.pick([""], ["\ud800"], share=0.004),
+            "file_name": path_in_list(case, folder / "images", name) + case.pick([""], ["" if split else "\ud800"], share=0.004),
             "width": case.number(5),
             "height": case.number(4),
         }
@@ -245,12 +249,12 @@ def coco(case: Case) -> bool:
         box = [case.number(x) for x in (*box, case.pick([1, 2.25, 0]))]
         annotations.append(
             {
-                "id": case.pick([number], [0, None, "a"]),
+                "id": case.pick([number], [0, None, "a"], share=0.02),
                 "image_id": case.number(case.pick(ids)),
                 "category_id": case.number(case.pick([7, 2, 90][: len(categories)])),
                 "bbox": case.pick([box], [box[:3], [*box, 1], None, "0 0 1 1", {}], share=0.004),
-                "area": case.pick([3, 2.5, 0, -3], [None, "3", float("nan"), 1e400, [1]]),
-                "iscrowd": case.pick([0, 0, 0, 1], [True, False, "1", 2, None, "true"]),
+                "area": case.pick([3, 2.5, 0, -3], [None, "3", float("nan"), 1e400, [1]], share=0.02),
+                "iscrowd": case.pick([0, 0, 0, 1], [True, False, "1", 2, None, "true"], share=0.02),
             }
         )
     if case.pick([False], [True], share=0.05):
@@ -263,6 +267,7 @@ def coco(case: Case) -> bool:
 
     def read() -> Any:
         options: Any = {"category_ids": "dense" if dense else "keep", "training": training}
+        options |= {"split": split, "shares": SHARES} if split else {}
         root = case.spell(folder)
         data = COCO(root=root, images="images", annotations="list.json", **options)
         plain = COCO(root=str(folder), images="images", annotations="list.json", **options)
@@ -278,7 +283,11 @@ def coco(case: Case) -> bool:
                 published = Published(plain)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise Refused(str(error)) from None
-        return coco_samples(published, folder / "images", dense=dense, training=training)
+        samples = coco_samples(published, folder / "images", dense=dense, training=training)
+        if split:
+            chosen = of_split([sample["name"] for sample in samples], split)
+            samples = [sample for sample in samples if sample["name"] in chosen]
+        return with_boxes(samples, training=training)
 
     return judge(case, read, reference)
 
@@ -342,12 +351,12 @@ def coco_samples(published: Published, folder: Path, *, dense: bool, training: b
             sample["crowd"].append(bool(crowd))
             own = (corners[2] - corners[0]) * (corners[3] - corners[1])
             sample["area"].append(own if area is None else abs(area))
-    return with_boxes([samples[x] for x in sorted(samples)], training=training)
+    return [samples[x] for x in sorted(samples)]
 
 
 def sample_of(path: Path, number: float, size: list[float]) -> dict[str, Any]:
     lists = {"boxes": [], "labels": [], "classes": [], "crowd": [], "area": []}
-    return {"path": path, "size": size, "id": number, **lists}
+    return {"name": path.name, "path": path, "size": size, "id": number, **lists}
 
 
 def image_of(sample: dict[str, Any]) -> Near:
@@ -407,11 +416,13 @@ def voc(case: Case) -> bool:
     training, first_pixel = case.pick([True, False]), case.pick([0, 1])
     options: Any = {"training": training, "first_pixel": first_pixel, "empty_boxes": "drop"}
     options |= {"difficult": case.pick([True, False])}
-    options |= {} if with_lists else {"shares": {}}
+    split = "train" if with_lists else case.pick(["all"], SPLITS, share=0.3)
+    options |= {} if with_lists else {"shares": {} if split == "all" else SHARES}
+    options |= {"split": "train" if split == "all" else split}
 
     def read() -> Any:
-        data = PascalVOC(root=case.spell(folder), split="train", **options)
-        plain = PascalVOC(root=str(folder), split="train", **options)
+        data = PascalVOC(root=case.spell(folder), **options)
+        plain = PascalVOC(root=str(folder), **options)
         assert data.fingerprint() == plain.fingerprint()
         return {"classes": data.classes[1:], "samples": boxed_samples(data)}
 
@@ -460,10 +471,12 @@ def voc_samples(
     training: bool,
     first_pixel: int,
     difficult: bool,
+    split: str,
+    shares: dict[str, float] | None = None,
     **_: Any,
 ) -> Any:
     trees = {file.stem: voc_annotation(file) for file in sorted((folder / "Annotations").iterdir())}
-    stems = sorted(trees)
+    stems = of_split(sorted(trees), split) if shares else sorted(trees)
     if with_lists:
         lines = text_of(folder / "ImageSets" / "Main" / "train.txt").split("\n")
         stems = [line.strip() for line in lines if line.strip()]
@@ -627,6 +640,55 @@ def image_file(case: Case) -> bool:
     )
 
 
+def channels(case: Case) -> bool:
+    """Arrays, and images with numbers of 16 bits, as they are stored."""
+    numbers = np.random.default_rng(case.random.randrange(1 << 16))
+    count = case.pick([1, 2, 3])
+    shape = case.pick([(count, 4, 5), (4, 5, count)], [(4, 5), (count,), (0, 4, 5), (1, count, 4, 5)])
+    kind = case.pick(["u1", "<u2", ">u2", "<f4", "f8", "?"], ["<i2", "c8", "U1", "O"])
+    array = (numbers.uniform(0, 200, shape)).astype(kind)
+    if array.dtype.kind == "f" and array.size and case.pick([False], [True], share=0.1):
+        array.flat[0] = case.pick([np.nan, np.inf])
+    path = case.folder / case.pick(["a.npy", "a.png", "a.tif"])
+    if path.suffix == ".npy" or array.dtype not in ("u1", "u2") or array.ndim != 3 or not array.size:
+        (path := path.with_suffix(".npy")).write_bytes(npy_of(array))
+    else:
+        array = array[:1] if shape[1:] == (4, 5) else array[:, :, :1].transpose(2, 0, 1)
+        Image.fromarray(array[0].astype(array.dtype.newbyteorder("="))).save(path)
+        count = 1
+    path.write_bytes(damage(case, path.read_bytes()))
+
+    def reference() -> Any:
+        raw = path.read_bytes()
+        try:
+            if path.suffix == ".npy":
+                stored = np.load(io.BytesIO(raw), allow_pickle=False)
+            else:
+                with Image.open(io.BytesIO(raw)) as image:
+                    stored = np.asarray(image)
+        except Exception as error:
+            raise Refused(f"{type(error).__name__}: {error}") from None
+        stored = stored[None] if stored.ndim == 2 else stored
+        if stored.ndim == 3 and len(stored) != count and stored.shape[2] == count:
+            stored = stored.transpose(2, 0, 1)
+        if stored.ndim != 3 or len(stored) != count or not stored.size:
+            raise Refused("another shape")
+        if stored.dtype.kind not in "uf?b" or stored.dtype.kind + str(stored.itemsize) in ("u4", "u8"):
+            raise Refused("another type")
+        if not np.isfinite(stored).all():
+            raise Refused("no numbers")
+        scale = {"b": 255, "u": 1 if stored.itemsize == 1 else 1 / 65535}.get(stored.dtype.kind, 1)
+        return Near(stored.astype(np.float64) * scale, 1e-4)
+
+    return judge(case, lambda: read_channels(path, count), reference)
+
+
+def npy_of(array: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array, allow_pickle=True)
+    return file.getvalue()
+
+
 def declare(case: Case, raw: bytes) -> bytes:
     """Return an image whose header says another size."""
     case.sound = False
@@ -661,4 +723,8 @@ def test_hugging_face(tmp_path: Path) -> None:
 
 
 def test_image_files(tmp_path: Path) -> None:
-    try_cases(tmp_path, image_file, share=0.08)
+    try_cases(tmp_path, image_file, share=0.06)
+
+
+def test_channels(tmp_path: Path) -> None:
+    try_cases(tmp_path, channels, share=0.02)
