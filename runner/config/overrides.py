@@ -386,7 +386,10 @@ def try_override(override: Override, cfg: DictConfig, groups: Groups) -> Problem
         ):
             # Hydra has set the keys before the first that is new
             OmegaConf.update(cfg, key, before, merge=False)
-            keys = ", ".join(str(part) for part in value if part not in before)
+            # The paths leave out empty mappings
+            known = {*paths(before), *(name for name in before if before[name] is not None)}
+            new = [part for part in paths(OmegaConf.create(value)) if part not in known]
+            keys = ", ".join(part for part in new if part.rpartition(".")[0] not in new)
             return Problem(
                 key,
                 f"has no such keys yet: {keys}",

@@ -57,6 +57,7 @@ def test_a_key_that_the_run_lacks_is_added_with_a_plus(tmp_path: Path) -> None:
         ("+loader.nothing=1", "nothing"),
         ("++loader.nothing=1", "nothing"),
         ("optimizer={nothing: 1}", "has no such keys yet: nothing"),
+        ("initialise={rules: {a: {match: bias, bias: zeros}}}", "has no such keys yet: rules.a;"),
         ("+nothing.at_all=1", "nothing"),
         *((f"recipe.top_k.{element}=2", "set the whole list: 'recipe.top_k=[...]'") for element in ("7", "x")),
         ("+transforms.train.sample.9.p=1", "set the whole list: 'transforms.train.sample=[...]'"),
