@@ -263,7 +263,11 @@ def _read(path: Path) -> dict[str, list[dict[str, Any]]]:
         file_names = (
             [str(file.name) for file in path.parent.glob("*.json")] if path.parent.is_dir() else []
         )
-        hint = nearest(path.name, file_names) or "set dataset.root=FOLDER"
+        hint = (
+            nearest(path.name, file_names) or "dataset.annotations names it, below dataset.root"
+            if isinstance(error, FileNotFoundError)
+            else ""
+        )
         raise DataError(
             Problem(str(path), f"the annotations cannot be read: {error.strerror}", hint=hint)
         ) from None

@@ -80,7 +80,6 @@ class ImageFolder(ImageFiles):
                     str(split_folder),
                     "has no images",
                     expected=expected,
-                    hint="set dataset.root=FOLDER",
                 )
             )
         names = (

@@ -270,7 +270,6 @@ def _match_annotations(
                 str(annotations),
                 "has no annotations",
                 expected="an XML file for each image",
-                hint="set dataset.root=FOLDER",
             )
         )
     return {bare: image_of_name[bare] for bare in sorted(annotated)}
@@ -286,9 +285,7 @@ def _classes(
         for item in parse(name).objects:
             files_by_class.setdefault(item.name, []).append(parse(name).path.name)
     if not files_by_class:
-        raise DataError(
-            Problem(str(annotations), "has no annotated objects", hint="set dataset.root=FOLDER")
-        )
+        raise DataError(Problem(str(annotations), "has no annotated objects"))
     return dict(sorted(files_by_class.items()))
 
 

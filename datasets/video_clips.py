@@ -96,7 +96,6 @@ class VideoClips(Dataset[dict[str, Any]]):
                     str(self._folder),
                     "has no videos",
                     expected=expected,
-                    hint="set dataset.root=FOLDER",
                 )
             )
         self._names = np.array([os.fsencode(name) for name in label_of_file])

@@ -215,7 +215,7 @@ def match_audio(
             if files.names
             else f"there is only {files.left_out}"
             if files.left_out
-            else "set dataset.root=FOLDER"
+            else "the folder is empty"
         )
         raise DataError(
             Problem(str(folder), "the pattern matches no recording there", pattern, expected, hint)

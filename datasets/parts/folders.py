@@ -89,8 +89,7 @@ def list_files(folder: str | os.PathLike[str], endings: Sequence[str]) -> Files:
         except OSError as error:
             where = os.path.join(folder, below.rstrip("/"))
             reason = f"the folder cannot be read: {error.strerror}"
-            hint = "" if below else "set dataset.root=FOLDER"
-            raise DataError(Problem(where.rstrip("/"), reason, hint=hint)) from None
+            raise DataError(Problem(where.rstrip("/"), reason)) from None
     for below, first_path in sorted(repeated.items()):
         if any(x.startswith(first_path) for x, _ in paths):
             where = os.path.join(folder, below.rstrip("/"))
@@ -126,7 +125,7 @@ def class_folders(folder: Path, *, content: str = "images") -> list[str]:
         missing = (
             f"{parent} has no folder {folder.name}"
             if parent.is_dir() and not folder.exists()
-            else "set dataset.root=FOLDER"
+            else ""
         )
         reason = f"the folder of {content} cannot be read: {error.strerror}"
         present = next(path for path in (folder, *folder.parents) if path.exists())

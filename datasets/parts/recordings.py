@@ -84,13 +84,7 @@ class Recordings:
         whole_within: float | None = None,
     ) -> None:
         if not names:
-            raise DataError(
-                Problem(
-                    str(folder),
-                    "no recordings were found for this split",
-                    hint="set dataset.root=FOLDER",
-                )
-            )
+            raise DataError(Problem(str(folder), "no recordings were found for this split"))
         self.folder = folder
         self.sample_rate = sample_rate
         self.names = Texts(names)

@@ -187,6 +187,9 @@ def write(form: Format, call: Call, path: Path) -> None:
     except (OSError, TrainingError):
         # The disk, not the model
         raise
+    except ImportError as error:
+        message = f"{form.runtime}'s exporter is not completely installed: {first_line(error)}"
+        raise ConfigError(Problem("--to", message, form.name, hint=form.install)) from error
     except Exception as error:
         hint = (
             "try --bare: it leaves out the batch transforms before the model, which may be "

@@ -14,7 +14,7 @@ import torch
 from samewise.runner.callbacks.progress import ProgressBar
 from samewise.runner.data.dataset import WithTransform
 from samewise.runner.data.loading import MicroBatch
-from samewise.runner.strategies.base import Strategy
+from samewise.runner.strategies.pipeline import Pipeline
 from samewise.runner.training.phase import TrainingPhase
 from samewise.runner.training.run import Run
 
@@ -127,10 +127,9 @@ class _TimedStrategy(_Timed):
     """Counts `carry` to the backward pass, except for calls of the forward pass inside."""
 
     def carry(self, micro_batches: Any, forward: Callable[..., Any]) -> Any:
-        # A pipeline, which has a `carry` of its own, mixes both passes
-        with self._clock.range(
-            "backward" if type(self._inner).carry is Strategy.carry else "forward"
-        ):
+        # A pipeline mixes both passes, as does a process that only serves another's calls
+        is_mixed = isinstance(self._inner, Pipeline) or not micro_batches
+        with self._clock.range("forward" if is_mixed else "backward"):
             return self._inner.carry(micro_batches, self._clock.time_calls("other", forward))
 
 

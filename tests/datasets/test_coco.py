@@ -115,7 +115,7 @@ def test_an_impossible_annotation_is_reported_with_its_number(tmp_path: Path, ch
 
 
 def test_a_missing_or_damaged_file_is_named(tmp_path: Path):
-    with pytest.raises(DataError, match=r"boxes\.json: the annotations cannot be read(.|\n)*dataset\.root=FOLDER"):
+    with pytest.raises(DataError, match=r"boxes\.json: the annotations cannot be read(.|\n)*dataset\.annotations names it"):
         load(tmp_path)
     write(tmp_path, content())
     (tmp_path / "images" / "0003.jpg").unlink()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import resource
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 import torch._inductor
 from samewise_runner_exported import TINY, trained_in, verified
 
+from samewise.runner.errors import ConfigError
 from samewise.runner.exports import formats
 from samewise.runner.records.tensor_file import read_tensors, write_tensors
 
@@ -213,3 +215,14 @@ def test_models_of_other_recipes_are_exported(samewise: Callable[..., Any], tmp_
     pt2, onnx = json.loads(done.stdout)["formats"]
     assert pt2["same"]
     assert onnx["same"] or onnx["difference"]["relative"] < 1e-5
+
+
+def test_a_module_that_an_exporter_lacks_is_named_with_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "executorch").mkdir()
+    (tmp_path / "executorch" / "exir.py").write_text("import flatbuffers_of_nobody")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("executorch", "executorch.exir"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    call: Any = None
+    with pytest.raises(ConfigError, match=r"No module named 'flatbuffers_of_nobody'; hint: pip install executorch"):
+        formats.write(formats.FORMATS["executorch"], call, tmp_path / "model.pte")

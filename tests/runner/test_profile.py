@@ -10,7 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from samewise_tiny import QUIET
+
+from samewise.runner.measuring import ranges
+from samewise.runner.measuring.ranges import Clock
 
 LAB = """
 import gc
@@ -124,3 +128,20 @@ def test_a_profile_has_the_bits_of_training_and_touches_no_run(here: Path, samew
     assert {"data", "forward", "backward", "optimizer", "trace", "step 5", "step 6"} <= named
     assert any(event.get("cat") == "python_function" and "train_step" in event["name"] for event in events)
     assert any(event.get("name") == "[memory]" for event in events)
+
+
+def test_a_strategy_with_a_carry_of_its_own_has_a_backward_pass() -> None:
+    """As those of ddp, fsdp and rpc."""
+
+    class Own:
+        def carry(self, micro_batches: list[int], forward: Callable[[int], None]) -> list[None]:
+            return [forward(micro) for micro in micro_batches]
+
+    clock = Clock(torch.device("cpu"))
+    loss = clock.time_calls("forward", lambda micro: None)
+    with_strategy = ranges._TimedStrategy(Own(), clock)
+    with_strategy.carry([1, 2], loss)
+    assert {"forward", "backward"} <= clock.stop().keys()
+    clock.restart()
+    with_strategy.carry([], loss)
+    assert "backward" not in clock.stop()
