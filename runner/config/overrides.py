@@ -387,8 +387,8 @@ def try_override(override: Override, cfg: DictConfig, groups: Groups) -> Problem
             # Hydra has set the keys before the first that is new
             OmegaConf.update(cfg, key, before, merge=False)
             # The paths leave out empty mappings
-            known = {*paths(before), *(name for name in before if before[name] is not None)}
-            new = [part for part in paths(OmegaConf.create(value)) if part not in known]
+            names = {*paths(before), *(name for name in before if before[name] is not None)}
+            new = [part for part in paths(OmegaConf.create(value)) if part not in names]
             keys = ", ".join(part for part in new if part.rpartition(".")[0] not in new)
             return Problem(
                 key,
