@@ -117,7 +117,7 @@ def test_checkpoints_by_time_and_a_time_limit_change_no_bit(samewise, tmp_path, 
     plain, _ = train(samewise, tmp_path / "plain", *ranks)
     never = ["checkpoint.every_epochs=null", "checkpoint.keep_best=0", "checkpoint.keep_last=100"]
     timed, _ = train(samewise, tmp_path / "timed", *ranks, *never, "checkpoint.every_minutes=1e-6")
-    assert len([*timed.glob("checkpoints/step-*")]) >= 20
+    assert len([*timed.glob("checkpoints/step-*")]) >= 10, "ranks agree in one step, and save after it"
     limited = ["callbacks=time_limit", "callbacks.time_limit.minutes=0", *ranks]
     run, said = train(samewise, tmp_path / "limited", *limited, code=3)
     assert "stopped by the time limit of 0 minutes, and saved" in said
