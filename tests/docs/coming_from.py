@@ -44,8 +44,9 @@ def test_file(name: str) -> str:
 
 
 def words(row: list[str]) -> int:
-    """How many options of the other tool a row has."""
-    return len(row[0].split(", "))
+    """How many options of the other tool a row has; `-j, --workers` is one."""
+    parts = row[0].split(", ")
+    return sum(part.startswith("--") for part in parts) or len(parts)
 
 
 def cells(*values: str) -> str:
