@@ -10,7 +10,7 @@ import torch
 from samewise_runner_jobs import Job, run, weights
 
 from samewise.runner.records import checkpoint, trace, trace_reader
-from samewise.runner.records.digest import tensor_digests
+from samewise.runner.records.digest import combine, digests
 
 MILD = ["replicas=2", "optimizer.lr=0.01", "max_steps=6", "max_epochs=20", "callbacks=none", "evaluate.pictures=false"]
 FSDP = ["strategy=fsdp", "strategy.shard=[layer3,BasicBlock]"]
@@ -94,8 +94,9 @@ def test_fsdp_agrees_with_one_process_and_records_its_level(samewise, alone, two
     assert samewise("digest", two).stdout.split()[0] == weights(two)
     head, _ = trace_reader.read_trace(two / "trace.jsonl")
     initial = final(run(tmp_path, 1, *MILD, "strategy=single", "max_steps=0"))
-    digests = tensor_digests(initial, shards=2, sharded=head["gradients"])
-    assert head["initial"] == {"step": 0, "weights": trace.shorten(digests)}
+    whole = dict(zip(initial, digests(list(initial.values())), strict=True))
+    in_shards = {name: combine(digests(list(initial[name].chunk(2)))) for name in head["gradients"]}
+    assert head["initial"] == {"step": 0, "weights": trace.shorten(list((whole | in_shards).values()))}
 
 
 @pytest.mark.slow

@@ -11,7 +11,6 @@ from torch import nn
 
 from samewise.runner.errors import ConfigError
 from samewise.runner.records import shards
-from samewise.runner.records.digest import combine, digests, tensor_digests
 from samewise.runner.strategies.recompute import match_modules
 from samewise.runner.strategies.sharding import require_no_parameter_hooks
 
@@ -52,15 +51,6 @@ def test_hooks_of_parameters_are_refused(method: str):
     with pytest.raises(ConfigError, match="has a parameter with hooks") as caught:
         require_no_parameter_hooks(net)
     assert "stem.weight" in str(caught.value)
-
-
-def test_the_digest_of_shards_is_that_of_chunks_as_torch_cuts_them():
-    state = {"weight": torch.randn(5, 3), "running": torch.randn(4)}
-    cut = [*state["weight"].chunk(4), torch.empty(0, 3)]
-    assert [len(part) for part in cut] == [2, 2, 1, 0]
-    expected = combine([combine(digests(cut)), *digests([state["running"]])])
-    assert combine(tensor_digests(state, shards=4, sharded=["weight"])) == expected
-    assert tensor_digests(state, shards=1, sharded=["weight"]) == tensor_digests(state)
 
 
 @pytest.mark.parametrize("command", ["torch.hub\nload", "os\nsystem", "torch\nload", "pathlib\nos", "torch.distributed.checkpoint.metadata\nos"])
