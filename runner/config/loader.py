@@ -224,6 +224,9 @@ class Loader:
         with flag_override(cfg, "no_deepcopy_set_nodes", True):
             for default in selected.defaults:
                 config = self.read(default.config_path).config
+                if default.config_path.startswith("debug/sizes/"):
+                    data = str(selected.overrides.known_choices.get("dataset"))
+                    _remove_unfit(config, cfg, generated=data.startswith("generated_"))
                 if default.package:
                     inner, config = config, OmegaConf.create()
                     OmegaConf.update(config, default.package, inner, merge=False)
@@ -259,6 +262,17 @@ class Loader:
             for folder in self._folders
             if _is_inside(group) and (folder / group).is_dir()
         )
+
+
+def _remove_unfit(sizes: DictConfig, cfg: DictConfig, *, generated: bool) -> None:
+    """Remove the sizes that the chosen model does not have, or that its own data set decides."""
+    unfit = {
+        "model": set(sizes.get("model") or ()) - set(cfg.get("model") or ()),
+        "dataset": set[Any]() if generated else {"num_classes", "image_size"},
+    }
+    for group, names in unfit.items():
+        for name in names.intersection(sizes.get(group) or ()):
+            del sizes[group][name]
 
 
 def faults_in_files(loader: Loader) -> FileFaults:

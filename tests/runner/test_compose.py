@@ -56,6 +56,14 @@ def test_overrides_win_over_debug_over_the_experiment_over_the_defaults(mine: Pr
     assert (small.cfg.batch_size, small.cfg.max_steps, small.choices["optimizer"]) == (16, 20, "sgd")
 
 
+def test_debug_tiny_keeps_what_another_data_set_is_and_gives_a_model_no_sizes_of_another(mine: Project, tmp_path: Path) -> None:
+    digits = compose(["experiment=resnet18_digits", "debug=tiny", "dataset=digits"], project=mine)
+    assert (digits.cfg.dataset.image_size, digits.cfg.max_steps) == (8, 20)
+    write(tmp_path, "model/faster.yaml", "# A detector\n_target_: lab.Faster\nnum_classes: ${dataset.num_classes}\nmin_size: 800\n")
+    boxes = compose(["experiment=retinanet_own_images", "debug=tiny", "dataset=coco_folder", "model=faster"], project=mine)
+    assert dict(boxes.cfg.model) == {"_target_": "lab.Faster", "num_classes": 2, "min_size": 64}
+
+
 def test_a_projects_choices_are_found_and_win_over_samewises(mine: Project, tmp_path: Path) -> None:
     write(tmp_path, "dataset/ours.yaml", "# Ours\nnum_classes: 3\nchannels: 1\nmean: [0.5]\nstd: [0.5]\n")
     write(tmp_path, "precision/fp32.yaml", "# Ours too\n_target_: lab.Precision\n")
