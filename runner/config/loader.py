@@ -225,8 +225,7 @@ class Loader:
             for default in selected.defaults:
                 config = self.read(default.config_path).config
                 if default.config_path.startswith("debug/sizes/"):
-                    data = str(selected.overrides.known_choices.get("dataset"))
-                    _remove_unfit(config, cfg, generated=data.startswith("generated_"))
+                    self._remove_unfit(config, selected)
                 if default.package:
                     inner, config = config, OmegaConf.create()
                     OmegaConf.update(config, default.package, inner, merge=False)
@@ -242,6 +241,21 @@ class Loader:
         OmegaConf.set_struct(cfg, True)
         apply(selected.config_overrides, cfg)
         return cfg
+
+    def _remove_unfit(self, sizes: DictConfig, selected: Any) -> None:
+        """Remove the sizes that the model's files lack, or that a data set of its own decides."""
+        files = [x.config_path for x in selected.defaults if x.config_path.startswith("model/")]
+        arguments = {key for file in files for key in self.read(file).config}
+        dataset = str(selected.overrides.known_choices.get("dataset"))
+        misfits = {
+            "model": set(sizes.get("model") or ()) - arguments if files else set[Any](),
+            "dataset": set[Any]()
+            if dataset.startswith("generated_")
+            else {"num_classes", "image_size"},
+        }
+        for group, names in misfits.items():
+            for name in names.intersection(sizes.get(group) or ()):
+                del sizes[group][name]
 
     def _find(self, name: str) -> Iterator[tuple[Path, Path]]:
         """The folders that have a file of this name, and the files.
@@ -262,17 +276,6 @@ class Loader:
             for folder in self._folders
             if _is_inside(group) and (folder / group).is_dir()
         )
-
-
-def _remove_unfit(sizes: DictConfig, cfg: DictConfig, *, generated: bool) -> None:
-    """Remove the sizes that the chosen model does not have, or that its own data set decides."""
-    unfit = {
-        "model": set(sizes.get("model") or ()) - set(cfg.get("model") or ()),
-        "dataset": set[Any]() if generated else {"num_classes", "image_size"},
-    }
-    for group, names in unfit.items():
-        for name in names.intersection(sizes.get(group) or ()):
-            del sizes[group][name]
 
 
 def faults_in_files(loader: Loader) -> FileFaults:
