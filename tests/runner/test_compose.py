@@ -60,7 +60,7 @@ def test_debug_tiny_keeps_what_another_data_set_is_and_gives_a_model_no_sizes_of
     digits = compose(["experiment=resnet18_digits", "debug=tiny", "dataset=digits"], project=mine)
     assert (digits.cfg.dataset.image_size, digits.cfg.max_steps) == (8, 20)
     write(tmp_path, "model/faster.yaml", "# A detector\n_target_: lab.Faster\nnum_classes: ${dataset.num_classes}\nmin_size: 800\n")
-    boxes = compose(["recipe=detection", "debug=tiny", "dataset=coco_folder", "model=faster"], project=mine)
+    boxes = compose(["recipe=detection", "transforms=none", "debug=tiny", "dataset=coco_folder", "model=faster"], project=mine)
     assert dict(boxes.cfg.model) == {"_target_": "lab.Faster", "num_classes": 2, "min_size": 64}
 
 
