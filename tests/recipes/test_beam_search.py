@@ -33,5 +33,5 @@ def test_a_missing_lexicon_or_decoder_for_beam_search_is_named(tmp_path, monkeyp
     ctc.beam_decoder.cache_clear()
     find = ctc.importlib.util.find_spec
     monkeypatch.setattr(ctc.importlib.util, "find_spec", lambda name: None if name == "flashlight" else find(name))
-    with pytest.raises(ConfigError, match=r"samewise\[beam\]"):
+    with pytest.raises(ConfigError, match=r"pip install '\.\[beam\]'"):
         SpeechRecognition(letters=LETTERS, decoder="beam")

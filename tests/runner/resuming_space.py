@@ -45,9 +45,10 @@ FURTHER = {
         ["callbacks=[default,ema]", "callbacks.ema.decay=0.5", "callbacks.ema.every_steps=2"],
         ["callbacks=[ema,early_stopping]", *SOON_STOPPED],
         ["callbacks=[early_stopping,learning_rate,throughput]", "callbacks.early_stopping.patience=3"],
+        ["callbacks=[swa,training_means,time_limit]"],
     ],
     "precision": [[], ["precision=bf16"], ["precision=fp16", "precision.initial_scale=64", "precision.growth_interval=2"]],
-    "clip": [[], ["clip_norm=0.1"]],
+    "clip": [[], ["clip_norm=0.1"], ["clip_value=0.01"], ["clip_adaptive=0.1"]],
     "cut": [[], ["accumulate=2"], ["replicas=2"], ["replicas=3", "accumulate=2"], ["replicas=3", "strategy=elastic"]],
     "memory": [[], ["memory_format=channels_last"]],
     "groups": [

@@ -15,7 +15,7 @@ from samewise.runner.training.same_bits import determinism, portable_operators
 from samewise.runner.training.same_bits.determinism import fresh_torch_state
 from samewise.runner.training.same_bits.portable_operators import use_portable_operators
 
-SWITCHES = {"threads": 1, "deterministic": True, "benchmark": False, "fill_uninitialized_memory": False}
+SWITCHES = {"threads": 1, "deterministic": True, "benchmark": False, "fill_uninitialized_memory": False, "detect_anomaly": False}
 PORTABLE = SimpleNamespace(**SWITCHES, variables={"MKL_CBWR": "COMPATIBLE"})
 STRICT = SimpleNamespace(**SWITCHES, variables={})
 VALUES = np.random.default_rng(0).random((100, 160)) * 1000

@@ -126,5 +126,4 @@ def test_final_weights_that_differ_from_the_summary_are_reported(samewise, run) 
     done = samewise("verify", run)
     assert done.returncode == 1, done.stdout
     assert "did not occur again" not in done.stdout
-    assert "step 6: summary.json has weights_sha256 0000000000000000..., and step-00000006 has" in done.stdout
     assert "summary.json: weights_sha256 is recorded as '0000" in done.stdout
