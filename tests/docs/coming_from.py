@@ -66,7 +66,8 @@ def page() -> str:
     for table in tables():
         counts = {kind: sum(map(words, table[kind])) for kind in ("works", *KINDS)}
         text += f"## {table['title']}\n\nFrom {table['source']}: {counts['works']} of "
-        text += f"{sum(counts.values())} work, {counts['own']} need a few lines of your own.\n\n"
+        text += f"{sum(counts.values())} work, {counts['own']} need a few lines of your own. "
+        text += f"The settings are tried with `{' '.join(table['experiment'])}`.\n\n"
         text += cells("word", "here", "more", "shown by") + cells(*["---"] * 4)
         for word, ours, target, test in table["works"]:
             text += cells(f"`{word}`", ours, link(target, name_of(target)), f"`{test_file(test)}`")
