@@ -1,6 +1,6 @@
 """The engine.
 
 Public are `api`, `cli`, `config.schema`, `errors`, `interfaces`, `precision`, `results`, and the
-rooms whose classes configs name: `callbacks`, `data`, `launchers`, `optim`, `strategies` and
+packages whose classes configs name: `callbacks`, `data`, `launchers`, `optim`, `strategies` and
 `sweepers`. Everything else is private: it may change at any time.
 """

@@ -93,7 +93,8 @@ def train_step(
     run.recorder.trace.digest_weights(run.step + 1)
     # Everything is launched by now, so a device computes while the next batches are loaded
     meanwhile()
-    # The only wait for a device in a step, and its check for numbers that are not finite
+    # The only wait for a device in a step, unless skip_spikes, and the check for numbers that are
+    # not finite
     readings.finish()
     run.precision.update()
     run.progress.step += 1

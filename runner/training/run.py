@@ -93,7 +93,10 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """The parts of a run, made once and fixed until its end."""
+    """The objects of a run, made once.
+
+    Weights and optimizer states change inside them.
+    """
 
     composed: Composed
     environment: dict[str, Any]
@@ -132,7 +135,7 @@ class Parts:
 
 @dataclass(frozen=True, kw_only=True)
 class Run(Parts):
-    """A training: fixed parts, progress, a recorder and guards.
+    """A training: parts, progress, a recorder and guards.
 
     A checkpoint holds the progress and the parts' states.
     """

@@ -1,6 +1,7 @@
 """Lists the guards, and has each look at the moments of a training.
 
-A new guard is a class in this folder, and a line here.
+A new guard is a class in this folder, and a line here. Checkpoints do not hold its state: when a
+run resumes, a guard begins again.
 """
 
 from __future__ import annotations
@@ -19,9 +20,12 @@ from samewise.runner.training.guards.same_losses import SameLosses
 from samewise.runner.training.run import Caution, Guard, Run
 
 STEPS: tuple[type[Guard], ...] = (FiniteNumbers, HeldTensors)
-"""The guards of every step, also of a profile or an audit; `build` adds them."""
+"""The guards of every run, also of a profile or an audit; `build` adds them."""
 CODE: tuple[type[Guard], ...] = (LearnedElsewhere, Rehearsal, SameLosses, UntrainedParameters)
-"""The guards of the user's code at the start and in the first step, for `train` and `check`."""
+"""The guards of the user's code, for `train` and `check` alone.
+
+These look at the start and in the first step; one that needs many steps belongs here too.
+"""
 
 
 def watch(run: Run, look: Callable[[Guard], Iterable[Caution]]) -> None:
