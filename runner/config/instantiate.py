@@ -20,6 +20,7 @@ import sys
 import tarfile
 import types
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
@@ -431,6 +432,9 @@ def _refusal(
         target, [name for name in near if not name.endswith(".") and name != target], n=1
     ):
         return Problem(where, message, target, expected, f"did you mean '{suggestion[0]}'?")
+    with suppress(ImportError, ValueError):
+        if package := next((x for x in own if importlib.util.find_spec(f"{x}.{parts[0]}")), ""):
+            return Problem(where, message, target, expected, f"did you mean '{package}.{target}'?")
     if parts[0] in sys.stdlib_module_names:
         return Problem(
             where,
