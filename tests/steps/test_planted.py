@@ -43,7 +43,7 @@ FAULTS: dict[str, tuple[Case, str, str, str]] = {
     "statistics of no replica": (ONE, "strategies.tree", "self._restore(self._kept)", "self._restore(self._start)"),
     "gradients that stay from the step before": (ONE, "training.run", "parameter.grad = None", "parameter.grad"),
     "a mean that is multiplied by its count": (ONE, "training.phase", "foreach_mul_(gradients, 1.0 / tally.weight)", "foreach_mul_(gradients, tally.weight)"),
-    "clipping of small gradients": (ONE, "training.phase", "max=1.0)", "min=1.0)"),
+    "clipping of small gradients": (ONE, "training.phase", "+ 1e-6), max=1.0)", "+ 1e-6), min=1.0)"),
     "clipping to the square root": (ONE, "training.phase", "clip_norm / (norm + 1e-6)", "clip_norm / (norm.sqrt() + 1e-6)"),
     "each micro-batch's own mean": (ONE, "training.loop", "loss.count if run.micro_batches == 1 else run.batch_size", "loss.count"),
     "the next step's learning rate": (ONE, "training.loop", "run.schedule.before_step(run.step)", "run.schedule.before_step(run.step + 1)"),
