@@ -74,7 +74,7 @@ class ImageFolder(ImageFiles):
         endings = (*IMAGES, ".npy") if mode == "channels" else IMAGES
         label_of_file, left_out = list_by_class(split_folder, class_list, endings=endings)
         if not label_of_file:
-            expected = "folders by class with JPEG, PNG, BMP, GIF, PPM, TIFF or WebP files"
+            expected = f"folders by class with files {', '.join(endings)}"
             raise DataError(
                 Problem(
                     str(split_folder),

@@ -160,7 +160,7 @@ def decode_file(raw: bytes, path: str | os.PathLike[str], *, mode: Mode = "rgb")
     try:
         return decode(raw, mode=mode, name=os.fspath(path))
     except (*DAMAGED, Image.DecompressionBombError) as error:
-        expected = "an image: a JPEG, PNG, BMP, PPM, TIFF or WebP file"
+        expected = f"an image: {', '.join(FORMATS)}"
         raise undecodable(raw, path, error, expected) from None
 
 
@@ -169,7 +169,7 @@ def undecodable(
 ) -> DataError:
     """Return the error for a file that cannot be decoded: what it is instead, or its damage."""
     if description := another_kind(raw, "image"):
-        reason, hint = f"is {description}, which is not read as an image", ""
+        reason, hint = f"is {description}, not an image", ""
         if "photograph" in description:
             hint = "convert it, for example: magick NAME.heic NAME.jpg"
     else:

@@ -87,5 +87,5 @@ def _kind(file: str | os.PathLike[str] | bytes) -> tuple[str, str] | None:
             for offset, start, kind, description in _BEGINNINGS
             if beginning[offset : offset + len(start)] == start
         ),
-        ("text", "a text") if _TEXT.fullmatch(beginning) else None,
+        ("text", "a text file") if _TEXT.fullmatch(beginning) else None,
     )

@@ -122,19 +122,18 @@ def class_folders(folder: Path, *, content: str = "images") -> list[str]:
         beside = (
             [path.name for path in parent.iterdir() if path.is_dir()] if parent.is_dir() else []
         )
-        missing = (
-            f"{parent} has no folder {folder.name}"
-            if parent.is_dir() and not folder.exists()
-            else ""
+        reason = (
+            "does not exist"
+            if isinstance(error, FileNotFoundError)
+            else f"the folder of {content} cannot be read: {error.strerror}"
         )
-        reason = f"the folder of {content} cannot be read: {error.strerror}"
         present = next(path for path in (folder, *folder.parents) if path.exists())
         if description := another_kind(present, "folder"):
             hint = "unpack it" if "archive" in description else "set dataset.root=FOLDER"
             raise DataError(
                 Problem(str(present), f"is {description}, not a folder", hint=hint)
             ) from None
-        hint = did_you_mean(folder.name, beside) or missing
+        hint = did_you_mean(folder.name, beside)
         raise DataError(Problem(str(folder), reason, expected=expected, hint=hint)) from None
     if not names:
         files = list_files(folder, ())

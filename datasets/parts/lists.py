@@ -90,9 +90,8 @@ class Row:
         hint = did_you_mean(column, columns) or (
             f"set dataset.{setting} to the column's name; the first line of a table names its columns"
         )
-        raise DataError(
-            Problem(self.where, f"has no column {column!r}", ", ".join(columns), hint=hint)
-        )
+        reason = f"has no column {column!r}, only {', '.join(columns)}"
+        raise DataError(Problem(self.where, reason, hint=hint))
 
 
 def read_text(path: str | os.PathLike[str]) -> str:

@@ -42,6 +42,7 @@ from samewise.runner.config.slots import (
 from samewise.runner.config.tree import plain
 from samewise.runner.errors import (
     ConfigError,
+    DataError,
     Problem,
     SamewiseError,
     describe_exit,
@@ -168,7 +169,10 @@ def call(component: Callable[..., Any], path: str, /, *positional: Any, **named:
     try:
         return component(*positional, **named)
     except SamewiseError as error:
-        raise type(error)(*[_prefix_path(path, problem) for problem in error.problems]) from error
+        # A DataError is about a file, which may not exist
+        is_file = isinstance(error, DataError)
+        problems = [_prefix_path(path, problem, is_file=is_file) for problem in error.problems]
+        raise type(error)(*problems) from error
     except (MemoryError, KeyboardInterrupt):
         raise
     except OSError as error:
@@ -438,7 +442,7 @@ def _refusal(
     if parts[0] in sys.stdlib_module_names:
         return Problem(
             where,
-            f"{message}: it is in Python's standard library, which has none",
+            f"{message}: Python's standard library is not among them",
             target,
             expected,
         )
@@ -541,7 +545,7 @@ def _arguments_near(error: Exception) -> Sequence[str]:
     return ()
 
 
-def _prefix_path(path: str, problem: Problem) -> Problem:
+def _prefix_path(path: str, problem: Problem, *, is_file: bool) -> Problem:
     """The same problem with its path from the config's root.
 
     A problem with a file keeps its path.
@@ -550,7 +554,8 @@ def _prefix_path(path: str, problem: Problem) -> Problem:
     if problem.path in ("", root):
         return Problem(path, problem.message, problem.value, problem.expected, problem.hint)
     if (
-        problem.path.startswith((path, f"{root}."))
+        is_file
+        or problem.path.startswith((path, f"{root}."))
         or "/" in problem.path
         or os.path.exists(problem.path.partition(":")[0])
     ):

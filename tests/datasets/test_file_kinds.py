@@ -67,5 +67,5 @@ def test_an_archive_pointer_page_or_list_is_named_as_one(write: Callable[[Path],
 @pytest.mark.parametrize("brand", [b"heic", b"heix", b"hevc", b"mif1", b"avif", b"avis"])
 def test_a_photograph_of_a_telephone_is_no_video(tmp_path: Path, brand: bytes) -> None:
     (tmp_path / "a.jpg").write_bytes(b"\0\0\0\x18ftyp" + brand + bytes(64))
-    with pytest.raises(DataError, match=r"a\.jpg: is a HEIC or AVIF photograph, which is not read as an image; hint: convert it, for example: magick"):
+    with pytest.raises(DataError, match=r"a\.jpg: is a HEIC or AVIF photograph, not an image; hint: convert it, for example: magick"):
         read_image(tmp_path / "a.jpg")

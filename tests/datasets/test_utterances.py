@@ -132,7 +132,11 @@ def test_a_quote_in_a_tsv_file_is_a_character_and_takes_in_no_rows(tmp_path):
         ("a.csv", "audio,text\nsound/three.wav,a\n", r"sound/three\.wav: is listed in a\.csv but missing"),
         ("a.csv", "audio,text\nSound/one.wav,a\n", r"Sound/one\.wav: is listed in a\.csv but missing; hint: the list has 'Sound', the folder 'sound'"),
         ("a.csv", "audio,text\n", "has no rows"),
-        ("a.txt", "sound/one.wav|one\nsound/two.wav|two\n", "a.txt:2: has no column 'audio'; hint: (?!one of).*the first line of a table names its columns"),
+        (
+            "a.txt",
+            "sound/one.wav|one\nsound/two.wav|two\n",
+            "a.txt:2: has no column 'audio', only .*; hint: (?!one of).*the first line of a table names its columns",
+        ),
         ("a.jsonl", '{"audio": "sound/one.wav", "text": "a"}\n{"audio"\n', "a.jsonl:2: is not JSON"),
         ("a.csv", None, "cannot be read"),
     ],

@@ -96,7 +96,9 @@ def test_frames_are_found_wherever_a_clip_begins(tmp_path, name, codec, options)
     assert len(VideoClips(root=str(tmp_path), folder="")) == 1
 
 
-@pytest.mark.parametrize(("content", "message"), [(b"", "is empty"), (b"not a video, but some words" * 9, "is a text, not a video"), (None, "cannot be read")])
+@pytest.mark.parametrize(
+    ("content", "message"), [(b"", "is empty"), (b"not a video, but some words" * 9, "is a text file, not a video"), (None, "cannot be read")]
+)
 def test_a_file_that_is_not_a_video_is_named(tmp_path, content, message):
     if content is not None:
         (tmp_path / "thing.mp4").write_bytes(content)

@@ -157,7 +157,7 @@ def test_an_unreadable_file_is_named_and_the_others_are_predicted(samewise, runs
     sound = recording(tmp_path / "yes.wav")
     done = samewise("predict", runs["separation"], tmp_path / "no.wav", tmp_path / "missing.wav", sound, "--json")
     assert done.returncode == 2
-    assert "no.wav: is a text, not a recording" in done.stderr
+    assert "no.wav: is a text file, not a recording" in done.stderr
     assert "missing.wav: cannot be read" in done.stderr
     assert [json.loads(line)["file"] for line in done.stdout.splitlines()] == [str(sound)]
 
@@ -224,7 +224,7 @@ def test_all_predictions_can_be_written_to_one_file_as_json_csv_or_coco(samewise
 def test_a_batch_predicts_the_same_and_a_bad_file_spoils_no_other(samewise, runs, photographs, recipe):
     alone = predict(samewise, runs[recipe], photographs)
     done = samewise("predict", runs[recipe], photographs, photographs / "notes.txt", "--batch", "3", "--json")
-    assert "notes.txt: is a text, which is not read as an image" in done.stderr
+    assert "notes.txt: is a text file, not an image" in done.stderr
     together = [json.loads(line) for line in done.stdout.splitlines()]
     assert [one["file"] for one in together] == [one["file"] for one in alone]
     for one, other in zip(together, alone, strict=True):

@@ -37,7 +37,7 @@ def ghostscript(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_program_named_png_is_not_run(tmp_path: Path, ghostscript: Path) -> None:
     (tmp_path / "a.png").write_bytes(EPS)
-    with pytest.raises(DataError, match="is a text, which is not read as an image"):
+    with pytest.raises(DataError, match="is a text file, not an image"):
         read_image(tmp_path / "a.png")
     assert not ghostscript.exists()
 
