@@ -53,7 +53,7 @@ def add_packages(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="a package of yours whose classes configs may name (may be repeated)",
+        help="a package of yours; configs may then use its classes (may be repeated)",
     )
 
 
@@ -62,8 +62,8 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trust",
         action="store_true",
-        help="use what someone else made and you trust; for a folder, remembered until its "
-        "config changes",
+        help="run a config or code from someone else that you trust; for a run's folder, the "
+        "answer is remembered until its config changes",
     )
 
 

@@ -28,7 +28,11 @@ be there.
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help=RUN)
     parser.add_argument(
-        "overrides", nargs="*", metavar="KEY=VALUE", help="values to change in the run's config"
+        "overrides",
+        nargs="*",
+        default=[],
+        metavar="KEY=VALUE",
+        help="values to change in the run's config",
     )
     add_checkpoint(parser)
     parser.add_argument(

@@ -34,7 +34,11 @@ formats: safetensors  weights alone, by the model's names; written with every ot
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help=RUN)
     parser.add_argument(
-        "overrides", nargs="*", metavar="KEY=VALUE", help="values to change in the run's config"
+        "overrides",
+        nargs="*",
+        default=[],
+        metavar="KEY=VALUE",
+        help="values to change in the run's config",
     )
     parser.add_argument(
         "--to",

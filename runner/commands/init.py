@@ -41,7 +41,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--from",
         dest="source",
         metavar="RUN",
-        help=f"write this run's code and config instead: {RUN}",
+        help=f"make the project from this run's code and config: {RUN}",
     )
     parser.add_argument(
         "--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)"

@@ -36,6 +36,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="print name, fingerprint, folder, choices, config (and origins or meanings) as JSON",
     )
     parser.epilog = """\
+It does not check values; `samewise check` does.
+
 examples:
   samewise show experiment=resnet18_digits
   samewise show experiment=resnet18_digits optimizer.lr=0.05 --origin

@@ -43,11 +43,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "-m",
         "--multirun",
         action="store_true",
-        help="run a sweep, like `samewise sweep`; several values (a=1,2) start one without this "
-        "option",
+        help="run a sweep; not needed: a=1,2 already starts one",
     )
     parser.epilog = """\
 examples:
+  samewise train                                            the default experiment
   samewise train experiment=resnet18_digits
   samewise train experiment=resnet18_digits optimizer.lr=0.05 max_epochs=3
   samewise train model=resnet50 dataset=cifar10 optimizer=adamw batch_size=128 seed=1
@@ -61,7 +61,7 @@ commonly used keys:
   batch_size=64              samples per optimizer step
   accumulate=4               process the batch in four smaller pieces, to save memory
   optimizer=sgd optimizer.lr=0.1 scheduler=cosine
-  device=cuda precision=bf16
+  device=cuda precision=bf16 on a GPU, in half precision
   loader.num_workers=4       the same bits with any number
   resume_from=run:3f2a/last max_epochs=12   train a finished run for more epochs, as a run of its own
   run_root=runs              where runs are kept

@@ -35,7 +35,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "a bundle's file, or an export's folder",
     )
     parser.add_argument(
-        "overrides", nargs="*", metavar="KEY=VALUE", help="values to change in the run's config"
+        "overrides",
+        nargs="*",
+        default=[],
+        metavar="KEY=VALUE",
+        help="values to change in the run's config",
     )
     parser.add_argument("--steps", type=int, help="how many steps to compare (default: all)")
     parser.add_argument(

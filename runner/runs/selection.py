@@ -116,7 +116,7 @@ def values_of(option: str, key: str, runs: Sequence[ListedRun]) -> dict[str, Any
     # Two columns of the table have friendlier titles than their fields
     key = {"overridden": "label", "time": "seconds"}.get(key, key)
     names = [
-        *ListedRun.__dataclass_fields__,
+        *(name for name in ListedRun.__dataclass_fields__ if name not in ("also", "metrics")),
         *dict.fromkeys(name for run in runs for name in (*run.metrics, *run.also)),
     ]
     if key in names:

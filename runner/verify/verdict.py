@@ -118,7 +118,10 @@ def _compare(
     if record.environment:
         print(
             environment.expectation(
-                record.environment, again.environment, foreign, same_code=not changed
+                record.environment,
+                again.environment,
+                [*foreign, *(f"the config differs in {path}" for path in record.settings)],
+                same_code=not changed,
             ),
             file=sys.stderr,
             flush=True,
