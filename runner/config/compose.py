@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from samewise.runner.config import header, monitors, other_choice
 from samewise.runner.config import overrides as faults
-from samewise.runner.config.file_faults import NO_FOLDER, NO_SUCH_CHOICE, is_choice, problem_in_file
+from samewise.runner.config.file_faults import NO_FOLDER, is_choice, problem_in_file
 from samewise.runner.config.fingerprint import combine, fingerprint_of, is_outside, reached_code
 from samewise.runner.config.loader import Loader, faults_in_files
 from samewise.runner.config.origins import locate_problems, origins, replaced_value
@@ -169,7 +169,7 @@ def compose(overrides: Sequence[str], *, project: Project, strict: bool = True) 
         if not project.configs:
             problems = [
                 replace(problem, hint=problem.hint or NO_FOLDER)
-                if problem.message == NO_SUCH_CHOICE
+                if "`samewise list" in problem.expected and problem.value
                 else problem
                 for problem in problems
             ]

@@ -125,11 +125,12 @@ def settle(cfg: DictConfig, changed: Sequence[Change], overrides: Sequence[str])
             if misfit and all(removed.get(path) for path, _ in values_in(at(whole, misfit), misfit))
         }
         misfits |= here
-        if dropped := [value for value in settings if removed[value.path] in here]:
-            cautions.append(_left_out_caution(change, dropped, here))
+        # First the one that changes results unnoticed
         retained = [x for x in settings if not removed[x.path] and _is_news(x, change)]
         if retained and change.is_explicit:
             cautions.append(_kept_caution(change, retained))
+        if dropped := [value for value in settings if removed[value.path] in here]:
+            cautions.append(_left_out_caution(change, dropped, here))
     with open_dict(cfg):
         for path in misfits:
             above, _, key = path.rpartition(".")

@@ -58,6 +58,9 @@ def read_overrides(texts: Sequence[str]) -> tuple[list[Override], list[Problem]]
             text = f"{pattern[1]}='{pattern[2]}'"
         try:
             (override,) = parser.parse_overrides([text])
+            # Hydra accepts `=3`
+            if not override.key_or_group:
+                raise ValueError
         except (HydraException, ValueError) as error:
             problems.append(unreadable(text, error))
             continue
@@ -208,7 +211,9 @@ def unreadable(text: str, error: Exception) -> Problem:
     if not key or not (sign or text.startswith("~")):
         keys = (*schema.Experiment.__dataclass_fields__, "experiment")
         name = re.fullmatch(r"[a-zA-Z]\w*", text) and text not in keys
-        hint = f"experiment={text}?" if name else f"write {text}=VALUE, without spaces around the ="
+        hint = f"write {text}=VALUE, without spaces around the ="
+        if name:
+            hint = f"a value is written {text}=VALUE, an experiment experiment={text}"
         if longer := [key for key in keys if key.endswith(f"_{text}")]:
             hint = f"did you mean {longer[0]}=VALUE?"
         elif text.endswith((".yaml", ".yml")):
@@ -217,8 +222,8 @@ def unreadable(text: str, error: Exception) -> Problem:
                 f"experiment={Path(text).stem}; a run's own config: `samewise train --config "
                 f"{text}`"
             )
-        elif re.fullmatch(r"[\d.]+", text):
-            hint = f"write KEY={text}, without spaces around the ="
+        elif re.fullmatch(r"=.*|[\d.]+", text):
+            hint = f"write KEY={text.lstrip('=')}, without spaces around the ="
         expected = "KEY=VALUE or GROUP=CHOICE"
         return Problem("", "this is not an override", text, expected, hint)
     if value.startswith("~/"):
@@ -237,6 +242,8 @@ def unreadable(text: str, error: Exception) -> Problem:
             "KEY=VALUE",
             f"{key.strip()}={value.strip()}",
         )
+    if value.count("[") > value.count("]"):
+        return Problem(key, "has a [ that is not closed", text, "KEY=VALUE")
     if value.endswith(",") and value.rstrip(","):
         return Problem(key, "ends with a comma", text, "KEY=VALUE", f"{key}={value.rstrip(',')}")
     return Problem(

@@ -464,11 +464,10 @@ def _nearest_key(
         else did_you_mean(key, alike)
     )
     parent = key.rpartition(".")[0]
-    if parent and parent in names and not is_typed(cfg, parent) and not override.is_delete():
-        target = OmegaConf.select(cfg, f"{parent}._target_")
-        hint += f"{' Or write' if hint else 'write'} {added} to add it" + (
-            f", if {target} takes it" if target else ""
-        )
+    # Nothing but a component reads a new key
+    target = OmegaConf.select(cfg, f"{parent}._target_") if parent in names else None
+    if target and not override.is_delete():
+        hint += f"{' Or write' if hint else 'write'} {added} to add it, if {target} takes it"
     return hint or "`samewise show` lists the keys"
 
 

@@ -117,7 +117,7 @@ BAD = {
     "unknown group": (["train", "optimiser=sgd"], "did you mean 'optimizer'?"),
     "wrong type": (["train", "batch_size=many"], "a whole number"),
     "wrong word": (["train", "device=tpu"], "auto, cpu, cuda"),
-    "syntax": (["train", "a=["], "cannot be read"),
+    "syntax": (["train", "a=["], "a [ that is not closed"),
     "a sweep of nothing": (["sweep"], "no sweep was named"),
     "a sweep with an unknown choice": (["train", "-m", "optimizer=sgd,adm"], "did you mean 'adam'?"),
     "impossible value": (["train", "max_epochs=0"], "at least 1"),

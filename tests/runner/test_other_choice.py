@@ -62,8 +62,8 @@ def test_settings_that_another_choice_does_not_take_are_left_out_with_one_line_e
     assert problems(composed, mine) == []
     experiment = "experiment=resnet18_digits sets"
     assert warnings_of(composed) == [
-        f"resnet18_digits.yaml:28: optimizer: momentum and nesterov are left out: {experiment} them for sgd, and adamw does not set them",
         "resnet18_digits.yaml:27: optimizer: adamw keeps lr=0.1 and weight_decay=0.0005, which experiment=resnet18_digits sets for sgd",
+        f"resnet18_digits.yaml:28: optimizer: momentum and nesterov are left out: {experiment} them for sgd, and adamw does not set them",
         f"resnet18_digits.yaml:32: scheduler: cycle_momentum and pct_start are left out: {experiment} them for one_cycle, and cosine does not set them",
     ]
     assert composed.cautions[1].hint == "set what you want; adamw's own values: optimizer.lr=0.001 optimizer.weight_decay=0.01"

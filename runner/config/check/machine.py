@@ -33,7 +33,6 @@ def runs_can_be_written(cfg: DictConfig) -> Iterator[Problem]:
             f"cannot write there: {refusal}",
             str(cfg.run_root),
             "a writable folder",
-            "run_root=FOLDER",
         )
 
 
