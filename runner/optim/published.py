@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.hub import download_url_to_file
 
-from samewise.runner.errors import ConfigError, Problem, first_line, nearest
+from samewise.runner.errors import ConfigError, Problem, did_you_mean, first_line, nearest
 from samewise.runner.records.files import require_downloaded, sha256
 
 PATH: Final = "initialise.weights"
@@ -133,7 +133,8 @@ def _load_torchvision(name: str, made_by: str) -> Source:
                 "torchvision publishes no such weights",
                 name,
                 expected,
-                nearest(weights_name, _model_weights(weights_name, weights_by_name) or choices),
+                nearest(weights_name, _model_weights(weights_name, weights_by_name))
+                or did_you_mean(weights_name, choices),
             )
         )
     model, weights = weights_by_name[weights_name]

@@ -79,7 +79,7 @@ def find(name: str, *, run_root: Path) -> RunFolder:
         )
         raise ConfigError(Problem(name, "is a file, not a run's folder", hint=hint))
     names = [x for run in below(run_root) for x in (run.path.name, run.path.parent.name)]
-    reason = f"no such run in {run_root}"
+    reason = f"no such run in the folder {run_root}"
     hint = (
         nearest(name, names)
         or f"`samewise train` makes one; if it is not in {run_root}, give the path of its folder"

@@ -93,7 +93,7 @@ def label(values: Mapping[str, str], seed: str | None = None) -> str:
         for key, end in zip(keys, ends, strict=True)
     ]
     parts = [f"{key}={short(value)}" for key, value in zip(shown, values.values(), strict=True)]
-    return " ".join([*parts, *([f"seed={seed}"] if seed is not None else [])]) or "as it is"
+    return " ".join([*parts, *([f"seed={seed}"] if seed is not None else [])]) or "(no changes)"
 
 
 _OF_THE_RUN = ("name", "seed", "batch_size")

@@ -124,6 +124,6 @@ def test_the_weights_of_a_run_are_its_best_checkpoint_and_count_in_the_fingerpri
     (best / "manifest.json").write_text(json.dumps({"sha256": "5" * 64}))
     assert compose_weights("run:3f2a").fingerprint != by_name.fingerprint
     (told,) = compose_weights("run:3f2b", strict=False).problems
-    assert (told.path, told.message) == ("initialise.weights", f"no such run in {tmp_path}")
+    assert (told.path, told.message) == ("initialise.weights", f"no such run in the folder {tmp_path}")
     (best.parent / "best").unlink()
     assert compose_weights("run:digits").cfg.initialise.weights == str(best.parent / "step-00000004")

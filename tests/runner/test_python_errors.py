@@ -32,7 +32,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a number for a condition": (lambda: sw.runs(where=["state=finished", 3]), "where: is not a condition"),  # pyright: ignore[reportArgumentType]
     "a word for a switch": (lambda: sw.sweep("seed=1,2", wait="no"), "wait: is not a switch; expected: True or False"),  # pyright: ignore
     "a run that is none": (lambda: sw.load(5), "run: is not a run; expected: what samewise.train returned, or a run's folder or name"),  # pyright: ignore
-    "a run by a wrong name": (lambda: sw.load("nothing"), "run: no such run in runs"),
+    "a run by a wrong name": (lambda: sw.load("nothing"), "run: no such run in the folder runs"),
     "no files": (lambda: sw.predict("a"), "files: no files to predict from were given"),
     "an empty list of files": (lambda: sw.predict("a", []), "files: no files to predict from were given"),
     "an array for a file": (lambda: sw.predict("a", np.zeros((3, 8, 8))), "files: is not the name of a file; hint: "),  # pyright: ignore
