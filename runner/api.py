@@ -388,6 +388,7 @@ def verify(
     run: str | Path | Trained,
     *overrides: str,
     steps: int | None = None,
+    audit: int | None = None,
     coarse: bool = False,
     anyway: bool = False,
     run_root: str | Path = "runs",
@@ -400,7 +401,8 @@ def verify(
     Args:
         run: As in `load`; or a bundle's file.
         overrides: As in `load`.
-        steps: How many steps to compare; None: all.
+        steps: How many steps to compare, with `audit` of each part; None: all.
+        audit: How many parts to train, each from one kept checkpoint to the next; None: all steps.
         coarse: Do not repeat the first step that differs to name its first tensor.
         anyway: Train even if the environments differ in what can change bits.
         run_root: As in `load`.
@@ -419,6 +421,7 @@ def verify(
         run_root=Path(run_root),
         overrides=overrides,
         steps=steps,
+        audit=audit,
         coarse=coarse,
         anyway=anyway,
     )

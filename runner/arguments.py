@@ -26,7 +26,7 @@ _VALUED = {
     "config-dir": 'config_dirs=["%s"]',
     "where": 'where=["%s"]',
     **{name: f'{name}="%s"' for name in ("checkpoint", "weights", "sort", "output")},
-    **{name: f"{name}=%s" for name in ("threshold", "batch", "steps", "tolerance")},
+    **{name: f"{name}=%s" for name in ("threshold", "batch", "steps", "audit", "tolerance")},
     "out": 'output="%s"',
 }
 _SWITCHES = {
@@ -54,6 +54,7 @@ _TAKES: Mapping[str, tuple[str, str, tuple[type, ...]]] = {
     "threshold": ("is not a valid score", "a number from 0 to 1", (Real,)),
     "batch": ("is not a valid number of files", "a whole number from 1", (Integral,)),
     "steps": ("is not a number of steps", "a whole number from 1", (Integral,)),
+    "audit": ("is not a number of parts", "a whole number from 1", (Integral,)),
     "tolerance": ("is not a share", "a number from 0 to 1", (Real,)),
 }
 _SEVERAL: Mapping[str, tuple[str, str, tuple[type, ...]]] = {

@@ -45,6 +45,8 @@ class Verification:
         parts: The first difference: `step`, `stage`, `layer`, `reason`; None if there is none.
         messages: The whole result, as sentences.
         first: The first value that differs within the first step that does: `kind`, `name`.
+        audit: The parts that an audit drew: for each the step before its first, and its last; those
+            after the first that differs were not trained. None without an audit.
     """
 
     run: Path
@@ -54,6 +56,7 @@ class Verification:
     parts: Mapping[str, Any] | None = None
     messages: Sequence[str] = ()
     first: Mapping[str, str] | None = None
+    audit: Sequence[tuple[int, int]] | None = None
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from samewise.runner.verify.request import Request
 EXAMPLES = """examples:
   samewise verify runs/resnet18_digits/3f2a9c81d0b4        train it all again and compare every step
   samewise verify 3f2a --steps 50                          the first 50 steps
+  samewise verify 3f2a --audit                             three parts, each from one kept checkpoint to the next
   samewise verify 3f2a loader.num_workers=3                with three workers: the same bits
   samewise verify 3f2a seed=1                              another seed: diverges at step 1
   samewise verify 61df...0b --uri http://tracking:5000     by its MLflow run id, from MLflow alone: its folder may be gone
@@ -41,7 +42,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         help="values to change in the run's config",
     )
-    parser.add_argument("--steps", type=int, help="how many steps to compare (default: all)")
+    parser.add_argument(
+        "--steps",
+        type=int,
+        help="how many steps to compare, with --audit of each part (default: all)",
+    )
+    parser.add_argument(
+        "--audit",
+        nargs="?",
+        const=3,
+        type=int,
+        metavar="N",
+        help="train only N parts of the run (default: 3), each from one kept checkpoint to the "
+        "next; the same parts each time",
+    )
     parser.add_argument(
         "--coarse",
         action="store_true",
@@ -116,7 +130,7 @@ def _verify_export(args: argparse.Namespace) -> int:
     use_own_inductor_cache()
     from samewise.runner.exports.folder import run_test_vectors
 
-    if args.overrides or args.steps or args.uri:
+    if args.overrides or args.steps or args.uri or args.audit:
         raise ConfigError(
             Problem(
                 "verify",

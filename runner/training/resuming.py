@@ -55,7 +55,7 @@ def resume(run: Run, start: dict[str, Any]) -> None:
     run.recorder.tracker = open_tracker(
         run.folder, run.config.tracking, resume_step=run.step or None
     )
-    last = max(run.recorder.tracker.last_step(), _first_step(run))
+    last = max(run.recorder.tracker.last_step(), first_step(run))
     every = run.recorder.log_every_steps
     if newest and last // every < run.step // every:
         _warn(
@@ -93,7 +93,7 @@ def _warn(place: Path, message: str) -> None:
     print(f"warning: {place}: {message}", file=sys.stderr)
 
 
-def _first_step(run: Run) -> int:
+def first_step(run: Run) -> int:
     """Return the step at which the run began: that of `resume_from`'s checkpoint, or 0."""
     first = (
         read_json(Path(run.config.resume_from, "manifest.json"), {"step?": int})
@@ -121,7 +121,7 @@ def _newest(
     def read_traced(path: Path) -> dict[str, Any]:
         state, step = checkpoint.read(path), int(path.name.removeprefix("step-"))
         if not trace_reader.leads_to(lines[step], step, state.get("trace", 0)) and (
-            lines[step] or step // every > _first_step(run) // every
+            lines[step] or step // every > first_step(run) // every
         ):
             untraced.append(path)
             last = lines[step].get("step", step + 1)

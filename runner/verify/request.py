@@ -31,24 +31,27 @@ class Request:
         run: The run as the user named it.
         run_root: The folder in which runs are looked up.
         overrides: Values to change in the run's config.
-        steps: Number of steps to compare; None: all.
+        steps: Number of steps to compare, with `audit` of each part; None: all.
+        audit: Number of parts to train, each from one kept checkpoint to the next; None: all steps.
         coarse: Stop at the first step that differs, and do not repeat it.
         anyway: Train even if the environments differ in what can change bits.
 
     Raises:
-        ConfigError: `steps` is below 1.
+        ConfigError: `steps` or `audit` is below 1.
     """
 
     run: str
     run_root: Path
     overrides: Sequence[str] = ()
     steps: int | None = None
+    audit: int | None = None
     coarse: bool = False
     anyway: bool = False
 
     def __post_init__(self) -> None:
-        if self.steps is not None and self.steps < 1:
-            raise ConfigError(Problem("--steps", "is too small", self.steps, "at least 1"))
+        for option, number in (("--steps", self.steps), ("--audit", self.audit)):
+            if number is not None and number < 1:
+                raise ConfigError(Problem(option, "is too small", number, "at least 1"))
 
     def config_of(self, folder: RunFolder, *, trust: bool) -> Composed:
         """Read the run's config with the overrides, and without tracking and checkpoints."""

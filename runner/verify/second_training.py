@@ -49,9 +49,12 @@ class Comparison(Callback):
     Args:
         folder: The recorded run's folder.
         steps: The number of steps to compare; None: all.
+        is_audit: Whether only parts are trained, whose ends are no ends of the training.
     """
 
-    def __init__(self, folder: RunFolder, *, steps: int | None = None) -> None:
+    def __init__(
+        self, folder: RunFolder, *, steps: int | None = None, is_audit: bool = False
+    ) -> None:
         self._folder = folder
         self._head, self._lines = trace_reader.read_trace_of(folder)
         self.algorithm = trace_reader.algorithm_of(folder.trace, self._head)
@@ -62,7 +65,7 @@ class Comparison(Callback):
         """A description of lines that the trace lacks."""
         self.compared = 0
         # Train to the end if the summary is compared too
-        self._to_the_end = steps is None and folder.summary.exists()
+        self._to_the_end = is_audit or (steps is None and folder.summary.exists())
         summary = (read_json(folder.summary, shapes.SUMMARY) or {}) if self._to_the_end else {}
         # A sparse trace ends earlier
         self._stopped, self._stop_at = (
@@ -176,7 +179,7 @@ def train_again(
     differences += [
         x
         for step, differing in states.items()
-        if (x := _of_checkpoint(step, differing, evaluated=evaluated))
+        if (x := checkpoint_divergence(step, differing, evaluated=evaluated))
     ]
     if recorded:
         differences += summary_divergences(recorded, summary)
@@ -249,7 +252,7 @@ def _comparing_checkpoints(
     ), differing
 
 
-def _of_checkpoint(
+def checkpoint_divergence(
     step: int, differing: Sequence[tuple[str, str]], *, evaluated: bool
 ) -> Divergence | None:
     """Return the divergence of a checkpoint whose state differs from the second training's.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -188,8 +188,8 @@ def explain_difference(
             run.splits["train"].keyed.must_repeat = False
     # In a sparse trace, the step that differs may be any since the last traced one
     first = max((x for x in lines if x < step), default=0) + 1
-    state = _state_at(first - 1, there, _nearest(folder, first, there))
-    other_state = None if here is None else _state_at(first - 1, here, state_of(here))
+    state = state_at(first - 1, there, _nearest(folder, first, there))
+    other_state = None if here is None else state_at(first - 1, here, state_of(here))
     for at in range(first, step + 1):
         values, line = inspect_step(there, state)
         recorded = lines.get(at) or (
@@ -241,19 +241,20 @@ def explain_difference(
     return [f"examined closely, step {step} shows no difference: it did not occur again"], None
 
 
-def _state_at(step: int, run: Run, state: Mapping[str, Any]) -> Mapping[str, Any]:
+def state_at(step: int, run: Run, state: Mapping[str, Any]) -> Mapping[str, Any]:
     """Train a run from a state to a step, without checkpoints, and return the state there.
 
-    The run is in one process, and its folder exists.
+    It includes the evaluation due at the step. The run is in one process, and its folder exists.
     """
     restore(run, copy_to_cpu(state))
     run.recorder.trace.open(run.step, state.get("trace", 0))
     try:
-        with streams.preserve_generators():
-            batches = TrainingBatches(run)
-            while run.step < step:
+        with streams.preserve_generators(), closing(TrainingBatches(run)) as batches:
+            while True:
                 if evaluation_due(run):
                     evaluate(run)
+                if run.step >= step:
+                    break
                 run.recorder.record(train_step(run, next(batches)))
     finally:
         run.recorder.trace.close()

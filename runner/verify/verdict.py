@@ -25,6 +25,7 @@ from samewise.runner.training.build import build
 from samewise.runner.training.components import make_part
 from samewise.runner.training.run import Run
 from samewise.runner.verify import record_comparison
+from samewise.runner.verify.audit import draw_parts, train_parts
 from samewise.runner.verify.divergence import Divergence
 from samewise.runner.verify.request import QUIET, Request
 from samewise.runner.verify.second_training import Comparison, train_again
@@ -83,7 +84,13 @@ def verify_run(
     )
     # Before `build`, whose own error for too few processes gives other advice
     require_one_process(composed, project)
-    comparison = Comparison(folder, steps=request.steps)
+    if request.audit and record.unlike:
+        message = "cannot be overridden in an audit, which trains from recorded states"
+        hint = "leave it out, or verify without --audit"
+        raise ConfigError(Problem(record.settings[0], message, hint=hint))
+    # `--steps` limits each part of an audit
+    steps, is_audit = (None, True) if request.audit else (request.steps, False)
+    comparison = Comparison(folder, steps=steps, is_audit=is_audit)
     every = original.cfg.trace.every_steps
     if not comparison.total and (
         problem := nothing_to_compare(request, folder, comparison.steps, every)
@@ -126,7 +133,12 @@ def _compare(
             file=sys.stderr,
             flush=True,
         )
-    divergences = _repeat(request, record, again, comparison, lines)
+    audit = (
+        draw_parts(again, comparison, folder, count=request.audit, steps=request.steps)
+        if request.audit
+        else None
+    )
+    divergences = _repeat(request, record, again, comparison, lines, audit)
     first, differing = None, _first_apart(divergences)
     # No step computes the initial weights
     if differing and differing.stage != "initial" and not request.coarse:
@@ -141,6 +153,7 @@ def _compare(
         verdict,
         same=not divergences,
         compared=comparison.compared,
+        audit=audit,
         parts=earliest
         and {key: getattr(earliest, key) for key in ("step", "stage", "layer", "reason")},
         first=first,
@@ -153,16 +166,22 @@ def _repeat(
     again: Run,
     comparison: Comparison,
     lines: list[str],
+    audit: Sequence[tuple[int, int]] | None,
 ) -> list[Divergence]:
-    """Train again, add lines that describe the result, and return the differences by step."""
+    """Train all or an audit's parts again, and return the differences by step.
+
+    Adds lines that describe the result.
+    """
     # Its metrics measure the machine, and are not compared
     again.callbacks.pop("throughput", None)
     # The run may have logged any step
     again.recorder.log_every_steps = 1
     again.callbacks["verify"] = comparison
     again.recorder.trace.algorithm = comparison.algorithm
-    divergences, messages = train_again(
-        again, comparison, record.folder, request.steps, record.settings
+    divergences, messages = (
+        train_again(again, comparison, record.folder, request.steps, record.settings)
+        if audit is None
+        else train_parts(again, comparison, record.folder, audit, record.settings)
     )
     lines += messages
     return sorted(divergences, key=lambda divergence: divergence.step)

@@ -8,9 +8,10 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from samewise_runner_altered_runs import TINY, forge, recorded_in
+from samewise_runner_altered_runs import TINY, flip_a_bit_and_correct_the_hash, forge, recorded_in
 from samewise_tiny import DIGITS
 
+import samewise as sw
 from samewise.runner.cli import main
 from samewise.runner.config.compose import compose
 from samewise.runner.config.project import Project
@@ -78,6 +79,37 @@ def test_a_trace_that_was_altered_differs_at_that_step(samewise, run):
     done = samewise("verify", run)
     assert done.returncode == 1
     assert "diverges at step 6: the optimizer: the same gradients gave different weights" in done.stdout
+
+
+def test_an_audit_trains_the_same_drawn_parts_each_time(run, capsys):
+    assert main(["verify", str(run), "--audit"]) == 0
+    assert "the same bits: steps 0 to 4, 4 to 8, 8 to 12\n" in capsys.readouterr().out
+    audited = sw.verify(run, audit=2, steps=3)
+    assert audited.same
+    assert audited.compared == 6
+    assert set(audited.audit) < {(0, 3), (4, 7), (8, 11)}
+    assert sw.verify(run, audit=2, steps=3).audit == audited.audit
+    assert main(["verify", str(run), "--audit", "optimizer.lr=0.5"]) == 2, "a recorded state has the rate that was"
+
+
+def test_an_audit_names_the_first_altered_step_and_tensor(run, capsys):
+    (line,) = (line for line in (run / "trace.jsonl").read_text().splitlines() if '"step":6,' in line)
+    layers = json.loads(line)["layers"]
+    forge(run, 6, weights="0" * 16, layers={**layers, "weights": "0" * 8 + layers["weights"][8:]})
+    assert main(["verify", str(run), "--audit"]) == 1
+    printed = capsys.readouterr().out
+    assert "the same bits: steps 0 to 4\ndiverges at step 6: the optimizer" in printed
+    assert "first in conv1.weight\n" in printed
+
+
+def test_an_audit_names_the_altered_tensor_of_a_checkpoint_and_refuses_a_damaged_one(run, capsys):
+    flip_a_bit_and_correct_the_hash(run / "checkpoints/step-00000008")
+    assert main(["verify", str(run), "--audit"]) == 1
+    assert "diverges at step 8: step-00000008 has another state than training again: weights: fc.weight differs\n" in capsys.readouterr().out
+    state = run / "checkpoints/step-00000012/state.pt"
+    state.write_bytes(state.read_bytes()[:-10])
+    assert main(["verify", str(run), "--audit"]) == 2
+    assert "step-00000012: the checkpoint was cut short or altered" in capsys.readouterr().err
 
 
 def test_a_digest_is_of_the_newest_checkpoint_or_it_says_so(run, capsys):
