@@ -214,6 +214,11 @@ class Parser(argparse.ArgumentParser):
                         hint=self._meant(name, value, options) or help_,
                     )
                 )
+        if choice := re.match(r"(.*?): invalid choice: '(.*?)' \(choose from (.*)\)", message):
+            where, value, names = choice.groups()
+            expected = f"one of: {names}".replace("'", "")
+            hint = did_you_mean(value, re.findall(r"[\w-]+", names)) or help_
+            raise ConfigError(Problem(self.prog, f"{where}: no such choice", value, expected, hint))
         raise ConfigError(Problem(self.prog, message, hint=help_))
 
     def _meant(self, name: str, value: str, options: Sequence[str]) -> str:

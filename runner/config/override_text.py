@@ -243,7 +243,7 @@ def unreadable(text: str, error: Exception) -> Problem:
             f"{key.strip()}={value.strip()}",
         )
     if value.count("[") > value.count("]"):
-        return Problem(key, "has a [ that is not closed", text, "KEY=VALUE")
+        return Problem(key, "cannot be read: the [ is not closed", text, "KEY=VALUE")
     if value.endswith(",") and value.rstrip(","):
         return Problem(key, "ends with a comma", text, "KEY=VALUE", f"{key}={value.rstrip(',')}")
     return Problem(

@@ -102,6 +102,7 @@ def test_a_name_finds_its_only_run_and_the_newest_of_several_are_named(tmp_path,
     [
         (["--where", "failed"], "NAME=VALUE"),
         (["--sort", "valid/los"], "did you mean 'valid/loss'?"),
+        (["--sort", "metrics"], "no such column, metric or setting"),
         (["rm"], "no run was named"),
         (["rm", "zzz"], "no such run"),
         (["gc", "3f2a"], "takes no names"),
