@@ -30,7 +30,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from bench_step import MLP, Plain, hand_written, samewise
+from loops import MLP, Plain, hand_written, samewise
 from torch.utils.data import DataLoader
 from turns import Turns, advance, built, in_turns, leave, share_memory, show
 

@@ -44,7 +44,7 @@ from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
-from bench_step import samewise
+from loops import samewise
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 from turns import Turns, advance, built, in_turns, leave, share_memory, show

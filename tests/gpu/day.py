@@ -1,4 +1,4 @@
-"""Everything that a machine with a GPU can show about samewise, in one table: the gpu tests, bits, and speed. `make gpu`; no network.
+"""Everything that a machine with a GPU can show about samewise, in one table: the gpu tests, and bits. `make gpu`; no network.
 
 Each row is a behaviour that only a device can show, and says what came of it: "same bits", where two trainings part, or why it failed. The exit code is 1
 where a row failed or bits differed that should not. `--device cpu --only bits` tries the script itself where there is no GPU.
@@ -36,7 +36,6 @@ RECIPES = {
 TINY = ["debug=tiny", "max_steps=12", "tracking=none", "evaluate.pictures=false", "checkpoint.every_steps=4", "checkpoint.keep_last=9"]
 KILLED_AT = 6
 FILL = Path(__file__).with_name("filled.py")
-SPEED = Path(__file__).with_name("speed.py")
 
 
 @dataclass(frozen=True)
@@ -222,7 +221,7 @@ def carried_out(check: str, carry_out: Callable[[], tuple[str, bool]]) -> Row:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--only", choices=("tests", "bits", "speed"), help="one part alone")
+    parser.add_argument("--only", choices=("tests", "bits"), help="one part alone")
     parser.add_argument("--match", default="", help="of the bits, those checks whose name matches this regular expression")
     cores = len(os.sched_getaffinity(0))
     parser.add_argument("--jobs", type=int, default=max(2, cores * 3 // 4), help="how many trainings at a time (default: 3 for 4 cores)")
@@ -244,9 +243,6 @@ def main() -> int:
             rows += [carried_out(*one) for one in alone]
     if args.only in (None, "tests"):
         rows.append(carried_out("the tests that use a CUDA device", partial(gpu_tests, args.jobs)))
-    if args.only in (None, "speed"):
-        speed = subprocess.run([sys.executable, str(SPEED), "--device", args.device], env={**os.environ, "PYTHONPATH": str(ROOT / ".package")}, check=False)
-        rows.append(Row("speed", "", speed.returncode == 0, 0.0))
     wrong = [row for row in rows if not row.good]
     print(f"{len(rows) - len(wrong)} of {len(rows)} as they should be{'' if not wrong else '; not: ' + '; '.join(row.check for row in wrong)}")
     return 1 if wrong or not rows else 0
