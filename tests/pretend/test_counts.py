@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from pretended_cuda import Counts, written
-from pretended_cuda.places import Place
+from pretended_cuda import written
 from pretended_cuda.steps import counted
 
 
@@ -22,11 +21,3 @@ def test_launches_copies_and_waits_of_a_step_and_a_batch_are_as_recorded(recipe:
 def test_every_recipe_has_recorded_counts(repository: Path):
     recipes = {file.stem for file in (repository / "configs" / "recipe").glob("*.yaml")}
     assert recipes == {*written.RECIPES} == {*written.read()["recipes"]}
-
-
-def counts(**lines: int) -> Counts:
-    """Counts of waits, by line of one function; those named `other` are of another function."""
-    made = Counts()
-    for name, amount in lines.items():
-        made.add(Place("recipes/one.py", "One.other" if name == "other" else "One.loss", int(name.strip("line") or 0) if name != "other" else 9), waits=amount)
-    return made

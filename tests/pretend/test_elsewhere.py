@@ -80,7 +80,7 @@ def test_tests_that_train_pass_on_the_pretended_device(repository: Path, clean_e
     chosen = [f"tests/runner/test_{name}" for name in WITH_CUDA]
     found = run(repository, tmp_path / "report.xml", clean_environment, "-m", "not slow and not gpu", *chosen)
     assert {name: outcome for name, outcome in found.items() if outcome != "passed"} == {}
-    assert len(found) > 100
+    assert len(found) > 90
 
 
 @pytest.mark.slow

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import itertools
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 
 import pytest
-import torch
 from PIL import Image
 
-from samewise.runner.config.annotations import fits
 from samewise.runner.config.check import problems
 from samewise.runner.config.compose import compose
 from samewise.runner.config.project import Project
@@ -130,28 +128,6 @@ def test_every_choice_has_no_problems_in_an_experiment_that_it_fits(choice: str)
 def test_each_problem_is_found_at_its_path(overrides: list[str], path: str, words: str) -> None:
     told = find_problems(*overrides)
     assert words in str(told[path]), told
-
-
-@pytest.mark.parametrize(
-    ("value", "annotation", "right"),
-    [
-        (1, bool, False),
-        ("x", str, True),
-        (None, int | None, True),
-        ([1, 2], tuple[int, int], True),
-        ([1, "a"], list[int], False),
-        ("ab", list[str], False),
-        (3, Sequence[int], False),
-        ({"a": 1}, dict[str, int], True),
-        ("min", Literal["min", "max"], True),
-        ({"_target_": "torch.nn.ReLU"}, torch.nn.Module, True),
-        ("relu", Callable[..., torch.nn.Module], False),
-        ("cpu", torch.device, True),
-        ("fast", float | torch.Tensor, False),
-    ],
-)
-def test_a_value_fits_an_annotation_unless_it_is_clearly_wrong(value: object, annotation: object, right: bool) -> None:
-    assert fits(value, annotation) is right
 
 
 @pytest.fixture

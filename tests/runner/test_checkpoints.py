@@ -17,15 +17,6 @@ from samewise.runner.errors import CheckpointError, DamagedCheckpoint
 from samewise.runner.records import checkpoint, kept_checkpoints
 
 
-def test_a_saved_checkpoint_loads_unchanged(tmp_path):
-    write(tmp_path, [10])
-    one, found, problems = checkpoint.newest_sound(tmp_path)
-    assert one.step == 10
-    assert torch.equal(found["model"]["weight"], torch.full((100,), 10.0))
-    assert found["best"] == {"valid/loss": 0.5}
-    assert problems == []
-
-
 def test_training_can_continue_while_a_checkpoint_is_written(tmp_path):
     kept, weights = keeper(tmp_path, background=True), torch.ones(1_000_000)
     kept.save(1, {"model": {"weight": weights}}, {})

@@ -27,11 +27,6 @@ from torch import nn
 from torch.utils.data import Dataset
 
 
-class Named:
-    def __init__(self, path, made=0, node=1, allowed=2, positional=3, named=4, self_=5):
-        self.given = [path, made, node, allowed, positional, named, self_]
-
-
 class Net(nn.Module):
     def __init__(self, leave="", after=3):
         super().__init__()
@@ -73,9 +68,6 @@ class Deletes(Callback):
                 RunFolder(run.folder).create()
 
 
-class Ends(Callback):
-    def on_step(self, run, outcome):
-        sys.exit(0)
 """
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -75,15 +73,6 @@ def test_who_changes_a_batch_in_place_does_not_change_the_data(kind, collate, nu
         for x in batch["x"]:
             x.add_(1.0)
     assert len(seen) == 1
-
-
-FILES = {
-    "both": lambda path: path.open("r+b", buffering=0),
-    "reading": lambda path: path.open("rb", buffering=0),
-    "appending": lambda path: path.open("a+b", buffering=0),
-    "temporary": lambda path: tempfile.TemporaryFile(buffering=0),  # noqa: SIM115
-    "in memory": lambda path: os.fdopen(os.memfd_create("numbers"), "w+b", buffering=0),
-}
 
 
 def with_a_worker() -> tuple[Loader, Iterator[Any], Any]:

@@ -168,15 +168,6 @@ class Calls(nn.Module):
         return self.function(value if self.layer is None else self.layer(value))
 
 
-class Attends(nn.Module):
-    def __init__(self, dropout: float) -> None:
-        super().__init__()
-        self.attention = nn.MultiheadAttention(4, 2, dropout=dropout)
-
-    def forward(self, value: Tensor) -> Tensor:
-        return self.attention(value, value, value, need_weights=False)[0]
-
-
 @torch.fx.wrap
 def hidden(value: Tensor) -> Tensor:
     """Not traced into, so what it calls is not known before it is called."""
@@ -194,14 +185,9 @@ def attend(dropout: float) -> Callable[[Tensor], Tensor]:
 
 DRAW = {
     "dropout": nn.Dropout(0.1),
-    "dropout as a function": Calls(lambda value: F.dropout(value, 0.1)),
     "stochastic depth": StochasticDepth(0.1, "row"),
     "noise": Calls(lambda value: value + torch.randn_like(value)),
-    "a mask": Calls(lambda value: value * value.new_empty(4, 4).bernoulli_(0.5)),
-    "pooling": nn.FractionalMaxPool2d(2, output_ratio=0.5),
-    "pooling as a function": Calls(lambda value: F.fractional_max_pool2d(value[None], 2, output_ratio=(0.5, 0.5))),
     "recurrent": Calls(lambda pair: pair[0], nn.LSTM(4, 4, 2, dropout=0.5)),
-    "attention": Attends(0.5),
     "attention as a function": Calls(attend(0.5)),
     "a function that is not traced": Calls(lambda value: hidden(value)),
     "one that draws from NumPy": Calls(lambda value: hidden_numpy(value)),

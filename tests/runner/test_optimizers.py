@@ -146,17 +146,6 @@ def test_an_invalid_setting_is_reported_at_its_key(node: dict[str, Any], rules: 
     assert [problem.path for problem in caught.value.problems] == [path]
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [(("generator", "critic", "other"), ["optimizer.other"]), (("generator",), ["optimizer"]), ((), ["optimizer", "optimizer"])],
-)
-def test_an_extra_optimizer_and_missing_ones_are_errors(given: tuple[str, ...], expected: list[str]) -> None:
-    model = nn.ModuleDict({"critic": nn.Linear(2, 2), "generator": nn.Linear(2, 2)})
-    with pytest.raises(ConfigError) as caught:
-        build({name: sgd() for name in given}, model, phases=PHASES)
-    assert [problem.path for problem in caught.value.problems] == expected
-
-
 def test_a_factor_multiplies_the_optimizers_default_learning_rate() -> None:
     made = build({"_target_": "torch.optim.Adam"}, network(), {"head": {"match": "2.*", "lr_factor": 10}})["train"]
     assert [group["lr"] for group in made.param_groups] == [0.001, 0.01]

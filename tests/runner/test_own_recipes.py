@@ -133,11 +133,6 @@ class Silent(Classification):
         return Nothing()
 
 
-class Several(Nothing):
-    def compute(self):
-        return {"loss": torch.ones(2)}
-
-
 class Undefined(Nothing):
     def compute(self):
         return {"loss": float("nan"), "accuracy": 0.5}
@@ -146,17 +141,6 @@ class Undefined(Nothing):
 class Unknown(Classification):
     def scores(self, dataset):
         return Undefined()
-
-
-class Tensor(Classification):
-    def loss(self, model, batch, phase):
-        return super().loss(model, batch, phase).total
-
-    def measure(self, model, batch):
-        return Recipe.measure(self, model, batch)
-
-    def scores(self, dataset):
-        return MeanLosses()
 
 
 class Parts(Classification):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from samewise.runner.strategies.packing import pack, unpack
@@ -31,12 +30,3 @@ def test_a_gap_between_tensors_is_zero() -> None:
     flat, offsets = pack([torch.full((3,), 255, dtype=torch.uint8), torch.full((2,), 255, dtype=torch.uint8)])
     assert offsets == [0, 16]
     assert flat.tolist() == [255] * 3 + [0] * 13 + [255] * 2 + [0] * 14
-
-
-def test_one_tensor_can_be_packed_and_a_missing_offset_is_an_error() -> None:
-    tensors = [torch.arange(5.0), torch.arange(3)]
-    flat, offsets = pack(tensors[:1])
-    (alone,) = unpack(flat, tensors[:1], offsets)
-    assert torch.equal(alone, tensors[0])
-    with pytest.raises(ValueError, match="argument"):
-        unpack(flat, tensors, offsets)

@@ -151,14 +151,6 @@ def test_blocks_that_unfreeze_in_turn_equal_rules_by_name(resnet: nn.Module) -> 
     assert [[problem.path for problem in some] for some in found] == [["param_groups.a.unfreeze_every"], []]
 
 
-@pytest.mark.parametrize("factor", [0, 0.5, 1, 3])
-def test_any_factor_of_at_least_zero_is_allowed(factor: float) -> None:
-    groups = by_name(parameter_groups(nn.Linear(2, 2), {"biases": {"match": "bias", "lr_factor": factor}}))
-    assert groups["biases"]["lr_factor"] == factor
-    assert "lr_factor" not in groups["rest"]
-    parameter_groups(nn.Linear(2, 2), {"layers": {"layer_decay": factor}})
-
-
 def test_a_part_with_nothing_left_to_train_is_named() -> None:
     model = nn.ModuleDict({"generator": nn.Linear(2, 2), "critic": nn.Linear(2, 2)})
     rules = {"a": {"match": "critic.*", "frozen": True}}
@@ -166,13 +158,6 @@ def test_a_part_with_nothing_left_to_train_is_named() -> None:
         parameter_groups(model, rules, prefixes=("critic",))
     with pytest.raises(ConfigError, match="no parameter is left to train"):
         parameter_groups(model, {"a": {"match": "*", "frozen": True}})
-
-
-def test_shared_parameters_are_taken_once_under_their_first_name() -> None:
-    model = nn.ModuleDict({"embed": nn.Embedding(4, 3), "out": nn.Linear(3, 4, bias=False)})
-    model["out"].weight = model["embed"].weight
-    groups = by_name(parameter_groups(model, {"tables": {"match": "embedding"}}))
-    assert {name: names(group) for name, group in groups.items()} == {"tables": ["embed.weight"]}
 
 
 def tied(*, bias: bool) -> nn.ModuleDict:
@@ -249,15 +234,6 @@ def test_an_invalid_rule_is_reported_with_the_nearest_name(resnet: nn.Module, ru
     assert [problem.path for problem in caught.value.problems] == [path]
 
 
-def test_all_wrong_rules_are_reported_at_once(resnet: nn.Module) -> None:
-    with pytest.raises(ConfigError) as caught:
-        parameter_groups(resnet, {"a": {"match": "embedding"}, "b": {"match": "norm"}, "c": {"match": "fd.*"}, "d": 3})
-    assert [problem.path for problem in caught.value.problems] == ["param_groups.a.match", "param_groups.c.match", "param_groups.d"]
-    with pytest.raises(ConfigError) as caught:
-        parameter_groups(resnet, {"d": 3, "layers": {"layer_decay": -1}, "c": {"match": "fd.*"}})
-    assert [problem.path for problem in caught.value.problems] == ["param_groups.d", "param_groups.layers", "param_groups.c.match"]
-
-
 def test_a_rule_that_cannot_freeze_all_it_matches_is_refused(resnet: nn.Module) -> None:
     norms, layer = {"match": "norm", "weight_decay": 0.0}, {"match": "layer1.*", "frozen": True}
     with pytest.raises(ConfigError, match=r"would not freeze all that it matches: 'norms' comes first and matches layer1\.0\.bn1\.weight"):
@@ -279,11 +255,6 @@ def test_the_head_is_the_last_layer_of_a_model_whatever_its_name(name: str, head
         model = torchvision.models.get_model(name, num_classes=7)
     (group,) = parameter_groups(model, yaml.safe_load((Path(__file__).parents[2] / "configs" / "param_groups" / "head_only.yaml").read_text()))
     assert (group["name"], names(group)) == ("head", [f"{head}.weight", f"{head}.bias"])
-
-
-def test_a_kind_of_parameter_that_the_model_lacks_is_reported() -> None:
-    with pytest.raises(ConfigError, match="the model has none: set this rule to null"):
-        parameter_groups(nn.Linear(2, 2, bias=False), {"a": {"match": "bias"}})
 
 
 CHOICES = sorted(path for path in (Path(__file__).parents[2] / "configs" / "param_groups").glob("*.yaml") if path.stem != "lora")

@@ -36,7 +36,7 @@ from samewise.runner.training.loop import train_step
 from samewise.runner.training.phase import TrainingPhase
 from samewise.runner.training.recorder import Recorder
 from samewise.runner.training.run import Numbers, Progress, Run, checkpoint_due, evaluation_due, evaluation_interval, is_done
-from samewise.runner.training.state import load_weights, restore, save, state_of, summarise
+from samewise.runner.training.state import load_weights, restore, save, state_of
 
 DRAWN = settings(
     deadline=None, database=None, derandomize=True, phases=[HypothesisPhase.explicit, HypothesisPhase.generate], suppress_health_check=list(HealthCheck)
@@ -217,21 +217,6 @@ def test_a_run_knows_its_epoch_and_rates_and_can_clear_its_gradients(run: Run) -
         parameter.grad = torch.zeros_like(parameter)
     run.clear_gradients()
     assert all(parameter.grad is None for parameter in run.model.parameters())
-
-
-def test_the_losses_of_a_step_with_one_phase_keep_the_recipes_names(run: Run) -> None:
-    outcome = train_step(run, next(TrainingBatches(run)))
-    assert set(outcome.losses) == {"loss", "accuracy"}
-    assert (outcome.step, run.step, outcome.count) == (1, 1, run.batch_size)
-
-
-def test_a_summary_has_seconds_of_training_and_milliseconds_per_step(run: Run) -> None:
-    for step, expected in ((7, 176.366), (0, 1234.561)):
-        progress = Progress(step=step, earlier_s=1.2345612, metrics={"a": 1.0}, best={"a": 0.5}, _started=None)
-        made = summarise(dataclasses.replace(run, progress=progress))
-        assert made["timings"] == {"training_s": 1.235, "step_ms": expected}
-        assert (made["status"], made["steps"], made["stopped_early"]) == ("finished", step, None)
-        assert made["metrics"] == {"final": {"a": 1.0}, "best": {"a": 0.5}, "monitor": "valid/accuracy"}
 
 
 @pytest.mark.parametrize("evaluated", [2, 3])

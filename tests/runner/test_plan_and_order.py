@@ -23,24 +23,6 @@ def positions(plan: Plan, step: int) -> list[range]:
     return [range(*plan.bounds(step, number)[1:]) for number in range(plan.micro_batches)]
 
 
-@pytest.mark.parametrize("micro_batches", [1, 2, 3, 8])
-@pytest.mark.parametrize("drop_last", [True, False])
-def test_every_position_of_an_epoch_is_taken_once(micro_batches, drop_last):
-    plan = Plan(samples=100, batch_size=24, micro_batches=micro_batches, drop_last=drop_last)
-    taken = [position for step in range(plan.steps_per_epoch) for part in positions(plan, step) for position in part]
-    assert taken == list(range(96 if drop_last else 100))
-
-
-def test_a_step_is_found_from_its_number_alone():
-    plan = Plan(samples=100, batch_size=24, micro_batches=2, drop_last=True)
-    assert plan.bounds(9, 1) == (2, 36, 48)
-
-
-def test_a_partial_batch_is_split_as_evenly_as_possible():
-    plan = Plan(samples=10, batch_size=8, micro_batches=4, drop_last=False)
-    assert [len(part) for part in positions(plan, 1)] == [0, 1, 0, 1]
-
-
 def test_the_speed_counts_the_samples_of_a_partial_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     plan, logged = Plan(samples=26, batch_size=16, micro_batches=1, drop_last=False), list[dict[str, float]]()
     monkeypatch.setattr("time.perf_counter", iter([0.0, 26.0, 42.0]).__next__)
@@ -49,11 +31,6 @@ def test_the_speed_counts_the_samples_of_a_partial_batch(monkeypatch: pytest.Mon
     for step in range(4):
         speed.on_step(view, Outcome(step + 1, {}, 1.0, {}, 0, 0, plan.size(step)))
     assert logged == [{"speed/samples_per_s": 1.0, "speed/step_ms": 13000.0}, {"speed/samples_per_s": 26 / 16, "speed/step_ms": 8000.0}]
-
-
-def test_a_batch_larger_than_the_data_is_reported():
-    with pytest.raises(ConfigError, match=r"batch_size.*10 samples"):
-        Plan(samples=10, batch_size=16, micro_batches=1, drop_last=True)
 
 
 @settings(deadline=None, database=None, derandomize=True)

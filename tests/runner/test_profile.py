@@ -10,16 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from samewise_tiny import QUIET
 
-from samewise.runner.measuring import ranges
-from samewise.runner.measuring.ranges import Clock
-
 LAB = """
-import gc
-import os
-import signal
 import time
 import torch
 from torch import nn
@@ -37,26 +30,13 @@ class Digits(torch.utils.data.Dataset):
         time.sleep(self.slow)
         return {"image": torch.full((1, 8, 8), index % 7 / 7), "label": index % 10}
 
-class Crash:
-    def __init__(self):
-        self.circle = self
-
-    def __del__(self):
-        os.kill(os.getpid(), signal.SIGSEGV)
-
 class Net(nn.Module):
-    def __init__(self, *, slow=0.0, greedy=False):
+    def __init__(self, *, slow=0.0):
         super().__init__()
-        self.first, self.second, self.slow, self.greedy = nn.Linear(64, 32), nn.Linear(32, 10), slow, greedy
+        self.first, self.second, self.slow = nn.Linear(64, 32), nn.Linear(32, 10), slow
 
     def forward(self, pixels):
         time.sleep(self.slow)
-        if os.path.exists("crash") and os.environ.get("RANK") == "1":
-            os.remove("crash")
-            Crash()
-            gc.collect()
-        if self.greedy and len(pixels) > 2 and torch.is_grad_enabled():
-            torch.empty(2**50)
         return self.second(self.first(pixels.flatten(1)).relu())
 
 class Sharpen(nn.Module):
@@ -128,20 +108,3 @@ def test_a_profile_has_the_bits_of_training_and_touches_no_run(here: Path, samew
     assert {"data", "forward", "backward", "optimizer", "trace", "step 5", "step 6"} <= named
     assert any(event.get("cat") == "python_function" and "train_step" in event["name"] for event in events)
     assert any(event.get("name") == "[memory]" for event in events)
-
-
-def test_a_strategy_with_a_carry_of_its_own_has_a_backward_pass() -> None:
-    """As those of ddp, fsdp and rpc."""
-
-    class Own:
-        def carry(self, micro_batches: list[int], forward: Callable[[int], None]) -> list[None]:
-            return [forward(micro) for micro in micro_batches]
-
-    clock = Clock(torch.device("cpu"))
-    loss = clock.time_calls("forward", lambda micro: None)
-    with_strategy = ranges._TimedStrategy(Own(), clock)
-    with_strategy.carry([1, 2], loss)
-    assert {"forward", "backward"} <= clock.stop().keys()
-    clock.restart()
-    with_strategy.carry([], loss)
-    assert "backward" not in clock.stop()

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from samewise.runner.errors import TrainingError
-from samewise.runner.strategies.replicas import Carried, Exchange, Replicas
-from samewise.runner.strategies.tree import Flat
+from samewise.runner.strategies.replicas import Exchange, Replicas
 
 
 class Overlapped(Exchange):
@@ -118,40 +117,3 @@ def test_a_gradient_after_its_bucket_was_sent_is_reported() -> None:
     with pytest.raises(TrainingError, match="had a gradient twice") as caught:
         replicas.close()
     assert (caught.value.problems[0].path, caught.value.problems[0].value) == ("strategy.overlap", True)
-
-
-def test_one_process_pads_a_bucket_only_to_its_alignment() -> None:
-    model = nn.ParameterList([nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(200, dtype=torch.float64))])
-    assert Replicas(model, range(1), accumulate=1, exchange=Exchange(), bucket_mb=1.0).bucket_bytes() == [2048, 512]
-
-
-def test_a_single_replica_keeps_its_gradients_in_place() -> None:
-    one, model = Carried(), network()
-    with one.micro_batch(0):
-        model(batch(0, 0)).backward()
-    left = model.body.weight.grad
-    one.give_back([one.close()])
-    assert model.body.weight.grad is left
-    assert one.bucket_bytes() == []
-
-
-def test_one_process_exchanges_nothing_before_the_step_is_closed() -> None:
-    started = []
-
-    class Noting(Exchange):
-        def start(self, flat: Flat) -> None:
-            started.append(flat)
-
-        def finish(self) -> list[Flat]:
-            return started
-
-        def follow_first(self, tensors: Sequence[Tensor], put: Callable[[Sequence[Tensor]], None]) -> None:
-            """They are."""
-
-    model = network()
-    replicas = Replicas(model, range(1), accumulate=1, exchange=Noting(), bucket_mb=0.0)
-    with replicas.micro_batch(0):
-        model(batch(0, 0)).backward()
-    assert started == []
-    replicas.close()
-    assert len(started) == 8

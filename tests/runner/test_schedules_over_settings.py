@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import math
 from collections.abc import Callable
 from typing import Any
@@ -27,7 +26,6 @@ from samewise.runner.optim.schedules import (
     Plateau,
     Polynomial,
     Schedule,
-    Span,
     Step,
 )
 
@@ -97,35 +95,6 @@ def test_every_schedule_matches_torchs_numbers(kind: str) -> None:
             assert left == pytest.approx(right, rel=1e-11, abs=LOWEST.get(kind, 1e-300))
 
     agrees()
-
-
-DEFAULTS = [
-    (Step, reference.StepLR, {"gamma": "gamma"}),
-    (MultiStep, reference.MultiStepLR, {"gamma": "gamma"}),
-    (Cosine, reference.CosineAnnealingLR, {"eta_min": "eta_min"}),
-    (Polynomial, reference.PolynomialLR, {"power": "power"}),
-    (LinearWarmup, reference.LinearLR, {"start_factor": "start_factor", "end_factor": "end_factor"}),
-    (ConstantWarmup, reference.ConstantLR, {"factor": "factor"}),
-    (
-        OneCycle,
-        reference.OneCycleLR,
-        {
-            "anneal": "anneal_strategy",
-            **{name: name for name in ("pct_start", "cycle_momentum", "base_momentum", "max_momentum", "div_factor", "final_div_factor", "three_phase")},
-        },
-    ),
-    (
-        Plateau,
-        reference.ReduceLROnPlateau,
-        {name: name for name in ("mode", "factor", "patience", "threshold", "threshold_mode", "cooldown", "min_lr", "eps")},
-    ),
-]
-
-
-@pytest.mark.parametrize(("mine", "torchs", "names"), DEFAULTS, ids=lambda kind: getattr(kind, "__name__", ""))
-def test_default_settings_are_torchs(mine: type[Schedule], torchs: type, names: dict[str, str]) -> None:
-    left, right = (inspect.signature(kind).parameters for kind in (mine, torchs))
-    assert {name: left[name].default for name in names} == {name: right[other].default for name, other in names.items()}
 
 
 NOT_WHOLE = (1.5, True, "3", None, math.nan)
@@ -213,21 +182,6 @@ def test_a_plateau_reduces_when_torchs_does(metrics: list[float], chosen: dict[s
         scheduler.step(metric)
     schedule.before_step(len(metrics))
     assert seen(mine) == seen(torchs)
-
-
-def test_a_span_counts_whole_units_and_is_never_empty() -> None:
-    span = Span(steps_per_epoch=4, total_steps=10)
-    assert (span.steps(3, "epoch"), span.steps(3, "step")) == (12, 3)
-    assert [span.time(step, "epoch") for step in (0, 3, 4, 8)] == [0, 0, 1, 2]
-    assert span.time(7, "step") == 7
-    assert (span.length("epoch"), span.length("step")) == (3, 10)
-    assert (Span(4, 3).length("epoch"), Span(4, 1).length("step"), Span(4, 0).length("epoch"), Span(4, 0).length("step")) == (1, 1, 1, 1)
-
-
-def test_a_warm_up_ends_exactly_at_its_last_factor() -> None:
-    for duration in range(1, 40):
-        schedule = LinearWarmup(duration=duration, start_factor=0.3, end_factor=0.7, unit="step")
-        assert ours(schedule, optimizer(0.1), steps=duration + 1, steps_per_epoch=1)[-1][0] == 0.1 * 0.7
 
 
 def test_a_cycle_with_an_empty_rise_begins_at_the_top() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import FrozenInstanceError
 from functools import partial
 from typing import Any
 
@@ -50,13 +49,6 @@ def test_the_parts_of_a_sequence_have_spans_of_at_least_one_step(total: int, exp
     assert [part.span.total_steps for part in parts] == expected
     assert [part.span.steps_per_epoch for part in parts] == [2, 2, 2]
     assert [lr for lr, _ in values] == [1, 2, 3, 4, 1, *range(1, 16)][:total]
-
-
-def test_a_sequence_reports_how_many_milestones_it_expects() -> None:
-    for milestones in ([], [1, 2]):
-        with pytest.raises(ConfigError) as caught:
-            Sequential(schedules=[Told(), Told()], milestones=milestones)
-        assert caught.value.problems[0].expected == "one fewer than schedules: 1"
 
 
 def test_the_schedule_of_each_optimizer_only_sees_its_groups() -> None:
@@ -141,16 +133,3 @@ def test_an_unusable_torch_scheduler_is_refused(make: Callable[[Optimizer], Any]
     with pytest.raises(ConfigError) as caught:
         ours(TorchSchedule(scheduler=make), optimizer(0.1), steps=2, steps_per_epoch=1)
     assert [problem.path for problem in caught.value.problems] == ["scheduler.scheduler"]
-
-
-@pytest.mark.parametrize(("base", "method"), [(Schedule, "at"), (LearningRate, "rate")])
-def test_a_schedule_without_its_function_of_time_cannot_be_created(base: type[Schedule], method: str) -> None:
-    with pytest.raises(TypeError, match=method):
-        type("Unfinished", (base,), {})()
-
-
-@pytest.mark.parametrize("told", [Group("train", 0, {"lr": 0.1}), Span(4, 10)])
-def test_groups_and_spans_cannot_be_changed_by_a_schedule(told: Group | Span) -> None:
-    for name in vars(told):
-        with pytest.raises(FrozenInstanceError):
-            setattr(told, name, None)

@@ -26,15 +26,6 @@ def problems(model: nn.Module, file: Path, **settings: Any) -> tuple[Problem | s
     return tuple(caught.value.problems)
 
 
-@pytest.mark.parametrize(("wrong", "shown", "more"), [(9, 9, 0), (10, 10, 0), (11, 10, 1), (13, 10, 3)])
-def test_at_most_ten_problems_are_listed_and_the_rest_are_counted(tmp_path: Path, wrong: int, shown: int, more: int) -> None:
-    good, bad = layers(1).state_dict(), layers(wrong + 1, width=3).state_dict()
-    torch.save({**bad, **good}, tmp_path / "weights.pt")
-    told = problems(layers(wrong + 1), tmp_path / "weights.pt")
-    assert [problem.message for problem in told[:shown]] == [f"the shape of '{number}.weight' differs" for number in range(1, shown + 1)]
-    assert [problem.message for problem in told[shown:]] == ([f"and {more} more"] if more else [])
-
-
 def test_a_file_of_another_model_is_reported_with_three_names_of_each(tmp_path: Path) -> None:
     torch.save({f"other.{number}": torch.zeros(1) for number in range(5)}, tmp_path / "weights.pt")
     (problem,) = problems(layers(5), tmp_path / "weights.pt")

@@ -5,7 +5,6 @@ Each command that reads one names it and exits as documented, never hangs, and d
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import os
@@ -166,12 +165,6 @@ OF_SWEEP = ("status", "status of all", "report", "cancel", "sweep")
 QUICK_OF_RUN = ("digest", "diff", "diff --json", "predict", "train", "runs", "gc", "bundle")
 QUICK_OF_SWEEP = ("status", "status of all", "report", "cancel")
 """Each case of the short selection runs two of these; the long selection runs all."""
-
-
-def contents(home: Path) -> set[str]:
-    """Digests of the files that hold somebody's work."""
-    kept = (path for path in home.rglob("*") if path.is_file() and path.suffix in (".pt", ".json", ".jsonl", ".yaml", ".db"))
-    return {hashlib.sha256(path.read_bytes()).hexdigest() for path in kept}
 
 
 def _too_long(number: int, frame: object) -> None:
