@@ -47,6 +47,11 @@ class Refused(Exception):
     """The independent reader cannot tell what a file says."""
 
 
+def refuse(condition: Any, reason: str) -> None:
+    if condition:
+        raise Refused(reason)
+
+
 class Case:
     """A folder of files that a random source makes odd.
 
@@ -138,8 +143,7 @@ def of_split(names: list[str], split: str) -> list[str]:
     """Return the names that SHARES assign to a split."""
     bounds = {"valid": (0, 0.3), "test": (0.3, 0.5), "train": (0.5, 1)}[split]
     chosen = [name for name in names if bounds[0] <= share_of(name) < bounds[1]]
-    if not chosen and split != "test":
-        raise Refused("an empty split")
+    refuse(not chosen and split != "test", "an empty split")
     return chosen
 
 
@@ -195,10 +199,7 @@ class Near:
 
 
 FORMATS = ("JPEG", "PNG", "BMP", "DIB", "GIF", "PPM", "TIFF", "WEBP")
-ENDINGS = {"JPEG": ".jpg", "PNG": ".png", "BMP": ".bmp", "GIF": ".gif", "TIFF": ".tif"} | {
-    "PPM": ".ppm",
-    "WEBP": ".webp",
-}
+ENDINGS = {"JPEG": ".jpg", "PNG": ".png", "BMP": ".bmp", "GIF": ".gif", "TIFF": ".tif"} | {"PPM": ".ppm", "WEBP": ".webp"}
 MODES = {
     "JPEG": ["RGB", "RGB", "L", "CMYK"],
     "PNG": ["RGB", "L", "P", "RGBA", "LA", "1", "I;16"],
@@ -367,20 +368,17 @@ def resolved(folder: Path, listed: str) -> str:
 
 def identity(folder: Path, listed: str) -> str:
     """Return the name of a listed file, which is there."""
-    if not (folder / (name := resolved(folder, listed))).is_file():
-        raise Refused(f"no file {listed!r}")
+    refuse(not (folder / (name := resolved(folder, listed))).is_file(), f"no file {listed!r}")
     return name
 
 
 def number_of(value: Any, *, whole: bool = False) -> float:
-    if (whole and isinstance(value, bool)) or not isinstance(value, int | float | str):
-        raise Refused(f"no number: {value!r}")
+    refuse((whole and isinstance(value, bool)) or not isinstance(value, int | float | str), f"no number: {value!r}")
     try:
         number = int(value) if whole and isinstance(value, str) else float(value)
     except (ValueError, OverflowError):
         raise Refused(f"no number: {value!r}") from None
-    if not math.isfinite(number) or (whole and number != int(number)):
-        raise Refused(f"no number: {value!r}")
+    refuse(not math.isfinite(number) or (whole and number != int(number)), f"no number: {value!r}")
     return int(value) if whole else number
 
 

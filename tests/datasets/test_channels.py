@@ -22,22 +22,6 @@ def array(channels: int, kind: str, seed: int = 0) -> np.ndarray:
     return drawn.astype(kind) if kind.startswith("float") else (drawn * np.iinfo(kind).max).astype(kind)
 
 
-def expected(values: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(values if values.dtype == np.uint8 else (values / 65535 if values.dtype == np.uint16 else values).astype(np.float32))
-
-
-@pytest.mark.parametrize("kind", ["uint8", "uint16", "float32", "float64"])
-@pytest.mark.parametrize("channels", [1, 2, 5])
-def test_an_array_is_read_as_written_whichever_axis_holds_the_channels(tmp_path: Path, kind: str, channels: int) -> None:
-    values = array(channels, kind)
-    np.save(tmp_path / "first.npy", values)
-    np.save(tmp_path / "last.npy", values.transpose(1, 2, 0))
-    for name in ("first", "last"):
-        found = read_channels(tmp_path / f"{name}.npy", channels)
-        assert found.dtype == (torch.uint8 if kind == "uint8" else torch.float32)
-        assert torch.equal(found, expected(values))
-
-
 def tiff(values: np.ndarray) -> bytes:
     """A TIFF of 16 bits with the channels [C, H, W] as samples of a pixel, which Pillow cannot write."""
     channels, height, width = values.shape

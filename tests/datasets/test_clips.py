@@ -9,7 +9,6 @@ import soundfile
 import torch
 
 from samewise.datasets.libritts import LibriTTS
-from samewise.datasets.ljspeech import LJSpeech
 from samewise.datasets.wav_folder import WavFolder
 from samewise.runner.data import streams
 from samewise.runner.errors import ConfigError, DataError
@@ -48,22 +47,6 @@ def test_a_clip_lies_anywhere_in_its_recording_with_its_context(tmp_path, cache)
     assert min(places) < 40
     assert 860 < max(places) <= 1000 - 100 - 1
     assert torch.equal(draw_sample(data, 0, 7)["waveform"], draw_sample(data, 0, 7)["waveform"])
-
-
-def test_ljspeech_holds_out_every_tenth_recording(tmp_path):
-    names = [f"LJ001-{number:04d}" for number in range(1, 26)]
-    for name in names:
-        record(tmp_path / "LJSpeech-1.1" / "wavs" / f"{name}.wav", 200, rate=22050)
-    (tmp_path / "LJSpeech-1.1" / "metadata.csv").write_text("".join(f"{name}|Some text|Some text\n" for name in names))
-    train, valid = (LJSpeech(root=str(tmp_path), split=split, **SIZE) for split in ("train", "valid"))
-    assert [valid[index]["name"] for index in range(len(valid))] == ["LJ001-0010.wav", "LJ001-0020.wav"]
-    assert len(train) == 23
-    assert train.fingerprint() == LJSpeech(root=str(tmp_path / "LJSpeech-1.1"), split="train", **SIZE).fingerprint() != valid.fingerprint()
-    (tmp_path / "LJSpeech-1.1" / "wavs" / "LJ001-0003.wav").unlink()
-    with pytest.raises(DataError, match=r"LJ001-0003\.wav: is listed in metadata\.csv but missing"):
-        LJSpeech(root=str(tmp_path), split="train", **SIZE)
-    with pytest.raises(DataError, match="LJSpeech was not found"):
-        LJSpeech(root=str(tmp_path / "nowhere"), split="train", **SIZE)
 
 
 def test_libritts_has_the_requested_subsets(tmp_path):

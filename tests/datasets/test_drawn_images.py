@@ -18,31 +18,11 @@ from xml.sax.saxutils import escape
 
 import numpy as np
 import pyarrow as pa
+import samewise_datasets_drawn as drawn
 from PIL import Image
 from pyarrow import parquet
 from pycocotools.coco import COCO as Published
-from samewise_datasets_drawn import (
-    SHARES,
-    SPLITS,
-    Case,
-    Near,
-    Refused,
-    cell,
-    damage,
-    draw_image,
-    identity,
-    judge,
-    number_of,
-    of_split,
-    path_in_list,
-    pixels_of,
-    resolved,
-    splits_of,
-    table_rows,
-    text_of,
-    try_cases,
-    write_table,
-)
+from samewise_datasets_drawn import Case, Near, Refused, cell, judge, of_split, refuse, text_of
 
 from samewise.datasets.coco import COCO
 from samewise.datasets.hugging_face import HuggingFaceImages
@@ -63,7 +43,7 @@ def write_images(case: Case, folder: Path, stems: list[str], *, upright: bool = 
     names = list[str]()
     folder.mkdir(parents=True, exist_ok=True)
     for stem in stems:
-        raw, ending = draw_image(case, 5, 4, upright=upright)
+        raw, ending = drawn.draw_image(case, 5, 4, upright=upright)
         name = stem + case.pick([ending, ending, ending.upper(), ".jpg", ".Png", ".JPEG"])
         (folder / name).write_bytes(raw)
         names.append(name)
@@ -105,7 +85,8 @@ def class_folders(case: Case) -> bool:
             target = case.pick([root / "/".join(listed[0])], [Path("nowhere"), root], share=0.1)
             (root / name / "link.jpg").symlink_to(target)
     if not case.random.randrange(3):
-        (root / case.pick(RUBBISH)).mkdir()
+        (root / (name := case.pick([*RUBBISH, "#recycle", ".ipynb_checkpoints"]))).mkdir()
+        (root / name / "0.jpg").write_bytes(drawn.draw_image(case, 5, 4)[0])
     elif not case.random.randrange(6):
         (root / unicodedata.normalize(case.pick(["NFD", "NFC"]), case.pick(folders))).mkdir(exist_ok=True)
         case.sound = False
@@ -115,10 +96,9 @@ def class_folders(case: Case) -> bool:
 
     def read() -> Any:
         place = case.spell(root)
-        options: Any = {"shares": SHARES} if split_up else {}
-        data = [ImageFolder(root=place, folder="", mode=mode, split=split, **options) for split in (SPLITS if split_up else SPLITS[:1])]
-        plain = ImageFolder(root=str(root), folder="", mode=mode, split="train", **options)
-        assert data[0].fingerprint() == plain.fingerprint()
+        options: Any = {"shares": drawn.SHARES} if split_up else {}
+        data = [ImageFolder(root=place, folder="", mode=mode, split=split, **options) for split in (drawn.SPLITS if split_up else drawn.SPLITS[:1])]
+        assert data[0].fingerprint() == ImageFolder(root=str(root), folder="", mode=mode, split="train", **options).fingerprint()
         counts = [int(text.split()[0]) for text in data[0].left_out.split(", ") if text]
         return {
             "classes": data[0].classes,
@@ -127,12 +107,11 @@ def class_folders(case: Case) -> bool:
         }
 
     def reference() -> Any:
-        classes = sorted(x for x in os.listdir(root) if not x.startswith(".") and x not in RUBBISH)
+        classes = sorted(x for x in os.listdir(root) if not x.startswith(".") and x not in (*RUBBISH, "#recycle"))
         forms = Counter(" ".join(unicodedata.normalize("NFC", x).split()) for x in classes)
-        if max(forms.values()) > 1:
-            raise Refused("two classes look the same")
+        refuse(max(forms.values()) > 1, "two classes look the same")
         names = [f"{name}/{file}" for name, file in listed]
-        chosen = splits_of(names) if split_up else {"train": names}
+        chosen = drawn.splits_of(names) if split_up else {"train": names}
         mode_of_pillow = "RGB" if mode == "rgb" else "L"
         return {
             "classes": classes,
@@ -141,7 +120,7 @@ def class_folders(case: Case) -> bool:
                 [
                     [name.partition("/")[0], os.path.basename(name), image]
                     for name in sorted(names, key=lambda x: (x.partition("/")[0], os.path.basename(x)))
-                    for image in [pixels_of(bytes_of(root / name), mode_of_pillow)]
+                    for image in [drawn.pixels_of(bytes_of(root / name), mode_of_pillow)]
                 ]
                 for names in chosen.values()
             ],
@@ -161,48 +140,41 @@ def table(case: Case) -> bool:
     rows = list[dict[str, Any]]()
     for number, name in enumerate(names):
         label = case.pick(labels, [None, "", float("nan"), "nan", [1], " ", 10**400], share=0.004)
-        row = {"image": path_in_list(case, folder, name), "label": label, "note": case.pick(WIDE)}
+        row = {"image": drawn.path_in_list(case, folder, name), "label": label, "note": case.pick(WIDE)}
         part = "valid" if number == 0 else "train" if number == 1 else case.pick(PARTS, ["x", ""])
         rows.append(row | ({"part": part} if parts else {}))
     if case.pick([False], [True], share=0.05):
         again = dict(case.pick(rows))
         rows.append({**again, "image": case.pick([again["image"], f"./{again['image']}"])})
     case.random.shuffle(rows)
-    opening = write_table(case, folder / "list", rows)
+    opening = drawn.write_table(case, folder / "list", rows)
     case.sound = case.sound and parts
 
     def read() -> Any:
-        options: Any = {"shares": SHARES, "split_column": "part" if parts else None}
+        options: Any = {"shares": drawn.SHARES, "split_column": "part" if parts else None}
         place = case.spell(opening["path"])
-        data = [ImageTable(table_path=place, split=split, **options) for split in SPLITS]
-        plain = ImageTable(table_path=str(opening["path"]), split="train", **options)
-        assert data[0].fingerprint() == plain.fingerprint()
+        data = [ImageTable(table_path=place, split=split, **options) for split in drawn.SPLITS]
+        assert data[0].fingerprint() == ImageTable(table_path=str(opening["path"]), split="train", **options).fingerprint()
         return [samples_of(split) for split in data] + [data[0].classes]
 
     def reference() -> Any:
         listed = dict[str, tuple[str, str]]()
-        for row in table_rows(**opening):
-            name = resolved(folder, cell(row, "image"))
-            if name in listed:
-                raise Refused("lists an image twice")
+        for row in drawn.table_rows(**opening):
+            name = drawn.resolved(folder, cell(row, "image"))
+            refuse(name in listed, "lists an image twice")
             split = MEANT.get(cell(row, "part").strip().lower()) if parts else ""
-            if split is None:
-                raise Refused("unknown split")
+            refuse(split is None, "unknown split")
             listed[name] = (cell(row, "label"), split)
-        splits = splits_of(list(listed)) if not parts else {}
+        splits = drawn.splits_of(list(listed)) if not parts else {}
         samples = [
             [
-                {
-                    "class": listed[name][0],
-                    "image": pixels_of((folder / identity(folder, name)).read_bytes()),
-                }
+                {"class": listed[name][0], "image": drawn.pixels_of((folder / drawn.identity(folder, name)).read_bytes())}
                 for name in splits.get(split, [x for x in listed if listed[x][1] == split])
             ]
-            for split in SPLITS
+            for split in drawn.SPLITS
         ]
         classes = {label for label, _ in listed.values()}
-        if len({unicodedata.normalize("NFC", x) for x in classes}) < len(classes):
-            raise Refused("two labels look the same")
+        refuse(len({unicodedata.normalize("NFC", x) for x in classes}) < len(classes), "two labels look the same")
         return [*samples, in_order(classes)]
 
     return judge(case, read, reference)
@@ -231,11 +203,11 @@ def coco(case: Case) -> bool:
     categories = [{"id": case.number(number), "name": word} for number, word in zip([7, 2, 90], case.words(3), strict=False)]
     if case.pick([False], [True], share=0.05):
         categories.append({**case.pick(categories), "id": case.pick([5, 2, None])})
-    split = case.pick([None], SPLITS, share=0.3)
+    split = case.pick([None], drawn.SPLITS, share=0.3)
     images = [
         {
             "id": case.number(number),
-            "file_name": path_in_list(case, folder / "images", name) + case.pick([""], ["" if split else "\ud800"], share=0.004),
+            "file_name": drawn.path_in_list(case, folder / "images", name) + case.pick([""], ["" if split else "\ud800"], share=0.004),
             "width": case.number(5),
             "height": case.number(4),
         }
@@ -267,11 +239,10 @@ def coco(case: Case) -> bool:
 
     def read() -> Any:
         options: Any = {"category_ids": "dense" if dense else "keep", "training": training}
-        options |= {"split": split, "shares": SHARES} if split else {}
+        options |= {"split": split, "shares": drawn.SHARES} if split else {}
         root = case.spell(folder)
         data = COCO(root=root, images="images", annotations="list.json", **options)
-        plain = COCO(root=str(folder), images="images", annotations="list.json", **options)
-        assert data.fingerprint() == plain.fingerprint()
+        assert data.fingerprint() == COCO(root=str(folder), images="images", annotations="list.json", **options).fingerprint()
         return boxed_samples(data)
 
     def reference() -> Any:
@@ -307,43 +278,35 @@ def boxed_samples(data: Any) -> list[dict[str, Any]]:
 
 def coco_samples(published: Published, folder: Path, *, dense: bool, training: bool) -> list[dict[str, Any]]:
     data = published.dataset
-    numbers = [number_of(x.get("id"), whole=True) for x in data["categories"]]
-    image_ids = [number_of(x.get("id"), whole=True) for x in data["images"]]
+    numbers = [drawn.number_of(x.get("id"), whole=True) for x in data["categories"]]
+    image_ids = [drawn.number_of(x.get("id"), whole=True) for x in data["images"]]
     names = [str(x["name"]) for x in data["categories"] if x.get("name") is not None]
-    files = [resolved(folder, str(x["file_name"])) for x in data["images"] if x.get("file_name") is not None]
-    if len(files) < len(image_ids):
-        raise Refused("an image without a file")
+    files = [drawn.resolved(folder, str(x["file_name"])) for x in data["images"] if x.get("file_name") is not None]
+    refuse(len(files) < len(image_ids), "an image without a file")
     if len(names) < len(numbers) or len({unicodedata.normalize("NFC", x) for x in names}) < len(names):
         raise Refused("names of categories")
-    if any(len(set(x)) < len(x) for x in (numbers, image_ids, files)) or not numbers:
-        raise Refused("twice the same")
-    if not all(abs(x) < 2**63 for x in (*numbers, *image_ids)):
-        raise Refused("a huge id")
+    refuse(any(len(set(x)) < len(x) for x in (numbers, image_ids, files)) or not numbers, "twice the same")
+    refuse(not all(abs(x) < 2**63 for x in (*numbers, *image_ids)), "a huge id")
     label = {x: sorted(numbers).index(x) + 1 if dense else x for x in numbers}
-    if min(label.values()) < 1:
-        raise Refused("label 0 is the background")
+    refuse(min(label.values()) < 1, "label 0 is the background")
     samples = dict[float, dict[str, Any]]()
     for number, name, entry in zip(image_ids, files, data["images"], strict=True):
-        size = [number_of(entry.get(x), whole=True) for x in ("height", "width")]
-        if not all(0 < side < 2**63 for side in size):
-            raise Refused("no size")
+        size = [drawn.number_of(entry.get(x), whole=True) for x in ("height", "width")]
+        refuse(not all(0 < side < 2**63 for side in size), "no size")
         samples[number] = sample_of(folder / name, number, size)
     for entry in data["annotations"]:
         box, area, crowd = entry.get("bbox"), entry.get("area"), entry.get("iscrowd")
-        number = number_of(entry.get("image_id"), whole=True)
-        category = number_of(entry.get("category_id"), whole=True)
+        number = drawn.number_of(entry.get("image_id"), whole=True)
+        category = drawn.number_of(entry.get("category_id"), whole=True)
         if number not in samples or category not in label or not isinstance(box, list):
             raise Refused("an unknown id, or no box")
-        x, y, width, height = (*map(number_of, box), *[-1] * 4)[:4]
-        if len(box) != 4 or min(width, height) < 0 or crowd not in (0, 1, None):
-            raise Refused("no box")
+        x, y, width, height = (*map(drawn.number_of, box), *[-1] * 4)[:4]
+        refuse(len(box) != 4 or min(width, height) < 0 or crowd not in (0, 1, None), "no box")
         sample = samples[number]
         high, wide = sample["size"]
-        if min(x, y) < -1 or x + width > wide + 1.001 or y + height > high + 1.001:
-            raise Refused("beyond the image")
+        refuse(min(x, y) < -1 or x + width > wide + 1.001 or y + height > high + 1.001, "beyond the image")
         corners = [max(x, 0), max(y, 0), min(x + width, wide), min(y + height, high)]
-        if area is not None and (isinstance(area, str | list) or not abs(area) < math.inf):
-            raise Refused("no area")
+        refuse(area is not None and (isinstance(area, str | list) or not abs(area) < math.inf), "no area")
         if corners[0] < corners[2] and corners[1] < corners[3] and not (training and crowd):
             sample["boxes"].append(corners)
             sample["labels"].append(label[category])
@@ -361,11 +324,9 @@ def sample_of(path: Path, number: float, size: list[float]) -> dict[str, Any]:
 
 def image_of(sample: dict[str, Any]) -> Near:
     """Return a sample's pixels, which have the size that the annotation says."""
-    if not sample["path"].is_file():
-        raise Refused(f"no file {sample['path']}")
-    image = pixels_of(sample["path"].read_bytes())
-    if list(image.array.shape[1:]) != sample["size"]:
-        raise Refused("another size")
+    refuse(not sample["path"].is_file(), f"no file {sample['path']}")
+    image = drawn.pixels_of(sample["path"].read_bytes())
+    refuse(list(image.array.shape[1:]) != sample["size"], "another size")
     return image
 
 
@@ -384,10 +345,7 @@ def with_boxes(samples: list[dict[str, Any]], *, training: bool) -> list[dict[st
     ]
 
 
-DIFFICULT = {"0": False, "1": True, "": False, "no": False, "yes": True} | {
-    "true": True,
-    "false": False,
-}
+DIFFICULT = {"0": False, "1": True, "": False, "no": False, "yes": True} | {"true": True, "false": False}
 
 
 def voc(case: Case) -> bool:
@@ -416,14 +374,13 @@ def voc(case: Case) -> bool:
     training, first_pixel = case.pick([True, False]), case.pick([0, 1])
     options: Any = {"training": training, "first_pixel": first_pixel, "empty_boxes": "drop"}
     options |= {"difficult": case.pick([True, False])}
-    split = "train" if with_lists else case.pick(["all"], SPLITS, share=0.3)
-    options |= {} if with_lists else {"shares": {} if split == "all" else SHARES}
+    split = "train" if with_lists else case.pick(["all"], drawn.SPLITS, share=0.3)
+    options |= {} if with_lists else {"shares": {} if split == "all" else drawn.SHARES}
     options |= {"split": "train" if split == "all" else split}
 
     def read() -> Any:
         data = PascalVOC(root=case.spell(folder), **options)
-        plain = PascalVOC(root=str(folder), **options)
-        assert data.fingerprint() == plain.fingerprint()
+        assert data.fingerprint() == PascalVOC(root=str(folder), **options).fingerprint()
         return {"classes": data.classes[1:], "samples": boxed_samples(data)}
 
     return judge(case, read, lambda: voc_samples(folder, names, with_lists=with_lists, **options))
@@ -489,7 +446,7 @@ def voc_samples(
     if not kinds or len({unicodedata.normalize("NFC", x) for x in kinds}) < len(kinds):
         raise Refused("no objects, or two classes look the same")
     for number, stem in enumerate(stems):
-        sides = (number_of(trees[stem].findtext(f"size/{x}")) for x in ("height", "width"))
+        sides = (drawn.number_of(trees[stem].findtext(f"size/{x}")) for x in ("height", "width"))
         high, wide = map(int, sides)
         listed = (trees[stem].findtext("filename") or "").strip()
         is_image = os.path.splitext(listed)[0] == stem and listed.lower().endswith(KNOWN)
@@ -499,8 +456,7 @@ def voc_samples(
         sample = sample_of(folder / "JPEGImages" / file, number, [high, wide])
         for kind, (x1, y1, x2, y2), is_difficult in objects[stem]:
             x1, y1 = x1 - first_pixel, y1 - first_pixel
-            if not (0 <= x1 <= x2 <= wide and 0 <= y1 <= y2 <= high):
-                raise Refused("beyond the image")
+            refuse(not (0 <= x1 <= x2 <= wide and 0 <= y1 <= y2 <= high), "beyond the image")
             crowd = is_difficult and not difficult
             if x1 < x2 and y1 < y2 and not (training and crowd):
                 sample["boxes"].append([x1, y1, x2, y2])
@@ -515,8 +471,7 @@ def voc_samples(
 def voc_parsed(node: ElementTree.Element) -> tuple[str, list[float], bool]:
     boxes, kind = node.findall("bndbox"), (node.findtext("name") or "").strip()
     answer = (node.findtext("difficult") or "").strip().lower()
-    if len(boxes) != 1 or not kind or answer not in DIFFICULT:
-        raise Refused("no box, name or answer")
+    refuse(len(boxes) != 1 or not kind or answer not in DIFFICULT, "no box, name or answer")
     try:
         corners = [float(boxes[0].findtext(x) or "") for x in ("xmin", "ymin", "xmax", "ymax")]
     except ValueError as error:
@@ -535,16 +490,8 @@ def hugging_face(case: Case) -> bool:
         for shard in range(case.pick([1, 2])):
             rows = [{"image": hf_image(case), "label": hf_label(case, kind_of_label, kinds)} for _ in range(3)]
             labels = pa.array([row["label"] for row in rows])
-            images = pa.array(
-                [row["image"] for row in rows],
-                pa.struct([("bytes", pa.binary()), ("path", pa.string())]),
-            )
-            features = {
-                "label": {
-                    "_type": "ClassLabel",
-                    "names": case.pick([kinds], [kinds[::-1], [*kinds, kinds[0]]], share=0.01),
-                }
-            }
+            images = pa.array([row["image"] for row in rows], pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
+            features = {"label": {"_type": "ClassLabel", "names": case.pick([kinds], [kinds[::-1], [*kinds, kinds[0]]], share=0.01)}}
             metadata = {"huggingface": json.dumps({"info": {"features": features}})}
             rows_of_file = pa.table({"image": images, "label": labels})
             if kind_of_label == "class":
@@ -556,7 +503,7 @@ def hugging_face(case: Case) -> bool:
             else:
                 with pa.ipc.new_stream(path, rows_of_file.schema) as stream:
                     stream.write_table(rows_of_file)
-            path.write_bytes(damage(case, path.read_bytes(), share=0.004))
+            path.write_bytes(drawn.damage(case, path.read_bytes(), share=0.004))
             files.setdefault(HF[split], []).append(path)
 
     def read() -> Any:
@@ -571,11 +518,9 @@ HF = {"train": "train", "validation": "valid", "test": "test"}
 
 
 def hf_image(case: Case) -> Any:
-    raw, _ = draw_image(case, 5, 4)
+    raw, _ = drawn.draw_image(case, 5, 4)
     return case.pick(
-        [{"bytes": raw, "path": "a.png"}, {"bytes": raw, "path": None}],
-        [None, {"bytes": None, "path": "a.png"}, {"bytes": None, "path": None}],
-        share=0.004,
+        [{"bytes": raw, "path": "a.png"}, {"bytes": raw, "path": None}], [None, {"bytes": None, "path": "a.png"}, {"bytes": None, "path": None}], share=0.004
     )
 
 
@@ -594,19 +539,16 @@ def hf_samples(files: dict[str, list[Path]], *, upright: bool) -> Any:
             for part in parts
             if b"huggingface" in (part.schema.metadata or {})
         ]
-        if any(len({*x}) < len(x) or x != lists[0] for x in lists):
-            raise Refused("classes")
+        refuse(any(len({*x}) < len(x) or x != lists[0] for x in lists), "classes")
         named |= {split: lists[0]} if lists else {}
         labels = [x for part in parts for x in part["label"].to_pylist()]
-        if split == "test" and {*labels} in ({-1}, {None}):
-            raise Refused("no labels")
-        if any(x is None or (named and not 0 <= x < len(lists[0])) for x in labels):
-            raise Refused("labels")
+        refuse(split == "test" and {*labels} in ({-1}, {None}), "no labels")
+        refuse(any(x is None or (named and not 0 <= x < len(lists[0])) for x in labels), "labels")
     return {
         split: [
             {
                 "class": named[split][row["label"]] if split in named else str(row["label"]),
-                "image": pixels_of((row["image"] or {}).get("bytes") or b"", upright=upright),
+                "image": drawn.pixels_of((row["image"] or {}).get("bytes") or b"", upright=upright),
             }
             for part in parts
             for row in part.to_pylist()
@@ -626,18 +568,14 @@ def hf_table(path: Path) -> pa.Table:
 
 
 def image_file(case: Case) -> bool:
-    raw, ending = draw_image(case, case.pick([1, 3, 8, 17]), case.pick([1, 2, 9]))
+    raw, ending = drawn.draw_image(case, case.pick([1, 3, 8, 17]), case.pick([1, 2, 9]))
     path = case.folder / f"a{ending}"
-    raw = declare(case, raw) if case.pick([True] + [False] * 9) else damage(case, raw, share=0.3)
+    raw = declare(case, raw) if case.pick([True] + [False] * 9) else drawn.damage(case, raw, share=0.3)
     path.write_bytes(raw)
     mode = case.pick([("rgb", "RGB"), ("rgb", "RGB"), ("gray", "L")])
     upright = case.pick([True, False])
     read = read_upright if upright else read_image
-    return judge(
-        case,
-        lambda: read(path, mode=mode[0]),
-        lambda: pixels_of(path.read_bytes(), mode[1], upright=upright),
-    )
+    return judge(case, lambda: read(path, mode=mode[0]), lambda: drawn.pixels_of(path.read_bytes(), mode[1], upright=upright))
 
 
 def channels(case: Case) -> bool:
@@ -656,7 +594,7 @@ def channels(case: Case) -> bool:
         array = array[:1] if shape[1:] == (4, 5) else array[:, :, :1].transpose(2, 0, 1)
         Image.fromarray(array[0].astype(array.dtype.newbyteorder("="))).save(path)
         count = 1
-    path.write_bytes(damage(case, path.read_bytes()))
+    path.write_bytes(drawn.damage(case, path.read_bytes()))
 
     def reference() -> Any:
         raw = path.read_bytes()
@@ -671,12 +609,10 @@ def channels(case: Case) -> bool:
         stored = stored[None] if stored.ndim == 2 else stored
         if stored.ndim == 3 and len(stored) != count and stored.shape[2] == count:
             stored = stored.transpose(2, 0, 1)
-        if stored.ndim != 3 or len(stored) != count or not stored.size:
-            raise Refused("another shape")
+        refuse(stored.ndim != 3 or len(stored) != count or not stored.size, "another shape")
         if stored.dtype.kind not in "uf?b" or stored.dtype.kind + str(stored.itemsize) in ("u4", "u8"):
             raise Refused("another type")
-        if not np.isfinite(stored).all():
-            raise Refused("no numbers")
+        refuse(not np.isfinite(stored).all(), "no numbers")
         scale = {"b": 255, "u": 1 if stored.itemsize == 1 else 1 / 65535}.get(stored.dtype.kind, 1)
         return Near(stored.astype(np.float64) * scale, 1e-4)
 
@@ -702,29 +638,7 @@ def declare(case: Case, raw: bytes) -> bytes:
     return raw[: start + 5] + struct.pack(">HH", height, width) + raw[start + 9 :]
 
 
-def test_class_folders(tmp_path: Path) -> None:
-    try_cases(tmp_path, class_folders, share=0.08)
-
-
-def test_tables(tmp_path: Path) -> None:
-    try_cases(tmp_path, table, share=0.2)
-
-
-def test_coco(tmp_path: Path) -> None:
-    try_cases(tmp_path, coco, share=0.15)
-
-
-def test_voc(tmp_path: Path) -> None:
-    try_cases(tmp_path, voc, share=0.15)
-
-
-def test_hugging_face(tmp_path: Path) -> None:
-    try_cases(tmp_path, hugging_face, share=0.06)
-
-
-def test_image_files(tmp_path: Path) -> None:
-    try_cases(tmp_path, image_file, share=0.06)
-
-
-def test_channels(tmp_path: Path) -> None:
-    try_cases(tmp_path, channels, share=0.02)
+def test_images(tmp_path: Path) -> None:
+    shares = {class_folders: 0.08, table: 0.2, coco: 0.15, voc: 0.15, hugging_face: 0.06, image_file: 0.1, channels: 0.08}
+    for test, share in shares.items():
+        drawn.try_cases(tmp_path, test, share=share)

@@ -12,26 +12,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+import samewise_datasets_drawn as drawn
 import soundfile
 import torch
 from pyarrow import parquet
-from samewise_datasets_drawn import (
-    SHARES,
-    SPLITS,
-    Case,
-    Near,
-    Refused,
-    cell,
-    damage,
-    identity,
-    judge,
-    path_in_list,
-    splits_of,
-    table_rows,
-    text_of,
-    try_cases,
-    write_table,
-)
+from samewise_datasets_drawn import Case, Near, Refused, cell, judge, refuse, text_of
 
 from samewise.datasets.hugging_face import HuggingFaceRecordings
 from samewise.datasets.labelled_recordings import LabelledRecordings
@@ -86,7 +71,7 @@ def tamper(case: Case, raw: bytes, form: str) -> bytes:
         # As written into a pipe: the number of samples is unknown
         return raw[:21] + bytes([raw[21] & 0xF0, 0, 0, 0, 0]) + raw[26:]
     if form not in ("WAV", "WAVEX"):
-        return damage(case, raw, share=1)
+        return drawn.damage(case, raw, share=1)
     data = raw.find(b"data")
     length = struct.unpack("<I", raw[data + 4 : data + 8])[0]
     place, value = case.random.choice(
@@ -133,10 +118,8 @@ def sound_of(raw: bytes) -> tuple[np.ndarray, int]:
             samples = np.concatenate(blocks)
     except (soundfile.LibsndfileError, MemoryError, ValueError, TypeError) as error:
         raise Refused(str(error)) from None
-    if is_known and count != len(samples):
-        raise Refused("another length than its header says")
-    if not len(samples) or not np.isfinite(samples).all():
-        raise Refused("no sound")
+    refuse(is_known and count != len(samples), "another length than its header says")
+    refuse(not len(samples) or not np.isfinite(samples).all(), "no sound")
     return samples, rate
 
 
@@ -152,22 +135,19 @@ def wav_of(raw: bytes) -> tuple[np.ndarray, int]:
         if name == b"data" and data is None:
             is_open = length in (0xFFFFFFFF, 0x7FFFF000)
             data = raw[place:] if is_open else raw[place : place + length]
-            if len(data) < length and not is_open:
-                raise Refused("cut short")
+            refuse(len(data) < length and not is_open, "cut short")
             length = len(data)
         elif name == b"fmt ":
             form = raw[place : place + length]
         elif not name.isascii() or not name.decode().isprintable():
             raise Refused("something that is no chunk")
         place += length + length % 2
-    if len(raw[12:8]) or data is None or len(form) < 16 or raw[8:12] != b"WAVE":
-        raise Refused("no sound")
+    refuse(len(raw[12:8]) or data is None or len(form) < 16 or raw[8:12] != b"WAVE", "no sound")
     tag, channels, rate, _, _, bits = struct.unpack("<HHIIHH", form[:16])
     tag = struct.unpack("<H", form[24:26])[0] if tag == 0xFFFE and len(form) >= 26 else tag
     # As Python's `wave`, which counts a frame's bytes itself
     width = channels * ((bits + 7) // 8)
-    if not width or not rate or len(data) < width:
-        raise Refused("an impossible header")
+    refuse(not width or not rate or len(data) < width, "an impossible header")
     data = data[: len(data) // width * width]
     if tag == 7 and bits == 8:
         header = b".snd" + struct.pack(">IIIII", 24, len(data), 1, rate, channels)
@@ -180,13 +160,11 @@ def wav_of(raw: bytes) -> tuple[np.ndarray, int]:
         parts = np.frombuffer(data, "u1").reshape(-1, 3).astype(np.int32)
         numbers = (parts[:, 0] | parts[:, 1] << 8 | parts[:, 2] << 16) << 8
         return (numbers / 2.0**31).reshape(-1, channels), rate
-    if (tag, bits) not in KINDS:
-        raise Refused("another encoding")
+    refuse((tag, bits) not in KINDS, "another encoding")
     numbers = np.frombuffer(data, KINDS[tag, bits]).astype(np.float64)
     if tag == 1:
         numbers = (numbers - 128) / 128 if bits == 8 else numbers / 2.0 ** (bits - 1)
-    if not np.isfinite(numbers).all() or np.abs(numbers).max() > 16:
-        raise Refused("samples that are no sound")
+    refuse(not np.isfinite(numbers).all() or np.abs(numbers).max() > 16, "samples that are no sound")
     return numbers.reshape(-1, channels), rate
 
 
@@ -196,10 +174,8 @@ def mono_of(raw: bytes, rate: int | None = RATE, start: int = 0, frames: int | N
     mono = torch.from_numpy(samples.astype(np.float32)).mean(1)[start:][:frames]
     if rate is None or own_rate == rate:
         return mono.numpy()
-    if own_rate > 384_000 or own_rate * rate > 10**10:
-        raise Refused("a rate too high")
-    if not len(mono):
-        raise Refused("no sound")
+    refuse(own_rate > 384_000 or own_rate * rate > 10**10, "a rate too high")
+    refuse(not len(mono), "no sound")
     from torchaudio.functional import resample
 
     return resample(mono, own_rate, rate).numpy()
@@ -208,7 +184,7 @@ def mono_of(raw: bytes, rate: int | None = RATE, start: int = 0, frames: int | N
 def audio_file(case: Case) -> bool:
     raw, ending = draw_sound(case, case.pick([400, 1, 5, 4801]), share=0.5)
     path = case.folder / f"a{ending}"
-    path.write_bytes(damage(case, raw, share=0.1))
+    path.write_bytes(drawn.damage(case, raw, share=0.1))
 
     def reference() -> Any:
         samples, rate = sound_of(path.read_bytes())
@@ -234,11 +210,10 @@ def labelled(case: Case) -> bool:
     case.sound = False
 
     def read() -> Any:
-        options: Any = {"shares": SHARES, "seconds": 0.1, "sample_rate": RATE}
+        options: Any = {"shares": drawn.SHARES, "seconds": 0.1, "sample_rate": RATE}
         place = case.spell(root)
-        data = [LabelledRecordings(root=place, split=split, **options) for split in SPLITS]
-        plain = LabelledRecordings(root=str(root), split="train", **options)
-        assert data[0].fingerprint() == plain.fingerprint()
+        data = [LabelledRecordings(root=place, split=split, **options) for split in drawn.SPLITS]
+        assert data[0].fingerprint() == LabelledRecordings(root=str(root), split="train", **options).fingerprint()
         samples = [[split[index] for index in range(len(split))] for split in data]
         for split in samples:
             for sample in split:
@@ -247,10 +222,9 @@ def labelled(case: Case) -> bool:
 
     def reference() -> Any:
         classes = {unicodedata.normalize("NFC", x.partition("/")[0]) for x in listed}
-        if len(classes) < len({x.partition("/")[0] for x in listed}):
-            raise Refused("classes look the same")
-        splits = splits_of(listed)
-        return [[labelled_sample(root, name, training=x == "train") for name in sorted(splits[x])] for x in SPLITS]
+        refuse(len(classes) < len({x.partition("/")[0] for x in listed}), "classes look the same")
+        splits = drawn.splits_of(listed)
+        return [[labelled_sample(root, name, training=x == "train") for name in sorted(splits[x])] for x in drawn.SPLITS]
 
     return judge(case, read, reference)
 
@@ -274,8 +248,7 @@ LETTERS = " 'abcdefghijklmnopqrstuvwxyz\u00e9"
 
 def transcript_of(text: str) -> str:
     letters = " ".join(unicodedata.normalize("NFC", text).lower().split())
-    if set(letters) - set(LETTERS):
-        raise Refused("an unknown letter")
+    refuse(set(letters) - set(LETTERS), "an unknown letter")
     return letters
 
 
@@ -290,58 +263,51 @@ def manifest(case: Case) -> bool:
         (folder / f"{word}{ending}").write_bytes(raw)
         for _ in range(case.pick([1, 2]) if with_sections else 1):
             text = case.pick(TEXTS, ["x1", '"a"', 'say "x"', None, "\u0130"], share=0.02)
-            row = {"audio": path_in_list(case, folder, f"{word}{ending}"), "text": text}
+            row = {"audio": drawn.path_in_list(case, folder, f"{word}{ending}"), "text": text}
             odd = ["1,5", "nan", "", None, -1.0, "x", 1e12, 400, 1e400, True]
             if with_sections:
                 row |= {"offset": case.pick([0, 0.1, 0.125], odd, share=0.01)}
             row |= {"duration": case.pick([0.1, 0.25] if with_sections else [0, 1, 0.5], odd, share=0.01)}
             rows.append(row)
-    opening = write_table(case, folder / "list", rows, tab_quotes=False)
+    opening = drawn.write_table(case, folder / "list", rows, tab_quotes=False)
     case.sound = case.sound and not any("duration" in x and not with_sections for x in rows)
 
     def read() -> Any:
         data = Manifest(file=case.spell(opening["path"]), sample_rate=RATE, letters=LETTERS)
-        plain = Manifest(file=str(opening["path"]), sample_rate=RATE, letters=LETTERS)
-        assert data.fingerprint() == plain.fingerprint()
+        assert data.fingerprint() == Manifest(file=str(opening["path"]), sample_rate=RATE, letters=LETTERS).fingerprint()
         return [data[index] for index in range(len(data))]
 
-    return judge(case, read, lambda: manifest_samples(folder, table_rows(**opening)))
+    return judge(case, read, lambda: manifest_samples(folder, drawn.table_rows(**opening)))
 
 
 def manifest_samples(folder: Path, rows: list[dict[str, Any]]) -> Any:
     times = [[seconds_of(row.get(key)) for key in ("offset", "duration")] for row in rows]
     has_offsets = any(begin for begin, _ in times)
-    if has_offsets and not all(length for _, length in times):
-        raise Refused("a section without an end")
+    refuse(has_offsets and not all(length for _, length in times), "a section without an end")
     samples = list[dict[str, Any]]()
     for row, (begin, length) in zip(rows, times, strict=True):
-        raw = (folder / identity(folder, cell(row, "audio"))).read_bytes()
+        raw = (folder / drawn.identity(folder, cell(row, "audio"))).read_bytes()
         own, rate = sound_of(raw)
         total = len(own) / rate
-        if begin + length > total + (0.01 if has_offsets else 0.1):
-            raise Refused("too short")
+        refuse(begin + length > total + (0.01 if has_offsets else 0.1), "too short")
         is_whole = not has_offsets and (not length or length >= total - 0.1)
         section = (0, None) if is_whole else (round(begin * rate), round(length * rate))
         text = row.get("text")
-        if not isinstance(text, str | int | float):
-            raise Refused("no text")
+        refuse(not isinstance(text, str | int | float), "no text")
         waveform = mono_of(raw, RATE, *section)
-        if not len(waveform):
-            raise Refused("no sound")
+        refuse(not len(waveform), "no sound")
         sample = {"waveform": Near(waveform, 1e-5), "length": len(waveform)}
         samples.append({**sample, "transcript": transcript_of(str(text))})
     return samples
 
 
 def seconds_of(value: Any) -> float:
-    if isinstance(value, bool):
-        raise Refused("no seconds")
+    refuse(isinstance(value, bool), "no seconds")
     try:
         seconds = float(value or 0)
     except (TypeError, ValueError, OverflowError):
         raise Refused("no seconds") from None
-    if not 0 <= seconds < 1e9:
-        raise Refused("no seconds")
+    refuse(not 0 <= seconds < 1e9, "no seconds")
     return seconds
 
 
@@ -405,7 +371,7 @@ def ljspeech(case: Case) -> bool:
 
     def read() -> Any:
         options: Any = {"samples": 800, "context": 8, "sample_rate": RATE, "valid_every": 2}
-        splits = [LJSpeech(root=case.spell(root), split=x, **options) for x in SPLITS[:2]]
+        splits = [LJSpeech(root=case.spell(root), split=x, **options) for x in drawn.SPLITS[:2]]
         return [[split[index] for index in range(len(split))] for split in splits]
 
     def reference() -> Any:
@@ -450,16 +416,14 @@ def mixtures(case: Case) -> bool:
         samples = list[dict[str, Any]]()
         for name in sorted(x.name for x in (folder / "mix").glob("[!.]*.wav")):
             files = [folder / part / name for part in ("mix", "s1", "s2")]
-            if not all(file.is_file() for file in files):
-                raise Refused("a part is missing")
+            refuse(not all(file.is_file() for file in files), "a part is missing")
             sounds = [sound_of(file.read_bytes()) for file in files]
             if {rate for _, rate in sounds} != {RATE} or len({len(x) for x, _ in sounds}) > 1:
                 raise Refused("another rate or length")
             mixture, *sources = (mono_of(file.read_bytes()) for file in files)
             arrays = {"mixture": Near(mixture, 1e-6), "sources": Near(np.stack(sources), 1e-6)}
             samples.append({**arrays, "length": len(mixture), "name": name})
-        if not samples:
-            raise Refused("no mixtures")
+        refuse(not samples, "no mixtures")
         return samples
 
     return judge(case, read, reference)
@@ -477,8 +441,7 @@ def speakers(case: Case) -> bool:
     def read() -> Any:
         options: Any = {"length": 2, "seconds": 0.1, "fixed": True, "levels": [0, 0]}
         data = SpeakerMixtures(root=case.spell(root), **options)
-        plain = SpeakerMixtures(root=str(root), **options)
-        assert data.fingerprint() == plain.fingerprint()
+        assert data.fingerprint() == SpeakerMixtures(root=str(root), **options).fingerprint()
         samples = [data[index] for index in range(len(data))]
         for sample in samples:
             level = sample["sources"].square().mean(1).sqrt()
@@ -511,15 +474,9 @@ def rows_of_recordings(case: Case) -> bool:
 @pytest.mark.parametrize(
     ("test", "share"),
     [
-        (audio_file, 0.06),
-        (labelled, 0.04),
-        (manifest, 0.08),
-        (librispeech, 0.04),
-        (ljspeech, 0.02),
-        (mixtures, 0.02),
-        (speakers, 0.01),
-        (rows_of_recordings, 0.01),
+        *((audio_file, 0.06), (labelled, 0.04), (manifest, 0.08), (librispeech, 0.04)),
+        *((ljspeech, 0.02), (mixtures, 0.02), (speakers, 0.01), (rows_of_recordings, 0.01)),
     ],
 )
 def test_recordings(tmp_path: Path, test: Any, share: float) -> None:
-    try_cases(tmp_path, test, share=share)
+    drawn.try_cases(tmp_path, test, share=share)

@@ -114,18 +114,9 @@ def test_a_truncated_file_is_never_left_to_the_device(kind: str):
 
 
 SETTINGS = (
-    "experiment=resnet18_digits",
-    "model.width=4",
-    "dataset=image_folder",
-    "dataset.num_classes=2",
-    "dataset.channels=3",
-    "max_steps=3",
-    "batch_size=8",
-    "replicas=2",
-    "tracking=none",
-    "evaluate.pictures=false",
-    "device=cpu",
-    "dataset.decode=device",
+    *("experiment=resnet18_digits", "model.width=4", "dataset=image_folder", "dataset.num_classes=2"),
+    *("dataset.channels=3", "max_steps=3", "batch_size=8", "replicas=2", "tracking=none", "evaluate.pictures=false"),
+    *("device=cpu", "dataset.decode=device"),
 )
 
 

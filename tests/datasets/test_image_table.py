@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import itertools
 import json
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import pytest
 from PIL import Image
 
 from samewise.datasets.image_table import ImageTable
-from samewise.datasets.parts.classes import sort_classes
 from samewise.runner.errors import DataError
 
 SHARES = {"valid": 0.3, "test": 0.2}
@@ -48,43 +46,6 @@ def load(path: Path, split: str = "train", **options: object) -> ImageTable:
     return ImageTable(**{"table_path": str(path), "split": split, "image": "file", "label": "kind", "shares": SHARES, **options})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("form", ["csv", "tsv", "json", "jsonl", "parquet"])
-def test_every_format_of_a_table_gives_the_same_samples(root: Path, form: str) -> None:
-    data = {split: load(write(root, form), split) for split in ("train", "valid", "test")}
-    assert sum(map(len, data.values())) == 30
-    assert data["train"].classes == ["9", "10", "11"]
-    for one in data.values():
-        for index in range(len(one)):
-            assert one[index]["label"] == int(one[index]["image"][0, 0, 0]) % 3
-    assert data["valid"].fingerprint() == load(write(root, "csv"), "valid").fingerprint()
-
-
-def test_a_column_may_give_the_splits_and_paths_may_be_absolute(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    table = write(root, "csv")
-    assert {load(table, "valid", split_column="part")[index]["label"] for index in range(10)} == {2}
-    assert len(load(table, "test", split_column="part")) == 0
-    assert len(load(write(root, "csv", [{**row, "part": "eval" if row["part"] == "val" else "Train"} for row in ROWS]), "test", split_column="part")) == 10
-    table = write(root, "csv")
-    absolute = write(root, "json", [{**row, "file": str(root / row["file"])} for row in ROWS])
-    assert load(absolute).fingerprint() == load(table).fingerprint()
-    elsewhere = table.rename(tmp_path_factory.mktemp("tables") / "t.csv")
-    assert load(elsewhere, root=str(root)).fingerprint() == load(absolute).fingerprint()
-
-
-@pytest.mark.parametrize(
-    ("labels", "order"),
-    [
-        (["2", "01", "1", "10"], ["01", "1", "2", "10"]),
-        (["10", "-1", "2", "0"], ["-1", "0", "2", "10"]),
-        (["0.5", "10.0", "2.0"], ["0.5", "2.0", "10.0"]),
-        (["10", "2", "nan"], ["10", "2", "nan"]),
-        (["b", "10", "2"], ["10", "2", "b"]),
-    ],
-)
-def test_classes_are_in_one_order_whatever_the_hash_seed(labels: list[str], order: list[str]) -> None:
-    assert all(sort_classes(some) == order for some in itertools.permutations([*labels, labels[0]]))
-
-
 def test_faults_in_a_table_are_reported(root: Path) -> None:
     table = write(root, "csv")
     with pytest.raises(DataError, match=r"table.csv:2: has no column 'kidn'(.|\n)*did you mean 'kind'"):
@@ -118,38 +79,6 @@ def test_faults_in_a_table_are_reported(root: Path) -> None:
             load(root / name)
     with pytest.raises(DataError, match=r"the list of images cannot be read(.|\n)*dataset\.table_path"):
         load(root / "none.csv")
-
-
-def test_the_split_does_not_depend_on_how_the_tables_path_is_spelt(
-    root: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plain = {split: load(write(root, "csv"), split).fingerprint() for split in ("train", "valid", "test")}
-    table = write(root, "csv", [{**row, "file": str(root / row["file"])} for row in ROWS])
-    link = tmp_path_factory.mktemp("links") / "data"
-    link.symlink_to(root)
-    monkeypatch.chdir(root.parent)
-    for path in (table, link / table.name, Path(root.name) / table.name, root / "photos" / ".." / table.name):
-        assert {split: load(path, split).fingerprint() for split in plain} == plain
-    through = write(root, "csv", [{**row, "file": str(link / row["file"])} for row in ROWS])
-    assert load(through).fingerprint() == plain["train"]
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("list.txt", "file,kind\nphotos/1.png,a\n"),
-        ("list.txt", "file\tkind\nphotos/1.png\ta\n"),
-        ("list.csv", "file;kind\nphotos/1.png;a\n"),
-        ("list", '{"file": "photos/1.png", "kind": "a"}\n'),
-        ("list.json", '{"file": "photos/1.png", "kind": "a"}\n'),
-        ("list.jsonl", '[{"file": "photos/1.png", "kind": "a"}]'),
-    ],
-)
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
-def test_a_list_is_read_by_its_content_whatever_its_name_and_encoding(root: Path, name: str, text: str, encoding: str) -> None:
-    (root / name).write_bytes(text.encode(encoding))
-    data = load(root / name, shares={})
-    assert (data.classes, data[0]["image"][0, 0, 0].item()) == (["a"], 1)
 
 
 @pytest.mark.parametrize(

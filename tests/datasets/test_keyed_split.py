@@ -39,8 +39,3 @@ def test_invalid_shares_and_splits_and_an_empty_split_are_refused() -> None:
     with pytest.raises(DataError, match=r"none of 2000 samples belongs to the split valid(.|\n)*raise dataset.shares.valid"):
         select_split(NAMES, "valid", {}, where="here")
     assert select_split(NAMES, "test", {"valid": 0.2}, where="here") == []
-
-
-def test_a_name_is_in_the_same_split_however_its_accents_are_written() -> None:
-    composed, apart = ([f"{speaker} {number}" for number in range(100)] for speaker in ("Jos\u00e9", "Jose\u0301"))
-    assert [composed.index(name) for name in split(composed)["valid"]] == [apart.index(name) for name in split(apart)["valid"]]

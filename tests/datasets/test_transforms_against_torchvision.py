@@ -132,9 +132,3 @@ def test_color_jitter_applies_its_operations_in_the_drawn_order():
     assert difference.max() <= 3
     assert (difference > 0).double().mean() < 0.02
     assert len({tuple(order) for order in choices["order"].tolist()}) == 6
-
-
-# Mixing
-
-
-# Identities and refusals

@@ -11,7 +11,6 @@ import soundfile
 import torch
 import torchaudio
 
-from samewise.datasets.librispeech import LibriSpeech
 from samewise.datasets.manifest import Manifest
 from samewise.datasets.parts.utterances import Spelling
 from samewise.datasets.speech_commands import SpeechCommands
@@ -26,25 +25,6 @@ def record(path: Path, seconds: float = 0.05, rate: int = 16000) -> Path:
     draw = torch.Generator().manual_seed(sum(path.name.encode()))
     soundfile.write(path, torch.rand(round(seconds * rate), generator=draw).sub(0.5).numpy(), rate)
     return path
-
-
-def librispeech(root: Path) -> Path:
-    for name, text in {"84-121-0000": "GO  DO YOU HEAR", "84-121-0001": "BUT IN LESS", "100-7-0000": "IT'S"}.items():
-        speaker, chapter, _ = name.split("-")
-        folder = root / "LibriSpeech" / "dev-clean" / speaker / chapter
-        record(folder / f"{name}.flac")
-        with open(folder / f"{speaker}-{chapter}.trans.txt", "a") as listing:
-            listing.write(f"{name} {text}\n")
-    return root
-
-
-def test_librispeech_is_read_as_its_archive_unpacks(tmp_path):
-    data = LibriSpeech(root=str(librispeech(tmp_path)), subsets=["dev-clean"])
-    assert [data[index]["transcript"] for index in range(len(data))] == ["go do you hear", "but in less", "it's"]
-    sample = data[1]
-    assert sample["name"] == "dev-clean/84/121/84-121-0001.flac"
-    assert sample["length"] == len(sample["waveform"]) == 800
-    assert torch.equal(LibriSpeech(root=str(tmp_path / "LibriSpeech"), subsets=["dev-clean"])[1]["waveform"], sample["waveform"])
 
 
 def test_speech_commands_are_split_by_their_official_lists(tmp_path):
@@ -85,13 +65,6 @@ def write_list(folder: Path, kind: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl"])
-def test_your_own_manifest_is_read(tmp_path, kind):
-    data = Manifest(file=str(write_list(tmp_path, kind)), ignore='",')
-    assert [data[index]["transcript"] for index in range(2)] == ["it's one", "two quoted"]
-    assert len(data[0]["waveform"]) == 800  # 50 ms at 8 kHz, resampled to 16 kHz
-
-
 @pytest.mark.parametrize("cache", ["none", "memory"])
 @pytest.mark.parametrize("rate", [8000, 16000])
 def test_lines_with_an_offset_are_sections_as_nemo_reads_them(tmp_path, cache, rate):
@@ -110,16 +83,6 @@ def test_lines_with_an_offset_are_sections_as_nemo_reads_them(tmp_path, cache, r
     assert len(data._recordings.stretch(1, 10, 10_000)) == len(data[1]["waveform"]) - 10, "not beyond the section"
     path.write_text(path.read_text().replace("0.45", "0.44"))
     assert Manifest(file=str(path), sample_rate=rate, cache=cache).fingerprint() != data.fingerprint()
-
-
-def test_a_quote_in_a_tsv_file_is_a_character_and_takes_in_no_rows(tmp_path):
-    write_list(tmp_path, "tsv")
-    path = tmp_path / "open.tsv"
-    path.write_text('audio\ttext\nsound/one.wav\t"one\nsound/two.wav\ttwo\nsound/one.wav\t"one" more"\n')
-    data = Manifest(file=str(path), ignore='"')
-    assert [data[index]["transcript"] for index in range(len(data))] == ["one", "two", "one more"]
-    with pytest.raises(DataError, match=r"one\.wav: the transcript has an unknown letter, QUOTATION MARK"):
-        Manifest(file=str(path))
 
 
 @pytest.mark.parametrize(

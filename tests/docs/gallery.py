@@ -50,8 +50,7 @@ def of_runs(run_root: Path) -> list[list[str]]:
         rows.append(
             [
                 linked(experiment) + (f" `{run['label']}`" if run["label"] else ""),
-                header(experiment)["Title"],
-                f"{monitor} {summary['metrics']['final'][monitor]:.4f}",
+                *(header(experiment)["Title"], f"{monitor} {summary['metrics']['final'][monitor]:.4f}"),
                 f"{run['seconds']:.0f} s, {run['steps']} steps",
                 f"{cpu['model']} ({cpu['capability']}), {threads} thread{'s' * (threads > 1)}",
                 f"`{summary['weights_sha256'][:16]}`",

@@ -15,14 +15,8 @@ from samewise.recipes.adversarial import GenerativeAdversarial
 
 BATCH, NOISE = 32, 16
 OVERRIDES = [
-    "experiment=gan_digits",
-    "~callbacks.ema",
-    "model.width=8",
-    f"recipe.noise={NOISE}",
-    "recipe.compared=400",
-    "optimizer.generator.lr=0.002",
-    "optimizer.discriminator.weight_decay=0.01",
-    f"batch_size={BATCH}",
+    *("experiment=gan_digits", "~callbacks.ema", "model.width=8", f"recipe.noise={NOISE}", "recipe.compared=400"),
+    *("optimizer.generator.lr=0.002", "optimizer.discriminator.weight_decay=0.01", f"batch_size={BATCH}"),
     "evaluate.monitor=valid/energy_distance",
 ]
 

@@ -184,20 +184,6 @@ def test_average_precision_equals_the_definition(seed):
         assert (mean, at_50) == pytest.approx((np.mean(points), points[0]), abs=1e-9)
 
 
-def test_average_precision_equals_that_of_torchmetrics():
-    from torchmetrics.detection import MeanAveragePrecision
-
-    images = drawn_images(1)
-    metric = MeanAveragePrecision()
-    metric.warn_on_many_detections = False
-    for one in images:
-        found = {"boxes": _boxes(one["found"]), "labels": _numbers(one["found"], "label"), "scores": torch.tensor([row["score"] for row in one["found"]])}
-        crowd, area = _numbers(one["true"], "crowd"), torch.tensor([row["area"] for row in one["true"]])
-        metric.update([found], [{"boxes": _boxes(one["true"]), "labels": _numbers(one["true"], "label"), "iscrowd": crowd, "area": area}])
-    expected, stats = metric.compute(), scores(images).average_precision().stats
-    assert stats == pytest.approx({name: float(expected[name]) for name in stats}, abs=1e-6)
-
-
 @pytest.mark.parametrize(("kept", "missing"), [("true", "found"), ("found", "true")])
 def test_with_nothing_found_or_nothing_to_find_all_figures_are_zero(kept, missing):
     images = [{kept: one[kept], missing: []} for one in drawn_images(0)]

@@ -14,13 +14,11 @@ import scipy.special
 import scipy.stats
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 
 from samewise.datasets.transforms.vocoder_mel import VocoderMel
 from samewise.recipes.adversarial import energy_distance
 from samewise.recipes.classification import Classification
-from samewise.recipes.parts import ctc
-from samewise.recipes.parts.amplitudes import MuLaw, entropy
+from samewise.recipes.parts.amplitudes import MuLaw
 from samewise.recipes.parts.pictures import save_class_accuracy
 from samewise.recipes.separation import Separation
 from samewise.recipes.speech_recognition import SpeechRecognition
@@ -60,38 +58,6 @@ def test_accuracies_confusion_and_loss_equal_scikit_learns(tmp_path):
     save_class_accuracy(tmp_path / "class_accuracy.csv", scores.confusion, scores.names())
     rows = list(csv.DictReader((tmp_path / "class_accuracy.csv").read_text().splitlines()))
     assert [row["accuracy"] for row in rows] == ["" if number == 3 else f"{recall[number]:.4f}" for number in range(7)]
-
-
-def likelihood(probabilities: np.ndarray, target: list[int]) -> float:
-    """Minus the log of a target's probability float64[N, K] by the forward recursion of Graves et al. 2006, in plain probabilities scaled frame by frame."""
-    states = [0] + [state for label in target for state in (label, 0)]
-    alpha, total = np.zeros(len(states)), 0.0
-    for time, frame in enumerate(probabilities):
-        before = alpha.copy()
-        for place, state in enumerate(states):
-            if time == 0:
-                alpha[place] = frame[state] if place < 2 else 0.0
-                continue
-            arriving = before[place] + (before[place - 1] if place else 0.0)
-            if place > 1 and state != 0 and state != states[place - 2]:
-                arriving += before[place - 2]
-            alpha[place] = arriving * frame[state]
-        total -= math.log(alpha.sum())
-        alpha /= alpha.sum()
-    return total - math.log(alpha[-2:].sum())
-
-
-def test_the_likelihood_of_a_transcript_equals_the_forward_recursion():
-    drawn = torch.Generator().manual_seed(1)
-    targets = [[1, 1, 2, 2, 2], [], [3], [5, 4, 4, 1] * 9]
-    lengths = torch.tensor([9, 30, 1, 120])
-    log_probs = (3 * torch.randn(4, 6, 120, generator=drawn)).log_softmax(1)
-    padded = pad_sequence([torch.tensor(one, dtype=torch.int64) for one in targets], batch_first=True)
-    found = ctc.negative_log_likelihood(log_probs, lengths, padded, torch.tensor([len(one) for one in targets]))
-    for place, target in enumerate(targets):
-        probabilities = log_probs[place, :, : lengths[place]].double().exp().numpy().T
-        expected = likelihood(probabilities, target) if target else -np.log(probabilities[:, 0]).sum()
-        assert found[place].item() == pytest.approx(expected, rel=1e-6)
 
 
 def test_error_rates_equal_torchmetrics():
@@ -202,11 +168,6 @@ def test_mu_law_steps_equal_float64_unless_two_are_equally_near():
     clear = (curve - curve.floor() - 0.5).abs() > 1e-4
     assert clear.double().mean() > 0.999
     assert (MuLaw().labels(wave)[clear] == (curve + 0.5).floor()[clear]).all()
-
-
-def test_the_entropy_of_labels_equals_scipys():
-    counts = torch.tensor([3, 0, 12, 1, 0, 7])
-    assert entropy(counts) == pytest.approx(scipy.stats.entropy(counts.numpy()), rel=1e-12)
 
 
 def spectrogram(waveform: np.ndarray, *, rate: int, size: int, window: int, hop: int, bands: int, low: float) -> np.ndarray:

@@ -74,14 +74,8 @@ def test_it_trains_with_everything_that_a_run_may_have(samewise, tmp_path):
     assert {group["name"] for group in environment["optimizers"]["generator"]["groups"]} == {"norms", "rest"}
     assert made["metrics"]["final"].keys() >= {"ema/valid/energy_distance", "valid/real_accuracy"}
     for name in (
-        "discriminator/loss",
-        "discriminator/real",
-        "discriminator/fake",
-        "generator/loss",
-        "lr/generator",
-        "lr/discriminator",
-        "discriminator/gradient_norm",
-        "generator/gradient_norm",
+        *("discriminator/loss", "discriminator/real", "discriminator/fake", "generator/loss", "lr/generator"),
+        *("lr/discriminator", "discriminator/gradient_norm", "generator/gradient_norm"),
     ):
         assert len(logged(folder, f"train/{name}")) == 20, name
     assert logged(folder, "train/lr/generator")[0] == 0.01

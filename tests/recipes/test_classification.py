@@ -34,25 +34,6 @@ def draw(samples: int = 40, classes: int = 10, seed: int = 0) -> tuple[Tensor, T
     return torch.rand(samples, 3, 12, 12, generator=generator), torch.randint(classes, (samples,), generator=generator), logits
 
 
-def naive_loss(logits: Tensor, target: Tensor, smoothing: float) -> float:
-    """The sum over samples of -sum_k t_k log p_k, in Python floats."""
-    total = 0.0
-    for row, wanted in zip(logits.double().tolist(), target.double().tolist(), strict=True):
-        biggest = max(row)
-        normaliser = biggest + math.log(sum(math.exp(value - biggest) for value in row))
-        for value, share in zip(row, wanted, strict=True):
-            total -= (share * (1 - smoothing) + smoothing / len(row)) * (value - normaliser)
-    return total
-
-
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_the_loss_is_the_summed_cross_entropy_with_label_smoothing(smoothing: float):
-    images, labels, logits = draw()
-    loss = Classification(label_smoothing=smoothing).loss(Fixed(logits), {"image": images, "label": labels}, Phase())
-    assert loss.count == 40
-    assert float(loss.total) == pytest.approx(naive_loss(logits, nn.functional.one_hot(labels, 10), smoothing), rel=1e-5)
-
-
 @pytest.mark.parametrize("form", [np.uint16, np.int32])
 def test_images_of_16_bits_are_scaled_not_clipped(form: type):
     numbers = np.linspace(0, 65535, 64).reshape(8, 8).astype(form)
@@ -102,9 +83,6 @@ def test_a_model_that_outputs_nan_is_never_counted_as_right():
     told = score(torch.full_like(logits, math.nan), labels, images, 8).compute()
     assert told["accuracy_top5"] == 0
     assert math.isnan(told["loss"])
-
-
-# Collating
 
 
 def test_images_of_different_sizes_are_reported_with_sizes_and_remedy():

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from torch import Tensor
-from torchvision.ops import box_iou
 
 from samewise.datasets.digits_on_canvas import DigitsOnCanvas
 from samewise.recipes.detection import Detection
@@ -35,49 +32,6 @@ def batch() -> Batch:
 
 def targets(batch: Batch) -> list[dict[str, Tensor]]:
     return [{"boxes": boxes, "labels": labels} for boxes, labels in zip(batch["boxes"], batch["labels"], strict=True)]
-
-
-def by_the_paper(model: RetinaNet, batch: Batch) -> tuple[float, float]:
-    """The focal and the L1 loss of arXiv 1708.02002, summed over images: loops over anchors, in Python floats."""
-    images = [image.float() / 255 for image in batch["image"]]
-    moved, aims = model.transform(images, targets(batch))
-    features = list(model.backbone(moved.tensors).values())
-    outputs, anchors = model.head(features), model.anchor_generator(moved, features)
-    focal, boxes = 0.0, 0.0
-    for place, aim in enumerate(aims):
-        overlaps = box_iou(aim["boxes"], anchors[place])
-        best, which = overlaps.max(0)
-        rescued = (overlaps == overlaps.max(1, keepdim=True).values).any(0)
-        foreground = (best >= 0.5) | rescued
-        ignored = (best >= 0.4) & ~foreground
-        of_image, of_boxes = 0.0, 0.0
-        logits, offsets = outputs["cls_logits"][place].double(), outputs["bbox_regression"][place].double()
-        wanted = torch.zeros_like(logits)
-        for anchor in foreground.nonzero().flatten().tolist():
-            object_ = int(which[anchor])
-            wanted[anchor, aim["labels"][object_]] = 1
-            (ax1, ay1, ax2, ay2), (x1, y1, x2, y2) = anchors[place][anchor].tolist(), aim["boxes"][object_].tolist()
-            aw, ah, w, h = ax2 - ax1, ay2 - ay1, x2 - x1, y2 - y1
-            encoded = (((x1 + x2) - (ax1 + ax2)) / 2 / aw, ((y1 + y2) - (ay1 + ay2)) / 2 / ah, math.log(w / aw), math.log(h / ah))
-            of_boxes += sum(abs(a - b) for a, b in zip(offsets[anchor].tolist(), encoded, strict=True))
-        for anchor in (~ignored).nonzero().flatten().tolist():
-            for logit, yes in zip(logits[anchor].tolist(), wanted[anchor].tolist(), strict=True):
-                p = 1 / (1 + math.exp(-logit))
-                of_image -= 0.25 * (1 - p) ** 2 * math.log(p) if yes else 0.75 * p**2 * math.log(1 - p)
-        focal += of_image / max(1, int(foreground.sum()))
-        boxes += of_boxes / max(1, int(foreground.sum()))
-    return focal, boxes
-
-
-def test_the_loss_equals_the_papers(batch: Batch):
-    model = small().train()
-    loss = Detection().loss(model, batch, Phase())
-    with torch.no_grad():
-        focal, boxes = by_the_paper(small().train(), batch)
-    assert loss.count == 4
-    assert float(loss.parts["classification"]) == pytest.approx(focal, rel=1e-4)
-    assert float(loss.parts["boxes"]) == pytest.approx(boxes, rel=1e-4)
-    assert float(loss.total.detach()) == pytest.approx(focal + boxes, rel=1e-4)
 
 
 def test_micro_batches_have_the_same_loss_and_gradient_as_the_batch(batch: Batch):

@@ -25,16 +25,9 @@ def test_the_cifar_networks_have_the_papers_parameters_and_layers(depth: int, co
 @pytest.mark.parametrize(
     ("name", "count"),
     [
-        ("resnet18", 11689512),
-        ("resnet34", 21797672),
-        ("resnet50", 25557032),
-        ("resnet101", 44549160),
-        ("resnet152", 60192808),
-        ("resnext50_32x4d", 25028904),
-        ("resnext101_32x8d", 88791336),
-        ("resnext101_64x4d", 83455272),
-        ("wide_resnet50_2", 68883240),
-        ("wide_resnet101_2", 126886696),
+        *(("resnet18", 11689512), ("resnet34", 21797672), ("resnet50", 25557032), ("resnet101", 44549160)),
+        *(("resnet152", 60192808), ("resnext50_32x4d", 25028904), ("resnext101_32x8d", 88791336)),
+        *(("resnext101_64x4d", 83455272), ("wide_resnet50_2", 68883240), ("wide_resnet101_2", 126886696)),
     ],
 )
 def test_torchvisions_networks_have_the_documented_number_of_parameters(name: str, count: int):

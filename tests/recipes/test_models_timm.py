@@ -56,12 +56,8 @@ def test_an_argument_that_would_make_timm_load_something_is_refused(argument: st
 
 def test_training_repeats_and_its_environment_names_timm(samewise, tmp_path: Path) -> None:
     given = [
-        "model=timm",
-        "model.name=test_vit",
-        "dataset=generated_classification",
-        "debug=tiny",
-        "dataset.image_size=32",
-        "+model.settings.drop_path_rate=0.5",
+        *("model=timm", "model.name=test_vit", "dataset=generated_classification", "debug=tiny"),
+        *("dataset.image_size=32", "+model.settings.drop_path_rate=0.5"),
     ]
     weights = set()
     for number in range(2):

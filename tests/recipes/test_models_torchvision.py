@@ -17,29 +17,12 @@ from samewise.runner.config.compose import compose
 from samewise.runner.config.instantiate import instantiate
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "model"
-FAMILIES = {
-    "alexnet": 63,
-    "convnext_tiny": 32,
-    "densenet121": 32,
-    "efficientnet_b0": 32,
-    "efficientnet_v2_s": 32,
-    "googlenet": 32,
-    "inception_v3": 75,
-    "maxvit_t": 224,
-    "mnasnet0_5": 32,
-    "mobilenet_v2": 32,
-    "mobilenet_v3_small": 32,
-    "regnet_x_400mf": 32,
-    "regnet_y_400mf": 32,
-    "resnet18": 32,
-    "shufflenet_v2_x0_5": 32,
-    "squeezenet1_1": 32,
-    "swin_t": 32,
-    "swin_v2_t": 32,
-    "vgg11": 32,
-    "vgg11_bn": 32,
-    "vit_b_16": 32,
-}
+SMALL = (
+    "convnext_tiny densenet121 efficientnet_b0 efficientnet_v2_s googlenet mnasnet0_5 mobilenet_v2 "
+    "mobilenet_v3_small regnet_x_400mf regnet_y_400mf resnet18 shufflenet_v2_x0_5 squeezenet1_1 "
+    "swin_t swin_v2_t vgg11 vgg11_bn vit_b_16"
+)
+FAMILIES = dict.fromkeys(SMALL.split(), 32) | {"alexnet": 63, "inception_v3": 75, "maxvit_t": 224}
 """One model of each family, with the smallest image size that it accepts, or one that is small enough."""
 QUICK = ("mobilenet_v3_small", "squeezenet1_1")
 AUXILIARY = {"inception_v3": 3_326_696, "googlenet": 0}

@@ -33,9 +33,7 @@ FAULTS: dict[str, tuple[Case, str, str, str]] = {
     "gradients that share memory": (ONE.varied(model="Sums", groups={}), "optim.gradients", "if start < end:", "if end < start < end:"),
     "a sum with the wrong sign": (ONE, "strategies.tree", "target.tensor.add_(source.tensor)", "target.tensor.sub_(source.tensor)"),
     "views that do not lie as the parameters": (
-        ONE,
-        "strategies.tree",
-        "tensor.as_strided(p.shape, dense_strides(p), start)",
+        *(ONE, "strategies.tree", "tensor.as_strided(p.shape, dense_strides(p), start)"),
         "tensor[start : start + p.numel()].view(p.shape)",
     ),
     "a buffer that keeps the last step's sum": (ONE, "strategies.tree", "foreach_copy_(*pairs)", "torch._foreach_add_(*pairs)"),
@@ -50,9 +48,7 @@ FAULTS: dict[str, tuple[Case, str, str, str]] = {
     "counts of one replica only": (ONE, "strategies.base", "Tally(first.count + second.count,", "Tally(first.count,"),
     "a weight upside down": (ONE, "strategies.base", "return self.count / self.nominal", "return self.nominal / self.count"),
     "micro-batches that leave samples out": (
-        ONE,
-        "data.plan",
-        "start + micro_batch * size // self.micro_batches,",
+        *(ONE, "data.plan", "start + micro_batch * size // self.micro_batches,"),
         "start + micro_batch * (size // self.micro_batches),",
     ),
     "the same samples in every step": (ONE, "data.plan", "start = step_of_epoch * self.batch_size", "start = 0 * step_of_epoch * self.batch_size"),
@@ -73,9 +69,7 @@ FAULTS: dict[str, tuple[Case, str, str, str]] = {
     "a mean of means": (DDP, "strategies.ddp", "total.nominal *= self.peers.size", "total.nominal *= 1"),
     "what another process sends lies otherwise": (DDP, "strategies.packing", "torch.empty_like(tensor)", "torch.empty(tensor.shape, dtype=tensor.dtype)"),
     "pieces that overlap": (
-        DDP,
-        "strategies.packing",
-        "-(-tensor.numel() * tensor.element_size() // 16) * 16",
+        *(DDP, "strategies.packing", "-(-tensor.numel() * tensor.element_size() // 16) * 16"),
         "tensor.numel() * tensor.element_size() // 64 * 16",
     ),
 }
