@@ -31,7 +31,7 @@ from samewise.runner.training.session import session
 
 OVERRIDES = [
     *("model=resnet18_small", "model.width=4", "dataset=generated_classification", "dataset.image_size=32", "dataset.samples=2048"),
-    *("batch_size=128", "transforms=cifar", "tracking=none"),
+    *("batch_size=128", "transforms=cifar", "tracking=none", "max_epochs=100000"),
 ]
 TURNS, BATCHES = 15, 16
 

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from bench_peers import built
+from turns import built, leave
 
 from samewise.runner.training.batches import TrainingBatches
 from samewise.runner.training.loop import train_step
@@ -69,7 +69,7 @@ def measure(overrides: list[str], count: int) -> dict[str, list[float]]:
     with tempfile.TemporaryDirectory() as place, ExitStack() as stack:
         steppers = {}
         for number, (name, own) in enumerate(SETTINGS.items()):
-            run = built([*overrides, *own], Path(place) / str(number))
+            run = built([*overrides, *own], Path(place) / str(number), models={})
             stack.enter_context(session(run))
             steppers[name] = run, stepper(run)
         found: dict[str, list[float]] = {name: [] for name in steppers}
@@ -79,8 +79,7 @@ def measure(overrides: list[str], count: int) -> dict[str, list[float]]:
                 if turn:
                     found[name].append(spent)
         for run, _steps in steppers.values():
-            run.progress.evaluated = run.step
-            run.recorder.scores = {"valid": run.recipe.scores(run.splits["valid"].dataset)}
+            leave(run)
     return found
 
 
