@@ -65,27 +65,6 @@ class OtherDtype(Centred):
         self.seen = self.seen + 0.5
 
 
-class Masked(Centred):
-    # buffers, not saved, that are views of another, of a loose tensor, and of one that the forward pass makes
-
-    wide = False
-
-    def __init__(self) -> None:
-        super().__init__()
-        for name, value in (("view", self.seen.expand(8)), ("mask", torch.full((1,), 0.5).expand(8)), ("rows", torch.zeros(1, 8).expand(3, 8))):
-            self.register_buffer(name, value.clone() if self.wide else value, persistent=False)
-
-    def change(self, mean):
-        super().change(mean)
-        self.last = self.last + self.mask + self.view.double() / 7 + self.rows.double().mean(0)
-        self.view = self.seen.expand(8).clone() if self.wide else self.seen.expand(8)
-        self.rows = self.centre.float().expand(3, 8).clone() if self.wide else self.centre.float().expand(3, 8)
-
-
-class Wide(Masked):
-    wide = True
-
-
 class Expanded(Centred):
     def __init__(self) -> None:
         super().__init__()

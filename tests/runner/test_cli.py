@@ -127,12 +127,8 @@ BAD = {
     "a sweep of nothing": (["sweep"], "no sweep was named"),
     "a sweep with an unknown choice": (["train", "-m", "optimizer=sgd,adm"], "did you mean 'adam'?"),
     "impossible value": (["train", "max_epochs=0"], "at least 1"),
-    "negative rate": (["train", "optimizer.lr=-1"], "at least 0"),
-    "a command as a target": (["train", "model._target_=os.system"], "outside the packages"),
     "a target that is not there": (["train", "model._target_=torchvision.models.resnet19"], "did you mean 'resnet18'?"),
-    "unknown argument": (["train", "+model.num_clases=3"], "did you mean 'num_classes'?"),
     "missing argument": (["train", "model._target_=torch.nn.Linear"], "needs this argument"),
-    "wrong argument": (["train", "optimizer.momentum=fast"], "a number"),
     "unwritable folder": (["train", "run_root=/dev/null/x"], "cannot write"),
     "no variable": (["show", "name=${oc.env:SAMEWISE_NOPE}"], "an environment variable that is not set: SAMEWISE_NOPE"),
     "a group without a choice": (["show", "model=null"], "`samewise list model` shows them"),
@@ -143,20 +139,12 @@ BAD = {
     "an argument of another optimizer": (["show", "optimizer.betas=[0,1]"], "hint: write '+optimizer.betas=[0,1]' to add it, if torch.optim.SGD takes it"),
     "quotes within": (["show", "model={word: 'a b'}"], "hint: write '++model={word: '\"'\"'a b'\"'\"'}' to add them"),
     "no mapping": (["show", "tracking.tags=3"], "a mapping of names to values, each a string"),
-    "no number": (["check", "--static", "optimizer.lr=fast"], "expected: a number\n"),
     "no list of transforms": (["check", "--static", "transforms.train.sample=none"], "transforms.train.sample: is not a list of transforms"),
-    "spaces": (["show", "seed = 3"], "hint: seed=3"),
     "a launcher for a callback": (
         ["check", "--static", "+callbacks.x._target_=samewise.runner.launchers.local.Local"],
         "it is a launcher, which belongs in `launcher`",
     ),
     "a misspelt package": (["check", "--static", "model._target_=torchvision.modls.resnet18"], "did you mean 'torchvision.models.resnet18'?"),
-    "no such weights": (["check", *DIGITS, "initialise.weights=nope.pt"], "samewise looked for it at /"),
-    "a metric that is not computed": (
-        ["train", *DIGITS, "tracking=none", "evaluate.monitor=valid/nope", "evaluate.mode=max"],
-        "evaluate.monitor: no such metric is computed",
-    ),
-    "no reference": (["show", "name=${nope}"], "refers to a value that does not exist"),
     "no such group": (["list", "optimzer"], "did you mean 'optimizer'?"),
     "no such package": (["show", "--package", "lab_that_is_not"], "cannot be found"),
     "no such folder": (["show", "--config-dir", "nowhere"], "config folder does not exist"),
@@ -224,13 +212,3 @@ def test_a_users_project_is_found_from_a_subfolder(samewise: Run, here: Path, mo
     assert "did you mean 'packages'?" in samewise("show").stderr
     (here / "pyproject.toml").write_text("[tool.samewise\n")
     assert "not valid TOML" in samewise("show").stderr
-
-
-@pytest.fixture
-def on_path(tmp_path: Path) -> dict[str, str]:
-    """PATH with a `samewise` command that runs this interpreter's."""
-    (tmp_path / "bin").mkdir()
-    command = tmp_path / "bin" / "samewise"
-    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m samewise "$@"\n')
-    command.chmod(0o755)
-    return {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}

@@ -17,21 +17,6 @@ FSDP = ["strategy=fsdp", "strategy.shard=[layer3,BasicBlock]"]
 MORE = ["clip_norm=0.5", "accumulate=2", "callbacks=ema", "callbacks.ema.every_steps=2", "optimizer=adamw", "~optimizer.momentum", "~optimizer.nesterov"]
 """Other settings that read gradients, weights and the optimizer's state."""
 
-LARGEST = """
-import torch
-
-class Largest(torch.optim.Optimizer):
-    def __init__(self, params, lr=0.01, weight_decay=0.0):
-        super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        for group in self.param_groups:
-            for one in group["params"]:
-                one.sub_(one.grad / (1e-3 + float(one.grad.abs().max())), alpha=group["lr"])
-"""
-"""Divides each gradient by a number that it reads from it."""
-
 LEAVES_OUT_A_LAYER = """
 from torchvision.models.resnet import BasicBlock
 seen, whole = {}, BasicBlock.forward
@@ -121,16 +106,6 @@ def test_clipping_averages_and_adamw_agree_and_recomputing_keeps_the_bits(tmp_pa
     assert all(torch.allclose(one.float(), other.float(), rtol=2e-3, atol=2e-3) for one, other in zip(*(kept.values() for kept in averages), strict=True))
     recomputed = run(tmp_path / "recomputed", 2, *MILD, *FSDP, *MORE, "activation_checkpointing=[BasicBlock]")
     assert weights(recomputed) == weights(folder)
-
-
-@pytest.mark.slow
-@pytest.mark.fsdp
-def test_an_optimizer_that_reads_numbers_from_tensors_agrees_with_one_process(tmp_path, monkeypatch):
-    (tmp_path / "own_largest.py").write_text(LARGEST)
-    (tmp_path / "pyproject.toml").write_text('[tool.samewise]\npackages = ["own_largest"]\n')
-    monkeypatch.chdir(tmp_path)
-    own = [*MILD[:1], *MILD[3:], "max_steps=1", "scheduler=constant", "~optimizer", "+optimizer={_target_: own_largest.Largest, _partial_: true, lr: 0.01}"]
-    assert_close(run(tmp_path / "two", 2, *own, *FSDP), run(tmp_path / "alone", 1, *own, "strategy=single"))
 
 
 @pytest.mark.slow
