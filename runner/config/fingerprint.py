@@ -50,7 +50,10 @@ OUTSIDE = frozenset(
 )
 """Paths that cannot change a result."""
 
-ADDED = ("evaluate.limit", "loader.limit", "clip_value", "clip_adaptive", "skip_spikes")
+ADDED = (
+    *("evaluate.limit", "loader.limit", "clip_value", "clip_adaptive", "skip_spikes"),
+    *("lr_batch_size", "lr_power"),
+)
 """Settings that older versions lacked. With null they change nothing."""
 
 HOST_KEYS = re.compile(r"(^|_)(root|dir|path)$|^download$")

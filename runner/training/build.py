@@ -272,6 +272,10 @@ def _optimizers(
         recipe.phases,
         instantiate=partial(instantiate, allowed=project.packages),
     )
+    if cfg.lr_batch_size is not None:
+        factor = (cfg.batch_size / cfg.lr_batch_size) ** (cfg.lr_power or 1.0)
+        for group in (x for optimizer in optimizers.values() for x in optimizer.param_groups):
+            group["lr"] *= factor
     return {
         name: strategy.layout.share_optimizer(optimizer) for name, optimizer in optimizers.items()
     }

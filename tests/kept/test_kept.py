@@ -131,9 +131,9 @@ def test_an_old_run_can_be_resumed(old_run: Path, samewise: Callable[..., Any]) 
 
 SWEEP = [
     *("model=resnet20_cifar", "model.depth=8", "model.width=1", "dataset=digits", "transforms=images", "debug=tiny", "tracking=none"),
-    *("evaluate.pictures=false", "callbacks=none", "max_steps=2", "name=kept", "optimizer.lr=0.1,0.2"),
+    *("evaluate.pictures=false", "callbacks=none", "max_steps=2", "name=kept", "optimizer.lr=0.1,0.2", "dataset.image_size=32"),
 ]
-"""The overrides of the sweep in `sweep/`."""
+"""The overrides of the sweep in `sweep/`, when debug=tiny set the size of every data set."""
 
 
 def test_an_old_sweep_is_shown_and_reported_and_nothing_is_trained_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, samewise: Callable[..., Any]) -> None:
