@@ -22,7 +22,7 @@ from pretended_cuda.randomness import GENERATOR
 from pretended_cuda.streams import Event, Stream, current_stream, stream
 from pretended_cuda.tensor import CUDA, DISGUISE, PretendedTensor
 
-FACTS = SimpleNamespace(name="Pretended H100", major=9, minor=0, total_memory=80 * 2**30, multi_processor_count=132, uuid="pretended")
+FACTS = SimpleNamespace(name="Pretended H100", major=9, minor=0, total_memory=80 * 2**30, multi_processor_count=132, L2_cache_size=50 * 2**20, uuid="pretended")
 
 
 class PretendedDevice(TorchDispatchMode):
