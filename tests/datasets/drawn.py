@@ -14,7 +14,7 @@ import math
 import os
 import tempfile
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from random import Random
@@ -50,6 +50,15 @@ class Refused(Exception):
 def refuse(condition: Any, reason: str) -> None:
     if condition:
         raise Refused(reason)
+
+
+@contextlib.contextmanager
+def refusing(*errors: type[Exception]) -> Iterator[None]:
+    """Take an error of a library that reads the file for its refusal."""
+    try:
+        yield
+    except errors as error:
+        raise Refused(f"{type(error).__name__}: {error}") from None
 
 
 class Case:
@@ -121,10 +130,8 @@ def text_of(path: Path) -> str:
     """Return a text in UTF-8, or as its byte order mark says, with newlines at its lines' ends."""
     raw = path.read_bytes()
     mark = next((mark for mark in MARKS.items() if raw.startswith(mark[1])), ("utf-8", b""))
-    try:
+    with refusing(UnicodeDecodeError):
         text = raw.removeprefix(mark[1]).decode(mark[0].removesuffix("-sig"))
-    except UnicodeDecodeError as error:
-        raise Refused(str(error)) from None
     return io.IncrementalNewlineDecoder(None, translate=True).decode(text, final=True)
 
 
@@ -260,17 +267,14 @@ def pixels_of(raw: bytes, mode: str = "RGB", *, upright: bool = False) -> Near:
     # Pillow refuses a PNG for damage in a chunk that says nothing of the pixels
     if raw.startswith(b"\x89PNG") and raw[37:41] == b"eXIf" and not upright:
         raw = raw[:33] + raw[45 + int.from_bytes(raw[33:37], "big") :]
-    try:
-        with Image.open(io.BytesIO(raw), formats=FORMATS) as image:
-            form = image.format
-            image.load()
-            opened = ImageOps.exif_transpose(image) if upright else image
-            if opened.mode.startswith("I"):
-                array = np.rint(np.asarray(opened, dtype=np.float64) * 255 / 65535)
-                opened = Image.fromarray(array.astype(np.uint8))
-            array = np.asarray(opened.convert(mode))
-    except Exception as error:
-        raise Refused(f"{type(error).__name__}: {error}") from None
+    with refusing(Exception), Image.open(io.BytesIO(raw), formats=FORMATS) as image:
+        form = image.format
+        image.load()
+        opened = ImageOps.exif_transpose(image) if upright else image
+        if opened.mode.startswith("I"):
+            array = np.rint(np.asarray(opened, dtype=np.float64) * 255 / 65535)
+            opened = Image.fromarray(array.astype(np.uint8))
+        array = np.asarray(opened.convert(mode))
     array = array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
     tolerances = {"RGB": 3, "L": 24} if form == "JPEG" else {"RGB": 0, "L": 2}
     return Near(array, tolerances[mode])
@@ -316,15 +320,13 @@ def table_rows(form: str, path: Path, mark: str = "", *, quoting: int = 0) -> li
     if form == "parquet":
         return parquet.read_table(path).to_pylist()
     text = text_of(path)
-    try:
+    with refusing(ValueError, csv.Error):
         if form == "json":
             return json.loads(text)
         if form == "jsonl":
             return [json.loads(line) for line in text.split("\n") if line.strip()]
         table = csv.DictReader(io.StringIO(text, newline=""), delimiter=mark, quoting=quoting)
         rows = list(table)
-    except (ValueError, csv.Error) as error:
-        raise Refused(str(error)) from None
     if any(None in row or "\n" in "".join(filter(None, row.values())) for row in rows):
         raise Refused("a row has more fields, or a line break")
     return rows
@@ -374,10 +376,8 @@ def identity(folder: Path, listed: str) -> str:
 
 def number_of(value: Any, *, whole: bool = False) -> float:
     refuse((whole and isinstance(value, bool)) or not isinstance(value, int | float | str), f"no number: {value!r}")
-    try:
+    with refusing(ValueError, OverflowError):
         number = int(value) if whole and isinstance(value, str) else float(value)
-    except (ValueError, OverflowError):
-        raise Refused(f"no number: {value!r}") from None
     refuse(not math.isfinite(number) or (whole and number != int(number)), f"no number: {value!r}")
     return int(value) if whole else number
 

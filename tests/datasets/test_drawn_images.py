@@ -51,10 +51,8 @@ def write_images(case: Case, folder: Path, stems: list[str], *, upright: bool = 
 
 
 def bytes_of(path: Path) -> bytes:
-    try:
+    with drawn.refusing(OSError):
         return path.read_bytes()
-    except OSError as error:
-        raise Refused(str(error)) from None
 
 
 def samples_of(data: Any) -> list[dict[str, Any]]:
@@ -247,13 +245,11 @@ def coco(case: Case) -> bool:
 
     def reference() -> Any:
         text = text_of(path)
-        try:
+        with drawn.refusing(ValueError, KeyError, TypeError, RecursionError):
             content = json.loads(text)
             (plain := case.folder / "plain.json").write_text(json.dumps(content))
             with contextlib.redirect_stdout(io.StringIO()):
                 published = Published(plain)
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise Refused(str(error)) from None
         samples = coco_samples(published, folder / "images", dense=dense, training=training)
         if split:
             chosen = of_split([sample["name"] for sample in samples], split)
@@ -383,7 +379,7 @@ def voc(case: Case) -> bool:
         assert data.fingerprint() == PascalVOC(root=str(folder), **options).fingerprint()
         return {"classes": data.classes[1:], "samples": boxed_samples(data)}
 
-    return judge(case, read, lambda: voc_samples(folder, names, with_lists=with_lists, **options))
+    return judge(case, read, lambda: voc_samples(folder, names, options, with_lists=with_lists))
 
 
 def voc_object(case: Case, kinds: list[str]) -> str:
@@ -414,40 +410,26 @@ def voc_annotation(path: Path) -> ElementTree.Element:
     except (ElementTree.ParseError, LookupError) as error:
         raise Refused(str(error)) from None
     except ValueError:
-        try:
+        with drawn.refusing(ElementTree.ParseError, ValueError, LookupError):
             return ElementTree.fromstring(raw.decode(raw.decode("latin-1").split('"')[3]))
-        except (ElementTree.ParseError, ValueError, LookupError) as error:
-            raise Refused(str(error)) from None
 
 
-def voc_samples(
-    folder: Path,
-    names: list[str],
-    *,
-    with_lists: bool,
-    training: bool,
-    first_pixel: int,
-    difficult: bool,
-    split: str,
-    shares: dict[str, float] | None = None,
-    **_: Any,
-) -> Any:
+def voc_samples(folder: Path, names: list[str], options: dict[str, Any], *, with_lists: bool) -> Any:
     trees = {file.stem: voc_annotation(file) for file in sorted((folder / "Annotations").iterdir())}
-    stems = of_split(sorted(trees), split) if shares else sorted(trees)
+    stems = of_split(sorted(trees), options["split"]) if options.get("shares") else sorted(trees)
     if with_lists:
         lines = text_of(folder / "ImageSets" / "Main" / "train.txt").split("\n")
         stems = [line.strip() for line in lines if line.strip()]
         stems = [stem if stem in trees else stem.rsplit(None, 1)[0] for stem in stems]
         if len(set(stems)) < len(stems) or not set(stems) <= set(trees) or not stems:
             raise Refused("a name is unknown, or listed twice")
-    kinds, samples = set[str](), list[dict[str, Any]]()
+    samples = list[dict[str, Any]]()
     objects = {stem: [voc_parsed(node) for node in tree.iter("object")] for stem, tree in trees.items()}
     kinds = sorted({kind for entries in objects.values() for kind, _, _ in entries})
     if not kinds or len({unicodedata.normalize("NFC", x) for x in kinds}) < len(kinds):
         raise Refused("no objects, or two classes look the same")
     for number, stem in enumerate(stems):
-        sides = (drawn.number_of(trees[stem].findtext(f"size/{x}")) for x in ("height", "width"))
-        high, wide = map(int, sides)
+        high, wide = (int(drawn.number_of(trees[stem].findtext(f"size/{x}"))) for x in ("height", "width"))
         listed = (trees[stem].findtext("filename") or "").strip()
         is_image = os.path.splitext(listed)[0] == stem and listed.lower().endswith(KNOWN)
         file = listed if is_image else f"{stem}.jpg"
@@ -455,27 +437,25 @@ def voc_samples(
             file = next(name for name in names if os.path.splitext(name)[0] == stem)
         sample = sample_of(folder / "JPEGImages" / file, number, [high, wide])
         for kind, (x1, y1, x2, y2), is_difficult in objects[stem]:
-            x1, y1 = x1 - first_pixel, y1 - first_pixel
+            x1, y1 = x1 - options["first_pixel"], y1 - options["first_pixel"]
             refuse(not (0 <= x1 <= x2 <= wide and 0 <= y1 <= y2 <= high), "beyond the image")
-            crowd = is_difficult and not difficult
-            if x1 < x2 and y1 < y2 and not (training and crowd):
+            crowd = is_difficult and not options["difficult"]
+            if x1 < x2 and y1 < y2 and not (options["training"] and crowd):
                 sample["boxes"].append([x1, y1, x2, y2])
                 sample["labels"].append(kinds.index(kind) + 1)
                 sample["classes"].append(kind)
                 sample["crowd"].append(crowd)
                 sample["area"].append((x2 - x1) * (y2 - y1))
         samples.append(sample)
-    return {"classes": kinds, "samples": with_boxes(samples, training=training)}
+    return {"classes": kinds, "samples": with_boxes(samples, training=options["training"])}
 
 
 def voc_parsed(node: ElementTree.Element) -> tuple[str, list[float], bool]:
     boxes, kind = node.findall("bndbox"), (node.findtext("name") or "").strip()
     answer = (node.findtext("difficult") or "").strip().lower()
     refuse(len(boxes) != 1 or not kind or answer not in DIFFICULT, "no box, name or answer")
-    try:
+    with drawn.refusing(ValueError):
         corners = [float(boxes[0].findtext(x) or "") for x in ("xmin", "ymin", "xmax", "ymax")]
-    except ValueError as error:
-        raise Refused(str(error)) from None
     return kind, corners, DIFFICULT[answer]
 
 
@@ -525,9 +505,7 @@ def hf_image(case: Case) -> Any:
 
 
 def hf_label(case: Case, kind: str, kinds: list[str]) -> Any:
-    if kind == "text":
-        return case.pick(kinds, [None], share=0.004)
-    return case.pick(range(len(kinds)), [-1, 7, None], share=0.004)
+    return case.pick(*((kinds, [None]) if kind == "text" else (range(len(kinds)), [-1, 7, None])), share=0.004)
 
 
 def hf_samples(files: dict[str, list[Path]], *, upright: bool) -> Any:
@@ -558,13 +536,11 @@ def hf_samples(files: dict[str, list[Path]], *, upright: bool) -> Any:
 
 
 def hf_table(path: Path) -> pa.Table:
-    try:
+    with drawn.refusing(pa.ArrowException, OSError):
         if path.suffix == ".parquet":
             return parquet.read_table(path)
         with pa.memory_map(str(path)) as file:
             return pa.ipc.open_stream(file).read_all()
-    except (pa.ArrowException, OSError) as error:
-        raise Refused(str(error)) from None
 
 
 def image_file(case: Case) -> bool:
@@ -598,14 +574,12 @@ def channels(case: Case) -> bool:
 
     def reference() -> Any:
         raw = path.read_bytes()
-        try:
+        with drawn.refusing(Exception):
             if path.suffix == ".npy":
                 stored = np.load(io.BytesIO(raw), allow_pickle=False)
             else:
                 with Image.open(io.BytesIO(raw)) as image:
                     stored = np.asarray(image)
-        except Exception as error:
-            raise Refused(f"{type(error).__name__}: {error}") from None
         stored = stored[None] if stored.ndim == 2 else stored
         if stored.ndim == 3 and len(stored) != count and stored.shape[2] == count:
             stored = stored.transpose(2, 0, 1)

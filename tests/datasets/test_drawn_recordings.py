@@ -110,14 +110,11 @@ def sound_of(raw: bytes) -> tuple[np.ndarray, int]:
     """
     if raw.startswith(b"RIFF"):
         return wav_of(raw)
-    try:
-        with Stream(io.BytesIO(raw)) as file:
-            rate, count = file.samplerate, file.frames
-            is_known = 0 <= count < 1 << 40
-            blocks = [file.read(count, always_2d=True)] if is_known else [*blocks_of(file)]
-            samples = np.concatenate(blocks)
-    except (soundfile.LibsndfileError, MemoryError, ValueError, TypeError) as error:
-        raise Refused(str(error)) from None
+    with drawn.refusing(soundfile.LibsndfileError, MemoryError, ValueError, TypeError), Stream(io.BytesIO(raw)) as file:
+        rate, count = file.samplerate, file.frames
+        is_known = 0 <= count < 1 << 40
+        blocks = [file.read(count, always_2d=True)] if is_known else [*blocks_of(file)]
+        samples = np.concatenate(blocks)
     refuse(is_known and count != len(samples), "another length than its header says")
     refuse(not len(samples) or not np.isfinite(samples).all(), "no sound")
     return samples, rate
@@ -151,10 +148,8 @@ def wav_of(raw: bytes) -> tuple[np.ndarray, int]:
     data = data[: len(data) // width * width]
     if tag == 7 and bits == 8:
         header = b".snd" + struct.pack(">IIIII", 24, len(data), 1, rate, channels)
-        try:
+        with drawn.refusing(soundfile.LibsndfileError):
             return soundfile.read(io.BytesIO(header + data), always_2d=True)[0], rate
-        except soundfile.LibsndfileError as error:
-            raise Refused(str(error)) from None
     bits = (bits + 7) // 8 * 8
     if (tag, bits) == (1, 24):
         parts = np.frombuffer(data, "u1").reshape(-1, 3).astype(np.int32)
@@ -303,10 +298,8 @@ def manifest_samples(folder: Path, rows: list[dict[str, Any]]) -> Any:
 
 def seconds_of(value: Any) -> float:
     refuse(isinstance(value, bool), "no seconds")
-    try:
+    with drawn.refusing(TypeError, ValueError, OverflowError):
         seconds = float(value or 0)
-    except (TypeError, ValueError, OverflowError):
-        raise Refused("no seconds") from None
     refuse(not 0 <= seconds < 1e9, "no seconds")
     return seconds
 

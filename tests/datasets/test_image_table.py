@@ -26,14 +26,8 @@ def root(tmp_path: Path) -> Path:
 
 def write(root: Path, form: str, rows: list[dict[str, str]] = ROWS) -> Path:
     path = root / f"table.{form}"
-    if form == "parquet":
-        arrow = pytest.importorskip("pyarrow")
-        parquet = pytest.importorskip("pyarrow.parquet")
-        parquet.write_table(arrow.Table.from_pylist([{**row, "kind": int(row["kind"])} for row in rows]), path)
-    elif form == "json":
+    if form == "json":
         path.write_text(json.dumps(rows))
-    elif form == "jsonl":
-        path.write_text("\n".join(json.dumps({**row, "kind": int(row["kind"])}) for row in rows))
     else:
         with open(path, "w", newline="", encoding="utf-8-sig") as handle:
             writer = csv.DictWriter(handle, list(rows[0]), delimiter="\t" if form == "tsv" else ",")

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from samewise.datasets.transforms.vocoder_mel import VocoderMel
 from samewise.recipes.adversarial import energy_distance
 from samewise.recipes.classification import Classification
-from samewise.recipes.parts.amplitudes import MuLaw
 from samewise.recipes.parts.pictures import save_class_accuracy
 from samewise.recipes.separation import Separation
 from samewise.recipes.speech_recognition import SpeechRecognition
@@ -160,14 +159,6 @@ def test_bits_per_sample_and_the_entropy_of_labels_equal_float64():
     nats = -np.take_along_axis(scipy.special.log_softmax(outputs[:, 0].double().numpy(), -1), steps[..., None], -1).mean()
     expected = {"loss": nats, "bits_per_sample": nats / math.log(2), "label_entropy": scipy.stats.entropy(np.bincount(steps.ravel()))}
     assert scores.compute() == pytest.approx({**expected, "below_entropy": expected["label_entropy"] - nats}, rel=1e-6)
-
-
-def test_mu_law_steps_equal_float64_unless_two_are_equally_near():
-    wave = torch.linspace(-1, 1, 65537)
-    curve = (wave.double().sign() * torch.log1p(255 * wave.double().abs()) / math.log(256) + 1) / 2 * 255
-    clear = (curve - curve.floor() - 0.5).abs() > 1e-4
-    assert clear.double().mean() > 0.999
-    assert (MuLaw().labels(wave)[clear] == (curve + 0.5).floor()[clear]).all()
 
 
 def spectrogram(waveform: np.ndarray, *, rate: int, size: int, window: int, hop: int, bands: int, low: float) -> np.ndarray:

@@ -53,7 +53,6 @@ def test_except_for_the_stem_the_network_equals_torchvisions(ours, theirs):
 
 
 def test_convolutions_start_with_kaiming_deviation_by_fan_out():
-
     torch.manual_seed(0)
     ours = resnet18_small(width=64, num_classes=10)
     for module in ours.modules():

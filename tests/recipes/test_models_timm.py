@@ -14,7 +14,6 @@ from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.optim.initialise import initialise
 
 pytestmark = pytest.mark.slow  # timm takes seconds to import
-CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 def problem(name: str, **more: Any) -> Problem:
