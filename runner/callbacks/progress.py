@@ -1,14 +1,15 @@
 """Show what is trained, its progress and when it will end.
 
-A terminal has a bar, other outputs a line a minute; each evaluation has a line.
+A terminal and a notebook have a bar, other outputs a line a minute; each evaluation has a line.
 """
 
 from __future__ import annotations
 
+import html
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import final
+from typing import Any, final
 
 from rich.progress import (
     BarColumn,
@@ -22,6 +23,7 @@ from rich.progress import (
 
 from samewise.runner.interfaces import Callback, Outcome, RunView
 from samewise.runner.records.console import PlainConsole
+from samewise.runner.secrets import printable, redact
 
 _FIRST_S = 10.0
 """Seconds until the first line, which says when the run will end."""
@@ -42,7 +44,7 @@ class ProgressBar(Callback):
     ) -> None:
         self._refresh_s, self._line_s, self._names = refresh_s, line_s, names
         self._console = PlainConsole(stderr=True)
-        self._bar: _TerminalBar | None = None
+        self._bar: _TerminalBar | _NotebookBar | None = None
         self._last_draw = 0.0
         self._wait_s = min(_FIRST_S, line_s)
         self._start: tuple[float, int] = (0.0, 0)
@@ -69,7 +71,9 @@ class ProgressBar(Callback):
                 self._print(f"  evaluates {run.left_out}")
         if run.step and run.is_main:
             self._print(f"resumed at step {run.step} of {run.total_steps}")
-        if run.is_main and sys.stderr.isatty():
+        if run.is_main and self._console.is_jupyter:
+            self._bar = _NotebookBar(run.total_steps, run.step)
+        elif run.is_main and sys.stderr.isatty():
             self._bar = _TerminalBar(self._console, run.total_steps, run.step)
 
     def on_step(self, run: RunView, outcome: Outcome) -> None:
@@ -154,3 +158,39 @@ class _TerminalBar:
 
     def stop(self) -> None:
         self._progress.stop()
+
+
+class _NotebookBar:
+    """Output of a notebook's cell, replaced at each update: HTML, without widgets."""
+
+    def __init__(self, total: int, step: int) -> None:
+        from IPython.display import display
+
+        self._total, self._first, self._start = total, step, time.monotonic()
+        self._display: Any = display(self._output(step, "", ""), raw=True, display_id=True)
+
+    def draw(self, step: int, epoch: str, losses: str) -> None:
+        self._display.update(self._output(step, epoch, losses), raw=True)
+
+    def stop(self) -> None:
+        pass
+
+    def _output(self, step: int, epoch: str, losses: str) -> dict[str, str]:
+        elapsed_s = time.monotonic() - self._start
+        # Steps of an earlier attempt took none of this time
+        remaining_s = (
+            elapsed_s / (step - self._first) * (self._total - step) if step > self._first else 0.0
+        )
+        parts = [
+            epoch,
+            f"{step}/{self._total}",
+            losses,
+            f"{elapsed_s:.0f} s",
+            f"{remaining_s:.0f} s left" if remaining_s else "",
+        ]
+        text = printable(redact("  ".join(filter(None, parts))))
+        return {
+            "text/plain": text,
+            "text/html": f"<progress value='{step}' max='{self._total}'></progress> "
+            f"<code>{html.escape(text)}</code>",
+        }
