@@ -21,7 +21,7 @@ from typing import Any, get_type_hints
 
 from samewise.runner.cli import main
 from samewise.runner.commands import commands
-from samewise.runner.config import json_types
+from samewise.runner.config import annotations
 from samewise.runner.config.catalogue import group_summaries
 from samewise.runner.config.json_schema import Writer
 from samewise.runner.config.project import Project
@@ -99,7 +99,7 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 def kind(schema: Mapping[str, Any]) -> str:
     """The values that a schema describes, in words."""
-    if schema == json_types.REFERENCE:
+    if schema == annotations.REFERENCE:
         return ""
     if "enum" in schema:
         return " / ".join(map(code, schema["enum"]))
@@ -111,7 +111,7 @@ def kind(schema: Mapping[str, Any]) -> str:
             several = [one for one in several if one.get("type") in ("array", "null")]
         return " or ".join(dict.fromkeys(filter(None, map(kind, several))))
     if "type" not in schema:
-        return "any" if schema.get("$ref") == json_types.ANY["$ref"] else "component"
+        return "any" if schema.get("$ref") == annotations.ANY["$ref"] else "component"
     names = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
     inner = kind(schema["items"]) if isinstance(schema.get("items"), dict) else "any"
     return " or ".join(WORDS.get(name, name) for name in names) + (

@@ -52,7 +52,7 @@ OUTSIDE = frozenset(
 
 ADDED = (
     *("evaluate.limit", "loader.limit", "clip_value", "clip_adaptive", "skip_spikes"),
-    *("lr_batch_size", "lr_power"),
+    *("reference_batch_size", "reference_power"),
 )
 """Settings that older versions lacked. With null they change nothing."""
 

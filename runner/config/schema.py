@@ -237,10 +237,10 @@ class Experiment:
     result."""
     accumulate: int = 1
     """Micro-batches that each replica accumulates per optimizer step."""
-    lr_batch_size: int | None = None
+    reference_batch_size: int | None = None
     """The batch size for which the learning rates of `optimizer` and `param_groups` are given: they
-    are multiplied by (batch_size / lr_batch_size) ** lr_power; null: as they are."""
-    lr_power: float | None = None
+    are multiplied by (batch_size / reference_batch_size) ** reference_power; null: as they are."""
+    reference_power: float | None = None
     """1 (or null): rates in proportion to the batch size, as for SGD; 0.5: to its square root."""
     clip_norm: float | None = None
     """Maximum norm of the gradient; null: no clipping."""

@@ -272,8 +272,8 @@ def _optimizers(
         recipe.phases,
         instantiate=partial(instantiate, allowed=project.packages),
     )
-    if cfg.lr_batch_size is not None:
-        factor = (cfg.batch_size / cfg.lr_batch_size) ** (cfg.lr_power or 1.0)
+    if cfg.reference_batch_size is not None:
+        factor = (cfg.batch_size / cfg.reference_batch_size) ** (cfg.reference_power or 1.0)
         for group in (x for optimizer in optimizers.values() for x in optimizer.param_groups):
             group["lr"] *= factor
     return {

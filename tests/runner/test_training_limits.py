@@ -193,7 +193,7 @@ def test_what_changes_a_result_changes_the_fingerprint() -> None:
 def test_learning_rates_are_scaled_with_the_batch(samewise, tmp_path: Path) -> None:
     """Twice the rate, by each rule; the samples of a step do not depend on it."""
     plain = ["scheduler=constant", "~scheduler.pct_start", "~scheduler.cycle_momentum", "max_steps=3", "batch_size=16"]
-    rules = {"twice": ["optimizer.lr=0.2"], "linear": ["lr_batch_size=8"], "root": ["lr_batch_size=4", "lr_power=0.5"], "once": []}
+    rules = {"twice": ["optimizer.lr=0.2"], "linear": ["reference_batch_size=8"], "root": ["reference_batch_size=4", "reference_power=0.5"], "once": []}
     digests = {
         name: weights(train(samewise, tmp_path / name, *plain, *(rule if name == "twice" else ["optimizer.lr=0.1", *rule]))[0]) for name, rule in rules.items()
     }

@@ -71,7 +71,14 @@ OPTIMIZER_RANGES: dict[str, tuple[float, float]] = {
 """What an optimizer's numbers may be: [lowest, highest). torch itself accepts any dampening, and a
 momentum or alpha of 1, which diverges."""
 
-_POSITIVE = ("clip_norm", "clip_value", "clip_adaptive", "skip_spikes", "lr_batch_size", "lr_power")
+_POSITIVE = (
+    "clip_norm",
+    "clip_value",
+    "clip_adaptive",
+    "skip_spikes",
+    "reference_batch_size",
+    "reference_power",
+)
 
 LEVELS = ("strict", "portable", "fast")
 OTHER_ENVIRONMENT = ("refuse", "record")
