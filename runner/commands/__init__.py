@@ -34,6 +34,17 @@ def add_overrides(parser: argparse.ArgumentParser) -> None:
     add_project(parser)
 
 
+def add_changes(parser: argparse.ArgumentParser) -> None:
+    """Add overrides of a recorded run's config to a command."""
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        default=[],
+        metavar="KEY=VALUE",
+        help="values to change in the run's config",
+    )
+
+
 def add_project(parser: argparse.ArgumentParser) -> None:
     """Add the options for the user's project, in addition to its pyproject.toml."""
     add_packages(parser)

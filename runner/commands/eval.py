@@ -6,7 +6,7 @@ import argparse
 from dataclasses import asdict
 from pathlib import Path
 
-from samewise.runner.commands import add_checkpoint, add_packages, add_trust
+from samewise.runner.commands import add_changes, add_checkpoint, add_packages, add_trust
 from samewise.runner.config import project
 from samewise.runner.errors import first_few, number_of
 from samewise.runner.processes.variables import prepare
@@ -27,13 +27,7 @@ be there.
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help=RUN)
-    parser.add_argument(
-        "overrides",
-        nargs="*",
-        default=[],
-        metavar="KEY=VALUE",
-        help="values to change in the run's config",
-    )
+    add_changes(parser)
     add_checkpoint(parser)
     parser.add_argument(
         "--weights",

@@ -8,7 +8,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from samewise.runner.commands import add_checkpoint, add_packages, add_trust, note_weights
+from samewise.runner.commands import (
+    add_changes,
+    add_checkpoint,
+    add_packages,
+    add_trust,
+    note_weights,
+)
 from samewise.runner.config import project
 from samewise.runner.exports.names import KINDS, require_sound
 from samewise.runner.processes.variables import prepare
@@ -33,13 +39,7 @@ formats: safetensors  weights alone, by the model's names; written with every ot
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help=RUN)
-    parser.add_argument(
-        "overrides",
-        nargs="*",
-        default=[],
-        metavar="KEY=VALUE",
-        help="values to change in the run's config",
-    )
+    add_changes(parser)
     parser.add_argument(
         "--to",
         default="pt2",

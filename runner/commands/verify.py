@@ -6,7 +6,7 @@ import argparse
 from dataclasses import asdict
 from pathlib import Path
 
-from samewise.runner.commands import add_packages, add_trust
+from samewise.runner.commands import add_changes, add_packages, add_trust
 from samewise.runner.config import project as projects
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.processes.variables import prepare, use_own_inductor_cache
@@ -35,13 +35,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="a run's folder or name, the start of its fingerprint, its MLflow run id or page, "
         "a bundle's file, or an export's folder",
     )
-    parser.add_argument(
-        "overrides",
-        nargs="*",
-        default=[],
-        metavar="KEY=VALUE",
-        help="values to change in the run's config",
-    )
+    add_changes(parser)
     parser.add_argument(
         "--steps",
         type=int,

@@ -262,7 +262,7 @@ def _import(name: str, target: str, where: str, parent: Any) -> types.ModuleType
         fault = f"does not exist: no '{last}' in {name.rpartition('.')[0] or 'any package'}"
         hint = _in_submodule(parent, last) or (nearest(last, names) if names else "")
         if name == "timm":  # for an optimizer of timm, the only package that may be missing
-            fault, hint = "needs timm", "pip install timm"
+            fault, hint = "needs timm", "pip install '.[timm]' in samewise's folder"
         raise ConfigError(Problem(where, fault, target, hint=hint)) from None
     try:
         # Imported before: no code of the module runs now

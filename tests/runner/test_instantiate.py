@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,12 @@ def test_a_target_outside_the_components_is_refused(target: str) -> None:
 def test_a_target_that_is_not_a_name_is_refused(target: object) -> None:
     with pytest.raises(ConfigError, match=r"model\._target_"):
         instantiate({"_target_": target}, "model", allowed=())
+
+
+def test_a_missing_timm_is_named_with_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(ConfigError, match=r"needs timm; hint: pip install '\.\[timm\]'"):
+        instantiate({"_target_": "timm.optim.lamb.Lamb", "_partial_": True}, "optimizer", allowed=())
 
 
 def test_a_forbidden_target_is_refused_inside_arguments_lists_and_partials() -> None:

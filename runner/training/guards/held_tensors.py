@@ -33,7 +33,7 @@ class HeldTensors(Guard):
             (path + name, module._parameters, name, tensor)  # pyright: ignore[reportPrivateUsage]
             for path, module in parts
             for name, tensor in module._parameters.items()  # pyright: ignore[reportPrivateUsage]
-        ]  # pyright: ignore[reportPrivateUsage]
+        ]
         self._buffers = [
             (path + name, module._buffers, name, tensor.dtype)  # pyright: ignore[reportPrivateUsage]
             for path, module in parts
