@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Sized
+from math import isqrt
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -18,9 +21,13 @@ from samewise.runner.errors import (
     summarise_error,
 )
 
+Indices = npt.NDArray[np.int64]
+
 
 class Order(abc.ABC):
     """Order of the samples of each epoch. Every epoch has the same number of indices."""
+
+    _held: tuple[int, Indices] | None = None
 
     @abc.abstractmethod
     def __len__(self) -> int:
@@ -29,6 +36,16 @@ class Order(abc.ABC):
     @abc.abstractmethod
     def indices(self, epoch: int) -> Tensor:
         """Return int64[len(self)], the data set's indices in this epoch's order."""
+
+    def at(self, epoch: int, positions: Indices) -> Indices:
+        """Return int64[N], the indices at N positions of an epoch.
+
+        This method holds the indices of one epoch. An order that computes an index from its
+        position replaces it, and then needs no memory.
+        """
+        if self._held is None or self._held[0] != epoch:
+            self._held = (epoch, self.indices(epoch).numpy())
+        return self._held[1][positions]
 
 
 class Checked(Order):
@@ -124,7 +141,10 @@ class Truncated(Order):
         return self._length
 
     def indices(self, epoch: int) -> Tensor:
-        return self._order.indices(epoch)[: self._length]
+        return torch.from_numpy(self.at(epoch, np.arange(self._length)))
+
+    def at(self, epoch: int, positions: Indices) -> Indices:
+        return self._order.at(epoch, positions)
 
 
 class InOrder(Order):
@@ -137,14 +157,73 @@ class InOrder(Order):
         return self._length
 
     def indices(self, epoch: int) -> Tensor:
-        return torch.arange(self._length)
+        return torch.from_numpy(self.at(epoch, np.arange(self._length)))
+
+    def at(self, epoch: int, positions: Indices) -> Indices:
+        return positions
 
 
-class Shuffled(InOrder):
+class Shuffled(Order):
     """Permutation of the data set, keyed by (seed, epoch)."""
+
+    def __init__(self, dataset: Sized, *, seed: int) -> None:
+        self._length, self._seed = len(dataset), seed
+
+    def __len__(self) -> int:
+        return self._length
 
     def indices(self, epoch: int) -> Tensor:
         return torch.randperm(self._length, generator=streams.generator(self._seed, "order", epoch))
+
+
+class Bijection(InOrder):
+    """Permutation of the data set, keyed by (seed, epoch), that takes no memory.
+
+    An index is computed from its position alone, by a Feistel network: the position is split into
+    row and column of the smallest near-square that holds the data set, and in each round a hash of
+    one moves the other. Results outside the data set go through the network again, which keeps it
+    a bijection (Black and Rogaway 2002, "Ciphers with Arbitrary Finite Domains", 3.3 and 4).
+    """
+
+    _ROUNDS = 8
+
+    def at(self, epoch: int, positions: Indices) -> Indices:
+        columns = isqrt(self._length - 1) + 1
+        rows = -(-self._length // columns)
+        keys = [
+            np.uint64(streams.key(self._seed, "order", epoch, number))
+            for number in range(self._ROUNDS)
+        ]
+        indices, outside = positions.astype(np.uint64), np.arange(len(positions))
+        while len(outside):
+            row, column = np.divmod(indices[outside], np.uint64(columns))
+            for number, key in enumerate(keys):
+                # The remainder before the sum: a sum that wraps at 2**64 would not be invertible
+                if number % 2:
+                    column = (column + _hash(row, key) % np.uint64(columns)) % np.uint64(columns)
+                else:
+                    row = (row + _hash(column, key) % np.uint64(rows)) % np.uint64(rows)
+            indices[outside] = row * np.uint64(columns) + column
+            outside = outside[indices[outside] >= self._length]
+        return indices.astype(np.int64)
+
+
+def _hash(values: npt.NDArray[np.uint64], key: np.uint64) -> npt.NDArray[np.uint64]:
+    """Mix uint64[N] with a key: the finaliser of SplitMix64 (Steele et al. 2014, variant 13)."""
+    mixed = values + key
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))
+
+
+LARGEST_PERMUTATION = 10_000_000
+"""Samples above which `Bijection` is the default: a permutation takes 8 bytes and 70 ns each."""
+
+
+def shuffled(dataset: Sized, *, seed: int) -> Order:
+    """Make the default order of training: `Shuffled`, or `Bijection` for a large data set."""
+    kind = Bijection if len(dataset) > LARGEST_PERMUTATION else Shuffled
+    return kind(dataset, seed=seed)
 
 
 class First(InOrder):
@@ -164,7 +243,7 @@ class First(InOrder):
         self._length = min(samples, len(dataset))
 
 
-class RepeatedAugmentation(Order):
+class RepeatedAugmentation(InOrder):
     """Each sample several times per batch, differently transformed (Hoffer et al. 2020).
 
     arXiv 1901.09335. As in the reference's sampler (pytorch/vision, references/classification,
@@ -184,24 +263,19 @@ class RepeatedAugmentation(Order):
         self, dataset: Sized, *, seed: int, repeats: int, batch_size: int, replicas: int
     ) -> None:
         require_at_least({"loader.order.repeats": repeats})
-        self._shuffled = Shuffled(dataset, seed=seed)
+        super().__init__(dataset, seed=seed)
+        self._shuffled = shuffled(dataset, seed=seed)
         self.repeats = repeats
         self._batch_size = batch_size
         self._replicas = replicas
         self._length = len(dataset) // 256 * 256 or len(dataset)
 
-    def __len__(self) -> int:
-        return self._length
-
-    def indices(self, epoch: int) -> Tensor:
-        repeated = self._shuffled.indices(epoch).repeat_interleave(self.repeats)[: self._length]
-        stop = len(repeated) // self._batch_size * self._batch_size
+    def at(self, epoch: int, positions: Indices) -> Indices:
         # Neighbours go to different replicas: within a batch, replica r takes the samples r, r +
         # replicas, r + 2 replicas, ...
-        spread = (
-            repeated[:stop]
-            .view(-1, self._batch_size // self._replicas, self._replicas)
-            .transpose(1, 2)
-            .reshape(-1)
-        )
-        return torch.cat([spread, repeated[stop:]])
+        batch, place = np.divmod(positions, self._batch_size)
+        replica, number = np.divmod(place, self._batch_size // self._replicas)
+        spread = batch * self._batch_size + number * self._replicas + replica
+        stop = self._length // self._batch_size * self._batch_size
+        copies = np.where(positions < stop, spread, positions)
+        return self._shuffled.at(epoch, copies // self.repeats)

@@ -24,7 +24,7 @@ from samewise.runner.data.dataset import WithTransform, apply
 from samewise.runner.data.device import map_tensors
 from samewise.runner.data.keyed import Key, KeyedDataset
 from samewise.runner.data.loading import Loader
-from samewise.runner.data.order import Checked, InOrder, Order, Shuffled
+from samewise.runner.data.order import Bijection, Checked, InOrder, Order, shuffled
 from samewise.runner.errors import (
     ConfigError,
     DataError,
@@ -315,6 +315,11 @@ def _key_split(
 
 def make_order(cfg: DictConfig, make: Make, dataset: Any) -> Order:
     """Make the training split's order: `loader.order`, or else by `loader.shuffle`."""
+    if isinstance(cfg.loader.order, str):
+        if cfg.loader.order == "bijection":
+            return Bijection(dataset, seed=cfg.seed)
+        expected = "bijection, null, or a component with _target_"
+        raise ConfigError(Problem("loader.order", "is no order", cfg.loader.order, expected))
     if cfg.loader.order is not None:
         create = make("loader.order")
         try:
@@ -330,7 +335,7 @@ def make_order(cfg: DictConfig, make: Make, dataset: Any) -> Order:
             if type(order).__module__.startswith("samewise.")
             else Checked(order, samples=len(dataset))
         )
-    return (Shuffled if cfg.loader.shuffle else InOrder)(dataset, seed=cfg.seed)
+    return (shuffled if cfg.loader.shuffle else InOrder)(dataset, seed=cfg.seed)
 
 
 def training_images(

@@ -8,6 +8,7 @@ from contextlib import suppress
 from math import ceil
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
@@ -99,8 +100,9 @@ def activations_of(run: Run) -> dict[str, int]:
 
 def _forward(run: Run, samples: int) -> tuple[int, int]:
     epoch, start, _ = run.plan.bounds(0, run.strategy.micro_batches[0])
+    positions = np.arange(start, min(start + samples, len(run.order)))
     loaded: Any = run.splits["train"].keyed[
-        Key(epoch, start, tuple(run.order.indices(epoch)[start : start + samples].tolist()))
+        Key(epoch, start, tuple(run.order.at(epoch, positions).tolist()))
     ]
     most, batch_bytes = 0, 0
     with streams.preserve_generators(), unchanged_buffers(run.model):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,7 +15,7 @@ from hypothesis import strategies as draw
 
 from samewise.runner.callbacks.throughput import Throughput
 from samewise.runner.data.keyed import training_keys
-from samewise.runner.data.order import Checked, InOrder, Order, RepeatedAugmentation, Shuffled
+from samewise.runner.data.order import Bijection, Checked, InOrder, Order, RepeatedAugmentation, Shuffled, shuffled
 from samewise.runner.data.plan import Plan
 from samewise.runner.errors import ConfigError
 from samewise.runner.interfaces import Outcome
@@ -61,6 +63,45 @@ def test_each_epoch_has_another_permutation_which_can_be_repeated():
     assert torch.equal(order.indices(4), order.indices(4))
     assert not torch.equal(order.indices(4), order.indices(5))
     assert not torch.equal(order.indices(4), Shuffled(range(50), seed=4).indices(4))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 10, 97, 4096, 12_345])
+def test_a_bijection_holds_each_sample_once_in_every_epoch(size: int) -> None:
+    order = Bijection(range(size), seed=3)
+    assert all(sorted(order.indices(epoch).tolist()) == list(range(size)) for epoch in range(3))
+    assert size < 10 or not torch.equal(order.indices(0), order.indices(1))
+
+
+def test_a_bijection_mixes_as_well_as_a_permutation() -> None:
+    """Chi-square of 30 epochs over 16 x 16 cells, of (position, index) and of neighbours, with 15 x 15 degrees of freedom."""
+    size = 50_000
+    counts = np.zeros((2, 30))
+    fixed, adjacent = 0, 0
+    for epoch in range(30):
+        indices = Bijection(range(size), seed=0).indices(epoch).numpy()
+        for number, pair in enumerate(((np.arange(size), indices), (indices[:-1], indices[1:]))):
+            cells = np.histogram2d(*pair, bins=16, range=((0, size), (0, size)))[0]
+            counts[number, epoch] = ((cells - cells.mean()) ** 2 / cells.mean()).sum()
+        fixed += int((indices == np.arange(size)).sum())
+        adjacent += int((np.abs(np.diff(indices)) == 1).sum())
+    # Five standard errors of a mean of 30, and five standard deviations of Poisson counts of mean 30 and 60
+    assert np.abs(counts.mean(1) - 225).max() < 5 * (2 * 225 / 30) ** 0.5
+    assert abs(fixed - 30) < 28
+    assert abs(adjacent - 60) < 39
+
+
+def test_large_data_sets_take_a_bijection_that_seeks_anywhere() -> None:
+    order = shuffled(range(10**9), seed=0)
+    assert isinstance(order, Bijection)
+    assert isinstance(shuffled(range(10**7), seed=0), Shuffled)
+    tracemalloc.start()
+    indices = order.at(5, np.arange(999_900_000, 10**9))
+    assert tracemalloc.get_traced_memory()[1] < 20e6
+    tracemalloc.stop()
+    assert len(set(indices.tolist())) == 100_000
+    assert indices.min() >= 0
+    assert indices.max() < 10**9
+    assert order.at(5, np.array([999_950_000])).item() == indices[50_000]
 
 
 def test_without_shuffling_samples_keep_the_order_of_the_data_set():
