@@ -30,7 +30,8 @@ class ExponentialMovingAverage(Callback):
     references/classification (`utils.ExponentialMovingAverage`, train.py), `1 - decay` becomes
     `min(1, (1 - decay) * batch * every_steps / epochs)` with the global batch.
 
-    While the learning rate warms up, the average equals the weights.
+    While the learning rate warms up, the average equals the weights. Parameters that no step has
+    trained since the last update, as their phase is left out (`Phase.every`), are not averaged again.
 
     Args:
         decay: Decay of every update, in [0, 1]; None: grows with the number of updates.
@@ -100,6 +101,10 @@ class ExponentialMovingAverage(Callback):
         self._alpha = 0.0 if decay is None else 1.0 - decay
         self._averaged: nn.Module = nn.Identity()
         self._start: int | None = None
+        # Parameters that no step has trained since the last update, and, by name, how many updates
+        # parameters have missed so
+        self._idle = frozenset[str]()
+        self._missed = dict[str, int]()
 
     def on_build(self, run: RunView) -> None:
         self._averaged = run.copy_model().requires_grad_(False).eval()
@@ -115,24 +120,27 @@ class ExponentialMovingAverage(Callback):
         self._start = run.step
         # A checkpoint without an average: this one begins with the checkpoint's weights
         if run.step:
-            self._update(run, 1.0)
+            self._update(run, run.step, run.step)
 
     def on_step(self, run: RunView, outcome: Outcome) -> None:
+        is_first = (outcome.step - 1) % self._every == 0
+        self._idle = outcome.skipped if is_first else self._idle & outcome.skipped
         if outcome.step % self._every == 0:
-            self._update(
-                run,
-                self._weight(
-                    outcome.step, max(self._start or 0, self._warmup_epochs * run.steps_per_epoch)
-                ),
-            )
+            first = max(self._start or 0, self._warmup_epochs * run.steps_per_epoch)
+            if outcome.step > first:
+                self._missed |= {name: self._missed.get(name, 0) + 1 for name in self._idle}
+            self._update(run, outcome.step, first)
 
     @torch.no_grad()
-    def _update(self, run: RunView, alpha: float) -> None:
+    def _update(self, run: RunView, step: int, first: int) -> None:
         # By id, so that a tied tensor is updated once
         tensors = {
             id(tensor): tensor for tensor in self._averaged.state_dict(keep_vars=True).values()
         }
-        for averaged, (_, weight) in zip(tensors.values(), run.weights(), strict=True):
+        for averaged, (name, weight) in zip(tensors.values(), run.weights(), strict=True):
+            if name in self._idle:
+                continue
+            alpha = self._weight(step - self._every * self._missed.get(name, 0), first)
             # Integers, such as batch norm's count of batches, are copied
             if alpha != 1.0 and (averaged.is_floating_point() or averaged.is_complex()):
                 averaged.lerp_(weight, alpha)
@@ -186,9 +194,13 @@ class ExponentialMovingAverage(Callback):
         return {
             "averaged": self._averaged.state_dict(),
             **({"start": self._start} if self._start else {}),
+            **({"missed": {**self._missed}} if self._missed else {}),
+            **({"idle": sorted(self._idle)} if self._idle else {}),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if state:
             self._averaged.load_state_dict(state["averaged"])
             self._start = state.get("start", 0)
+            self._missed = {**state.get("missed", {})}
+            self._idle = frozenset(state.get("idle", ()))

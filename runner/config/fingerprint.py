@@ -52,9 +52,9 @@ OUTSIDE = frozenset(
 
 ADDED = (
     *("evaluate.limit", "loader.limit", "clip_value", "clip_adaptive", "skip_spikes"),
-    *("reference_batch_size", "reference_power"),
+    *("reference_batch_size", "reference_power", "clip_norms"),
 )
-"""Settings that older versions lacked. With null they change nothing."""
+"""Settings that older versions lacked. With null, or empty, they change nothing."""
 
 HOST_KEYS = re.compile(r"(^|_)(root|dir|path)$|^download$")
 """Keys of `dataset` for the data's location on this machine; their content is fingerprinted in the
@@ -200,7 +200,7 @@ def _remove_unchanged(config: dict[str, Any]) -> None:
     """
     for group, _, name in (path.rpartition(".") for path in ADDED):
         settings: Any = config.get(group) if group else config
-        if isinstance(settings, dict) and cast(dict[str, Any], settings).get(name, 0) is None:
+        if isinstance(settings, dict) and cast(dict[str, Any], settings).get(name, 0) in (None, {}):
             del settings[name]
     if cast(dict[str, Any], config.get("compile") or {}).get("mode") == "off":
         del config["compile"]

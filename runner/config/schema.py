@@ -245,6 +245,8 @@ class Experiment:
     """1 (or null): rates in proportion to the batch size, as for SGD; 0.5: to its square root."""
     clip_norm: float | None = None
     """Maximum norm of the gradient; null: no clipping."""
+    clip_norms: dict[str, float | None] = field(default_factory=dict)
+    """Maximum norm of the gradient by phase of the recipe, in place of `clip_norm`."""
     clip_value: float | None = None
     """Maximum magnitude of each element of the gradient, after `clip_norm`; null: no limit."""
     clip_adaptive: float | None = None

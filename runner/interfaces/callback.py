@@ -28,6 +28,7 @@ class Outcome:
         inputs: Digest of the batch as the model got it.
         samples: Number of samples of the batch over all replicas; with `loader.drop_last=false`
             the last batch of an epoch has fewer.
+        skipped: Names of the parameters whose phases are left out of this step (`Phase.every`).
     """
 
     step: int
@@ -37,6 +38,7 @@ class Outcome:
     batch: int
     inputs: int
     samples: int
+    skipped: frozenset[str] = frozenset()
 
     @property
     def gradient_norm(self) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +47,19 @@ class Phase:
         name: The key of its optimizer in the config, if `optimizer` is a mapping of several.
         modules: Prefixes of the parameters it trains (`("generator",)`); empty: all. Only these
             gather gradients while it computes its loss.
+        every: It trains in the first step and each `every`-th after it. In the other steps its
+            parameters, their averages, and its optimizer's state stay as they are.
+        times: How many times it trains in such a step, each with random numbers of its own: a
+            number, or a function of the step (from 0), which may return 0.
+        turn: Which of these times it is, from 0, so that `loss` can take another part of the batch
+            each time: `batch["image"].chunk(5)[phase.turn]`. samewise sets it.
     """
 
     name: str = "train"
     modules: tuple[str, ...] = ()
+    every: int = 1
+    times: int | Callable[[int], int] = 1
+    turn: int = field(default=0, compare=False)
 
     def __post_init__(self) -> None:
         # Each of its letters would be taken for a prefix
@@ -63,6 +72,18 @@ class Phase:
                     f'a tuple: ("{self.modules}",)',
                 )
             )
+        for name in ("every", "times"):
+            value: Any = getattr(self, name)
+            if not callable(value) and (not isinstance(value, int) or value < 1):
+                message = f"`{name}` of phase '{self.name}' is no number of steps or times"
+                raise ConfigError(Problem("recipe", message, value, "a whole number from 1"))
+
+    def turns(self, step: int) -> list[Phase]:
+        """Return the phase as often as it trains in a step (from 0), each with its `turn`."""
+        if step % self.every:
+            return []
+        times = self.times(step) if callable(self.times) else self.times
+        return [replace(self, turn=turn) if turn else self for turn in range(times)]
 
 
 @dataclass(frozen=True)

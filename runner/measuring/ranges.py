@@ -137,9 +137,9 @@ class _TimedStrategy(_Timed):
 class _TimedPhase(TrainingPhase):
     clock: Any = None
 
-    def condition_gradients(self, tally: Any, precision: Any, clip_norm: float | None) -> Any:
+    def condition_gradients(self, tally: Any, precision: Any) -> Any:
         with self.clock.range("optimizer"):
-            return super().condition_gradients(tally, precision, clip_norm)
+            return super().condition_gradients(tally, precision)
 
 
 class _TimedSamples(_Timed):

@@ -88,7 +88,7 @@ def _sent(
 ) -> Callable[[], Batch] | None:
     """Return a function that returns the batch on the device."""
     sent = send(batch) if send else None
-    if len(run.phases) == 1:
+    if len(run.phases) == run.phases[0].spec.times == 1:
         return sent
     # Each of several phases gets a copy, since a recipe may change a batch in place
     once = cache(sent or partial(run.to_device, batch))

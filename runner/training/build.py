@@ -24,7 +24,7 @@ from samewise.runner.data.dataset import fingerprint
 from samewise.runner.data.device import mover
 from samewise.runner.data.order import InOrder, Order, Truncated
 from samewise.runner.data.plan import Plan
-from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.errors import ConfigError, Problem, nearest
 from samewise.runner.interfaces import Batch, Callback, Phase, Recipe, class_names, of_labels
 from samewise.runner.optim.build import build_optimizers, describe
 from samewise.runner.optim.schedules import Schedule
@@ -126,7 +126,6 @@ def _settings(cfg: DictConfig) -> dict[str, Any]:
         "seed": cfg.seed,
         "batch_size": cfg.batch_size,
         "micro_batches": cfg.replicas * cfg.accumulate,
-        "clip_norm": cfg.clip_norm,
         "skip_spikes": cfg.skip_spikes,
         "evaluate": OmegaConf.to_object(cfg.evaluate),
         "checkpoint": OmegaConf.to_object(cfg.checkpoint),
@@ -415,6 +414,10 @@ def _phases(
         name: [x for x in model.parameters() if x.requires_grad and id(x) not in own_ids]
         for name, own_ids in trained.items()
     }
+    names = [phase.name for phase in recipe.phases]
+    if unknown := [name for name in cfg.clip_norms if name not in names]:
+        path, hint = f"clip_norms.{unknown[0]}", nearest(unknown[0], names)
+        raise ConfigError(Problem(path, "is not a phase of the recipe", hint=hint))
     return [
         TrainingPhase(
             number,
@@ -422,6 +425,7 @@ def _phases(
             optimizers[phase.name],
             untrained[phase.name],
             strategy.layout.total_norm,
+            cfg.clip_norms.get(phase.name, cfg.clip_norm),
             [partial(clip, **limit) for clip, limit in limits if None not in limit.values()],
             later,
         )

@@ -24,7 +24,7 @@ from samewise.runner.training.batches import TrainingBatches
 from samewise.runner.training.evaluation import evaluate
 from samewise.runner.training.guards.catalogue import watch
 from samewise.runner.training.losses import loss_of
-from samewise.runner.training.phase import TrainingPhase
+from samewise.runner.training.phase import TrainingPhase, turns_of
 from samewise.runner.training.readings import Readings
 from samewise.runner.training.run import Run, checkpoint_due, evaluation_due, is_done
 from samewise.runner.training.session import session
@@ -66,7 +66,7 @@ def fit(run: Run) -> dict[str, Any]:
 def train_step(
     run: Run, micro_batches: Sequence[MicroBatch], meanwhile: Callable[[], None] = lambda: None
 ) -> Outcome:
-    """Take one optimizer step for each phase, on one global batch.
+    """Train each phase as often as it says, on one global batch.
 
     Args:
         run: The run; its step is one higher afterwards.
@@ -77,14 +77,18 @@ def train_step(
         Losses, gradient norms and digests of the step.
     """
     watch(run, lambda guard: guard.before_step(run, micro_batches))
-    readings = Readings(run)
+    phases = turns_of(run.phases, run.step)
+    readings = Readings(run, phases)
     run.schedule.before_step(run.step)
-    for phase in run.phases:
+    for phase in phases:
         run.clear_gradients()
+        if phase.spec.turn:
+            # A loss scale serves only one step of an optimizer
+            run.precision.update()
         with phase.training(run.step):
             tallies = run.strategy.carry(micro_batches, partial(forward, run, phase))
         tally = run.strategy.reduce(tallies)
-        norm = phase.condition_gradients(tally, run.precision, run.clip_norm)
+        norm = phase.condition_gradients(tally, run.precision)
         # Before the optimizer steps: on the CPU, a number that is not finite raises an error here
         readings.add(phase, tally, norm, tallies)
         if not _is_spike(run, phase, tally):

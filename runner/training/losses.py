@@ -34,7 +34,8 @@ def loss_of(
     Returns:
         The batch on the device, transformed, and its loss.
     """
-    streams.enter(run.seed, "step", run.step, micro.number, phase.number)
+    turn = (phase.spec.turn,) if phase.spec.turn else ()
+    streams.enter(run.seed, "step", run.step, micro.number, phase.number, *turn)
     batch = run.transforms["train"](micro.sent() if micro.sent else run.to_device(micro.batch))
     with run.precision.autocast():
         loss = run.recipe.loss(run.network if model is None else model, batch, phase.spec)

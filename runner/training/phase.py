@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -32,10 +32,17 @@ class TrainingPhase:
     """The parameters that only other phases train."""
     total_norm: Callable[[Sequence[Tensor]], Tensor] = total_norm
     """A function that returns the 2-norm of gradients together, float[]."""
+    clip_norm: float | None = None
+    """The largest 2-norm of its gradient; None: no limit."""
     clips: Sequence[Callable[[Sequence[nn.Parameter]], None]] = ()
     """Functions that clip the gradients of parameters further."""
     waiting: Sequence[Waiting] = ()
     """The parameters that are trained from a later step, in the order of these steps."""
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The parameters that its optimizer trains."""
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
 
     def training(self, step: int) -> AbstractContextManager[None]:
         """Freeze, for a block, all parameters but those that the phase trains at a step."""
@@ -60,15 +67,12 @@ class TrainingPhase:
             )
         ]
 
-    def condition_gradients(
-        self, tally: Tally, precision: Precision, clip_norm: float | None
-    ) -> Tensor:
+    def condition_gradients(self, tally: Tally, precision: Precision) -> Tensor:
         """Turn the gradient of summed losses into that of their mean, and clip it.
 
         Args:
             tally: The sums over all micro-batches of the step.
             precision: Undoes its loss scale.
-            clip_norm: The largest 2-norm; None: no limit.
 
         Returns:
             The norm before clipping, float[], without a wait for the device.
@@ -88,7 +92,7 @@ class TrainingPhase:
                     expected="more than 0",
                 )
             )
-        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        parameters = self.parameters
         if not is_known(self.optimizer):
             # Some published optimizers keep a reference to gradients until the next step
             leave_buffers(parameters)
@@ -97,13 +101,30 @@ class TrainingPhase:
             # The backward pass began with 1 / `nominal`; this is the rest of the division
             foreach_mul_(gradients, 1.0 / tally.weight)
         norm = self.total_norm(gradients)
-        if clip_norm is not None and gradients:
+        if self.clip_norm is not None and gradients:
             # A norm of NaN scales nothing, so the error can name the gradient that has NaN
-            scale = torch.clamp(clip_norm / (norm + 1e-6), max=1.0).nan_to_num_(1.0)
+            scale = torch.clamp(self.clip_norm / (norm + 1e-6), max=1.0).nan_to_num_(1.0)
             foreach_mul_(gradients, scale)
         for clip in self.clips:
             clip([p for p in parameters if p.grad is not None])
         return norm
+
+
+def turns_of(phases: Sequence[TrainingPhase], step: int) -> list[TrainingPhase]:
+    """Return the phases in the order in which they train in a step, each as often as it does.
+
+    Raises:
+        ConfigError: None of them trains.
+    """
+    turns = [
+        phase if spec is phase.spec else replace(phase, spec=spec)
+        for phase in phases
+        for spec in phase.spec.turns(step)
+    ]
+    if not turns:
+        message = f"none of its phases trains in step {step + 1}"
+        raise ConfigError(Problem("recipe", message, expected="at least one in each step"))
+    return turns
 
 
 @torch.no_grad()

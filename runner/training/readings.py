@@ -32,10 +32,16 @@ class _Unread(NamedTuple):
 
 
 class Readings:
-    """The results of a step of a run, phase by phase."""
+    """The results of a step of a run, phase by phase.
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
+    Args:
+        run: The run.
+        phases: The phases of the step, in order. Of one that trains several times, the last loss
+            is the step's.
+    """
+
+    def __init__(self, run: Run, phases: Sequence[TrainingPhase]) -> None:
+        self._run, self._phases = run, phases
         self._unread = list[_Unread]()
         self._read: Callable[[], tuple[list[Tally], list[float]]] | None = None
         self._losses, self._norms = dict[str, float](), dict[str, float]()
@@ -52,7 +58,7 @@ class Readings:
         Raises:
             TrainingError: A loss or gradient is not finite.
         """
-        on_cpu, is_last = self._run.strategy.device.type == "cpu", phase is self._run.phases[-1]
+        on_cpu, is_last = self._run.strategy.device.type == "cpu", phase is self._phases[-1]
         # The next phase clears the gradients before the host has read whether these are finite
         gradients = None if on_cpu or is_last else largest([x.grad for x in self._run.parameters])
         self._unread.append(
@@ -98,4 +104,13 @@ class Readings:
             batch,
             inputs,
             self._run.plan.size(self._run.step - 1),
+            self._skipped(),
         )
+
+    def _skipped(self) -> frozenset[str]:
+        """Return the names of the parameters that only phases left out of this step train."""
+        if {x.number for x in self._phases} == {*range(len(self._run.phases))}:
+            return frozenset()
+        trained = {id(x) for phase in self._phases for x in phase.parameters}
+        idle = {id(x) for phase in self._run.phases for x in phase.parameters} - trained
+        return frozenset(name for name, x in self._run.model.named_parameters() if id(x) in idle)

@@ -120,7 +120,6 @@ class Parts:
     total_steps: int
     batch_size: int
     micro_batches: int
-    clip_norm: float | None
     skip_spikes: float | None
     evaluate: schema.Evaluate
     checkpoint: schema.Checkpoint

@@ -89,8 +89,8 @@ def plain(run: Run) -> Loop:
                 with run.precision.autocast():
                     loss = run.recipe.loss(run.model, batch, phase.spec)
                 (loss.total / loss.count).backward()
-            if run.clip_norm is not None:
-                torch.nn.utils.clip_grad_norm_(run.parameters, run.clip_norm)
+            if phase.clip_norm is not None:
+                torch.nn.utils.clip_grad_norm_(run.parameters, phase.clip_norm)
             phase.optimizer.step()
             batches.load_next()
             loss.total.item()

@@ -194,8 +194,12 @@ def test_metrics_of_a_step_are_logged_together_and_others_at_once(run: Run) -> N
     assert len(noting.logged) == 6, "nothing is sent where nothing was logged"
 
 
+def clipped_at(run: Run, norm: float | None) -> Run:
+    return dataclasses.replace(run, phases=[dataclasses.replace(phase, clip_norm=norm) for phase in run.phases])
+
+
 def test_a_step_reports_the_gradient_norm_before_clipping(run: Run) -> None:
-    outcome = train_step(dataclasses.replace(run, clip_norm=1e-3), next(TrainingBatches(run)))
+    outcome = train_step(clipped_at(run, 1e-3), next(TrainingBatches(run)))
     clipped = torch.linalg.vector_norm(torch.stack([p.grad.norm() for p in run.parameters if p.grad is not None]))
     assert list(outcome.gradient_norms) == ["gradient_norm"]
     assert float(clipped) == pytest.approx(1e-3, rel=1e-3)
@@ -287,8 +291,8 @@ def test_a_nonfinite_step_is_reported_by_its_first_cause(run: Run) -> None:
 
     assert message({"loss": 1.0}, 1.0) == ""
     assert message({"loss": 1.0, "part": math.nan, "other": math.inf}, math.nan) == "the part is"
-    assert message({"loss": 1.0}, math.inf, clip_norm=None) == "", "a square that overflows is no gradient that does"
-    assert message({"loss": 1.0}, math.inf, clip_norm=1.0).startswith("the gradient is too large to be clipped")
+    assert message({"loss": 1.0}, math.inf, phases=clipped_at(run, None).phases) == "", "a square that overflows is no gradient that does"
+    assert message({"loss": 1.0}, math.inf, phases=clipped_at(run, 1.0).phases).startswith("the gradient is too large to be clipped")
     names = [name for name, _ in run.model.named_parameters()]
     for number, parameter in enumerate(run.model.parameters()):
         parameter.grad = torch.full_like(parameter, math.nan if number in (3, 5) else 1.0)

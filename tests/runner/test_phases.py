@@ -29,8 +29,8 @@ def test_gradients_are_averaged_and_clipped_as_in_torch(count: float, nominal: f
     norm = math.sqrt(sum(one.square().sum().item() for one in expected if one is not None))
     for parameter, one in zip(parameters, sums, strict=True):
         parameter.grad = one
-    phase = TrainingPhase(0, Phase(), SGD([{"params": parameters[:1]}, {"params": parameters[1:]}], lr=0.1))
-    assert phase.condition_gradients(Tally(count, nominal), Precision(), clip_norm).item() == pytest.approx(norm, rel=1e-6)
+    phase = TrainingPhase(0, Phase(), SGD([{"params": parameters[:1]}, {"params": parameters[1:]}], lr=0.1), clip_norm=clip_norm)
+    assert phase.condition_gradients(Tally(count, nominal), Precision()).item() == pytest.approx(norm, rel=1e-6)
     shrunk = min(1.0, clip_norm / (norm + 1e-6)) if clip_norm is not None else 1.0
     for parameter, one in zip(parameters, expected, strict=True):
         if one is None:
@@ -43,14 +43,14 @@ def test_gradients_are_averaged_and_clipped_as_in_torch(count: float, nominal: f
 def test_clipping_leaves_what_is_not_finite_where_it_is() -> None:
     one, other = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(3))
     one.grad, other.grad = torch.ones(2), torch.tensor([1.0, torch.nan, 2.0])
-    assert TrainingPhase(0, Phase(), SGD([one, other], lr=0.1)).condition_gradients(Tally(1.0), Precision(), 1.0).isnan()
+    assert TrainingPhase(0, Phase(), SGD([one, other], lr=0.1), clip_norm=1.0).condition_gradients(Tally(1.0), Precision()).isnan()
     assert nonfinite_names([("one", one.grad), ("other", other.grad)]) == ["other"]
 
 
 def test_a_step_that_counts_nothing_is_an_error_with_its_phase() -> None:
     for phase, said in {Phase(): "the loss counts nothing", Phase("critic"): "the loss of phase 'critic' counts nothing"}.items():
         with pytest.raises(ConfigError, match=said):
-            TrainingPhase(0, phase, SGD([nn.Parameter(torch.zeros(1))], lr=0.1)).condition_gradients(Tally(0.0, 8.0), Precision(), None)
+            TrainingPhase(0, phase, SGD([nn.Parameter(torch.zeros(1))], lr=0.1)).condition_gradients(Tally(0.0, 8.0), Precision())
 
 
 def test_only_the_parameters_of_a_phase_need_gradients_within_it() -> None:

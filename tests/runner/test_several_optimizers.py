@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import json
 import random
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
 import samewise_runner_jobs as jobs
 import samewise_runner_promise as promise
 import torch
+from torch.nn.functional import softplus
 
+from samewise.recipes.adversarial import GenerativeAdversarial
 from samewise.runner.config.compose import compose
 from samewise.runner.config.project import Project
+from samewise.runner.data import streams
+from samewise.runner.interfaces import Phase
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.trace_reader import read_trace
 from samewise.runner.training.batches import TrainingBatches
 from samewise.runner.training.build import build
 from samewise.runner.training.loop import train_step
-from samewise.runner.training.state import state_of
+from samewise.runner.training.state import restore, state_of
 from samewise.runner.verify.step_inspection import inspect_step
 
 GAN = ["experiment=gan_digits", "debug=tiny", "tracking=none", "evaluate.pictures=false", "max_steps=12"]
@@ -112,3 +117,68 @@ def test_an_inspected_step_says_whose_option_it_is(run):
     seen, _ = inspect_step(run, state_of(run))
     rates = [str(one) for one in seen if one.kind == "option" and one.name.startswith("lr ")]
     assert rates == ["the optimizer's lr in phase 'discriminator'", "the optimizer's lr in phase 'generator'"]
+
+
+OFTEN = (Phase("discriminator", ("discriminator",), times=lambda step: 2 - step % 2), Phase("generator", ("generator",), every=3))
+MOMENTUM = [f"optimizer@optimizer.{name}=sgd" for name in ("discriminator", "generator")]
+MOMENTUM += [f"optimizer.{name}.{value}" for name in ("discriminator", "generator") for value in ("lr=0.05", "weight_decay=0.1")]
+AVERAGED = ["callbacks=ema", "callbacks.ema.decay=0.8", "+clip_norms.generator=0.01", "max_steps=8"]
+
+
+def by_hand(run, steps):
+    """The weights and their average after each step of a plain loop, whose generator trains in each third step and whose critic once or twice."""
+    model = deepcopy(run.model)
+    average = {name: value.clone() for name, value in model.state_dict().items()}
+    optimizers = {name: torch.optim.SGD(getattr(model, name).parameters(), lr=0.05, momentum=0.9, weight_decay=0.1) for name in ("discriminator", "generator")}
+    batches = TrainingBatches(run)
+    for step in range(steps):
+        (micro,) = next(batches)
+        images = run.transforms["train"](deepcopy(micro.batch))["image"]
+        turns = [("discriminator", 0, turn) for turn in range(1 if step % 2 else 2)] + [("generator", 1, 0)] * (step % 3 == 0)
+        for name, *key in turns:
+            streams.enter(run.seed, "step", step, 0, *(key if key[1] else key[:1]))
+            noise = torch.randn(len(images), run.recipe.noise)
+            optimizers[name].zero_grad()
+            if name == "generator":
+                softplus(-model(noise)[1]).mean().backward()
+                torch.nn.utils.clip_grad_norm_(model.generator.parameters(), 0.01)
+            else:
+                real, fake = model(noise, images)
+                (softplus(-real) + softplus(fake)).mean().backward()
+            optimizers[name].step()
+        parameters = dict(model.named_parameters())
+        for name, value in model.state_dict().items():
+            if name.startswith("generator") and name in parameters and step % 3:
+                continue
+            average[name] = torch.lerp(average[name], value, 0.2) if value.is_floating_point() else value.clone()
+        yield model, average
+
+
+def test_phases_train_as_often_as_they_say_and_one_left_out_changes_nothing(monkeypatch, tmp_path):
+    monkeypatch.setattr(GenerativeAdversarial, "phases", OFTEN)
+
+    def built():
+        made = build(compose([*GAN, "replicas=1", *MOMENTUM, *AVERAGED], project=Project(Path.cwd())), Project(Path.cwd()), RunFolder(tmp_path))
+        made.recorder.trace.open(0, 0)
+        return made
+
+    run, resumed = built(), built()
+    run.callbacks["ema"].on_start(run.recorder.view)
+    batches = TrainingBatches(run)
+    for step, (model, average) in enumerate(by_hand(built(), 8)):
+        state = deepcopy(run.phases[1].optimizer.state_dict())
+        outcome = train_step(run, next(batches))
+        run.recorder.record(outcome)
+        torch.testing.assert_close(run.model.state_dict(), model.state_dict())
+        torch.testing.assert_close(run.callbacks["ema"].state_dict()["averaged"], average)
+        if step % 3:
+            torch.testing.assert_close(run.phases[1].optimizer.state_dict()["state"], state["state"], rtol=0, atol=0)
+            assert "generator/gradient_norm" not in outcome.gradient_norms
+        if step == 4:
+            restore(resumed, deepcopy(state_of(run)))
+    batches = TrainingBatches(resumed)
+    while resumed.step < 8:
+        resumed.recorder.record(train_step(resumed, next(batches)))
+    torch.testing.assert_close(state_of(resumed)["model"], state_of(run)["model"], rtol=0, atol=0)
+    assert state_of(resumed)["callbacks"]["ema"]["missed"] == state_of(run)["callbacks"]["ema"]["missed"]
+    torch.testing.assert_close(state_of(resumed)["callbacks"]["ema"]["averaged"], state_of(run)["callbacks"]["ema"]["averaged"], rtol=0, atol=0)

@@ -68,7 +68,7 @@ def test_gradients_are_clipped_as_torch_and_timm_clip_them(setting: str, tmp_pat
         other.grad = parameter.grad.clone()
     before = [parameter.grad.clone() for parameter in ours]
     phase = TrainingPhase(0, Phase(), SGD(ours, lr=0.1), clips=run.phases[0].clips)
-    phase.condition_gradients(Tally(1.0), Precision(), None)
+    phase.condition_gradients(Tally(1.0), Precision())
     if setting == "clip_value=0.5":
         nn.utils.clip_grad_value_(theirs, 0.5)
     else:

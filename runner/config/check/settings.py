@@ -147,7 +147,8 @@ def numbers_are_possible(cfg: Config) -> Iterator[Problem]:
         value = at(cfg, path)
         if _is_number(value) and value > highest:
             yield Problem(path, "is too large", value, f"at most {highest:,}".replace(",", " "))
-    for path in (*_POSITIVE, "checkpoint.every_minutes"):
+    by_phase = [f"clip_norms.{name}" for name in cfg.get("clip_norms") or ()]
+    for path in (*_POSITIVE, *by_phase, "checkpoint.every_minutes"):
         if _is_number(value := at(cfg, path)) and not 0 < value < math.inf:
             expected = "a positive number, or null"
             expected += " for no clipping" * path.startswith("clip")

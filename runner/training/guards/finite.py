@@ -109,7 +109,7 @@ def _nonfinite_number(run: Run, numbers: Numbers) -> str:
         return f"the gradient of {wrong[0]} is"
     # The squares of finite gradients may add up to infinity, which matters to clipping only
     too_large = "the gradient is too large to be clipped: the square of its norm is"
-    return "" if run.clip_norm is None else too_large
+    return too_large if any(x.clip_norm is not None for x in run.phases) else ""
 
 
 def _local_values(tensor: Tensor) -> Tensor:

@@ -56,19 +56,21 @@ class UntrainedParameters(Guard):
 
     def __init__(self, run: Run) -> None:
         self._reached = set[nn.Parameter]()
+        self._trained = dict[str, nn.Parameter]()
         self._hooks = list[RemovableHandle]()
         self._is_first = run.strategy.compiles
 
     def before_step(self, run: Run, micro_batches: Sequence[MicroBatch]) -> Iterable[Caution]:
         if self._is_first:
-            hooks = [x.register_post_accumulate_grad_hook for x in _trained(run).values()]
+            self._trained = _trained(run)
+            hooks = [x.register_post_accumulate_grad_hook for x in self._trained.values()]
             self._hooks = [hook(self._reached.add) for hook in hooks]
         return ()
 
     def after_step(self, run: Run) -> Iterable[Caution]:
         for hook in self._hooks:
             hook.remove()
-        trained = _trained(run) if self._is_first else {}
+        trained, self._trained = self._trained, {}
         self._hooks, self._is_first = [], False
         if idle := [name for name, x in trained.items() if x not in self._reached]:
             message = (
@@ -80,11 +82,13 @@ class UntrainedParameters(Guard):
 
 
 def _trained(run: Run) -> dict[str, nn.Parameter]:
-    """Return the parameters that the first step trains, by name."""
+    """Return the parameters that the coming step trains, by name."""
     # The first entry has all parameters that wait, however long
     waiting = {
         id(x) for phase in run.phases for later in phase.waiting[:1] for x in later.parameters
     }
+    skipped = [x for x in run.phases if not x.spec.turns(run.step)]
+    waiting |= {id(x) for phase in skipped for x in phase.parameters}
     return {
         name: x
         for name, x in run.model.named_parameters()
