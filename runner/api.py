@@ -49,6 +49,7 @@ _COLUMNS = (
     "changed",
     "reason",
     "folder",
+    "tags",
 )
 
 

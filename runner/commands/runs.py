@@ -30,13 +30,16 @@ EXAMPLES = """examples:
   samewise runs --where 'valid/accuracy>0.9' --where optimizer.lr=0.1 --json      for programs, with all metrics
   samewise runs --uri http://tracking:5000 --sort valid/accuracy  the runs in an MLflow store, wherever they were trained
   samewise runs --where code=9f3c2d1                             the runs of one version of your code
+  samewise runs rename 3f2a baseline                             from now on `samewise eval baseline` means this run; '' instead of a name: its own
+  samewise runs tag 3f2a team=vision ~draft                      add a tag and remove one; --where tags.team=vision selects by it
   samewise runs rm 3f2a 91bc                                     list what would be deleted; --yes deletes it
   samewise runs gc                                               the same for all that failed; with --where, for those that failed or were interrupted and match
 
 --sort and --where accept metrics (at the best step; those of evaluate.also at their own) and settings (seed, optimizer.lr) by name, and:
-  name, run, label, code, state, step, steps, monitor, value, seconds, changed, reason, folder
+  name, run, label, code, state, step, steps, monitor, value, seconds, changed, reason, folder, tags
 code is a short name for the code of your own packages. rm and gc also delete code that is no
-longer part of any run.
+longer part of any run. A name or a tag changes no fingerprint: `train` still finds the run. MLflow's
+name and tags follow at once, or with `samewise sync` if its store does not answer.
 """
 
 
@@ -44,11 +47,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "action",
         nargs="?",
-        choices=("list", "rm", "gc"),
+        choices=("list", "rename", "tag", "rm", "gc"),
         default="list",
-        help="list (default); rm: delete the given runs; gc: delete those that failed",
+        help="list (default); rename: RUN NAME; tag: RUN KEY=VALUE ~KEY ...; rm: delete the given "
+        "runs; gc: delete those that failed",
     )
-    parser.add_argument("names", nargs="*", metavar="RUN", help=f"for rm: {RUN}")
+    parser.add_argument("names", nargs="*", metavar="RUN", help=f"for rename, tag and rm: {RUN}")
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
         "--run-root", type=Path, default=Path("runs"), help="where the runs are (default: runs)"
@@ -89,16 +93,18 @@ def run(args: argparse.Namespace) -> int:
 
     stored = dict[str, dict[str, Any]]()
     if args.uri and args.action != "list":
-        hint = "delete runs in the MLflow UI"
+        hint = "change runs of a store in the MLflow UI"
         raise ConfigError(
             Problem(
                 "--uri",
-                f"`samewise runs {args.action}` deletes folders only, and nothing in MLflow",
+                f"`samewise runs {args.action}` is for runs in folders",
                 args.uri,
                 "--run-root FOLDER",
                 hint,
             )
         )
+    if args.action in ("rename", "tag"):
+        return _note(args)
     if args.action == "rm":
         if not args.names:
             message = "no run was named"
@@ -159,6 +165,38 @@ def run(args: argparse.Namespace) -> int:
     else:
         _print(runs, differing, args.sort.removeprefix("-") if args.sort else "")
     return 0
+
+
+def _note(args: argparse.Namespace) -> int:
+    """Rename or tag a run, and tell MLflow."""
+    from samewise.runner.commands.sync import send_now
+    from samewise.runner.config import saved
+    from samewise.runner.runs import notes
+
+    is_name = args.action == "rename"
+    if len(args.names) != 2 if is_name else len(args.names) < 2:
+        expected = f"samewise runs {args.action} RUN {'NAME' if is_name else 'KEY=VALUE ...'}"
+        raise ConfigError(Problem("RUN", "these are not a run and its change", expected=expected))
+    folder = saved.find(args.names[0], run_root=args.run_root)
+    if is_name:
+        notes.rename(folder, args.names[1])
+    else:
+        notes.tag(folder, args.names[1:])
+    recorded = notes.read(folder)
+    tags = {key: value for key, value in recorded.get("tags", {}).items() if value is not None}
+    if args.json:
+        print(to_json({"folder": str(folder.path), "name": recorded.get("name"), "tags": tags}))
+    else:
+        name = recorded.get("name") or "(its own name)"
+        print(f"{folder.path}: {name}  {_write_tags(tags)}".rstrip())
+    for failure in send_now(folder):
+        hint = f"run `samewise sync {shlex.quote(str(folder.path))}` later"
+        print(f"warning: MLflow does not have it yet: {failure}; {hint}", file=sys.stderr)
+    return 0
+
+
+def _write_tags(tags: Mapping[str, str]) -> str:
+    return " ".join(f"{key}={value}" for key, value in tags.items())
 
 
 def _select_failed(runs: Sequence[ListedRun]) -> list[ListedRun]:
@@ -266,6 +304,7 @@ def _print(
                 "name": entry.name,
                 "run": "-".join([entry.run[:8], *entry.run.split("-")[1:]]),
                 **settings,
+                **({"tags": _write_tags(entry.tags)} if any(x.tags for x in runs) else {}),
                 "state": entry.state.value,
                 "step": f"{entry.step}/{entry.steps}"
                 if entry.steps and entry.step != entry.steps

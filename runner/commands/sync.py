@@ -166,6 +166,18 @@ def run(args: argparse.Namespace) -> int:
     return int(failed)
 
 
+def send_now(folder: RunFolder) -> list[str]:
+    """Send a run to its own backends, and return why it could not be sent, in sentences."""
+    own = {"to": None, "uri": None, "runs": [], "log_model": False, "register": None}
+    # mlflow reads the variables when it is imported
+    prepare_environment()
+    try:
+        outcomes = list(_send(folder, argparse.Namespace(**own, trust=False)))
+    except SamewiseError as error:
+        return [str(error.problems[0])]
+    return [str(outcome) for outcome in outcomes if outcome.state in ("failed", "ending")]
+
+
 def _send(folder: RunFolder, args: argparse.Namespace) -> Iterator[SyncResult]:
     """Send one run to the requested backends, or to its own."""
     from samewise.runner.config import compose

@@ -17,7 +17,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from samewise.runner.config import header, monitors, other_choice
+from samewise.runner.config import monitors, other_choice
 from samewise.runner.config import overrides as faults
 from samewise.runner.config.file_faults import NO_FOLDER, is_choice, problem_in_file
 from samewise.runner.config.fingerprint import combine, fingerprint_of, is_outside, reached_code
@@ -34,7 +34,7 @@ from samewise.runner.config.schema import Experiment
 from samewise.runner.config.tree import plain
 from samewise.runner.config.yaml_files import require_modest, write_yaml
 from samewise.runner.errors import ConfigError, Problem
-from samewise.runner.records import hugging_face
+from samewise.runner.records import header, hugging_face
 from samewise.runner.records.files import read_text
 from samewise.runner.records.folder import RunFolder, beside, latest
 from samewise.runner.records.found import checkpoint_of

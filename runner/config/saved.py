@@ -14,14 +14,14 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from samewise.runner.config import compose, header
+from samewise.runner.config import compose
 from samewise.runner.config.check.settings import keys_are_known
 from samewise.runner.config.compose import Composed
 from samewise.runner.config.override_text import read_overrides
 from samewise.runner.config.overrides import try_override
 from samewise.runner.config.tree import differences, plain
 from samewise.runner.errors import ConfigError, Problem
-from samewise.runner.records import shapes
+from samewise.runner.records import header, shapes
 from samewise.runner.records import trust as signatures
 from samewise.runner.records.files import read_json, read_text
 from samewise.runner.records.folder import RunFolder

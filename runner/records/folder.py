@@ -87,6 +87,8 @@ class RunFolder:
     """A folder for each checkpoint, `step-XXXXXXXX`, and links to the `latest` and the `best`."""
     tags = _PathInFolder("tags.json")
     """Tags that the run has earned: a mapping of names to text. Exists only if there are any."""
+    notes = _PathInFolder("notes.json")
+    """The name and the tags that the user gave the run afterwards. Exists only if there are any."""
     artifacts = _PathInFolder("artifacts")
     """Pictures and tables of evaluations. Files in it are uploaded to MLflow under the same
     relative path."""

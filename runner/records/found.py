@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from samewise.runner.errors import CheckpointError, ConfigError, Problem, first_few, nearest
-from samewise.runner.records import shapes
-from samewise.runner.records.files import read_mapping
+from samewise.runner.records import header, shapes, sources
+from samewise.runner.records.files import read_mapping, read_text
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.kept_checkpoints import choose_checkpoint, note_if_not_meant
 
@@ -47,7 +47,7 @@ def find(name: str, *, run_root: Path) -> RunFolder:
     if len(matches or in_experiment) == 1:
         return (matches or in_experiment)[0]
     if matches:
-        names = [f"{run.path.parent.name}/{run.path.name}" for run in _newest_first(matches)]
+        names = _names_with_differences(_newest_first(matches))
         hint = f"give more characters: {first_few(names, 5)}"
         raise ConfigError(Problem("RUN", f"{len(matches)} runs match", name, "one run", hint))
     if in_experiment or (path.is_dir() and (path == run_root or any(below(path)))):
@@ -91,18 +91,48 @@ def _newest_first(runs: Sequence[RunFolder]) -> list[RunFolder]:
     return sorted(runs, key=lambda run: run.config.stat().st_mtime, reverse=True)
 
 
+def _names_with_differences(runs: Sequence[RunFolder]) -> list[str]:
+    """Return the runs' names, each with the overrides and the code that the others lack."""
+    settings = [_settings(run) for run in runs]
+    common = set.intersection(*map(set, settings))
+    differences = [" ".join(x for x in own if x not in common) for own in settings]
+    return [
+        f"{run.path.parent.name}/{run.path.name}" + (f" ({difference})" if difference else "")
+        for run, difference in zip(runs, differences, strict=True)
+    ]
+
+
+def _settings(run: RunFolder) -> list[str]:
+    """Return a run's overrides, and its code; without the overrides if its config is damaged."""
+    code = sources.code_name(run.sources)
+    with suppress(ValueError):
+        label = header.read(read_text(run.config) or "")[1]
+        return [*label.split(), *([f"code={code}"] if code else [])]
+    return []
+
+
 def matching(name: str, *, run_root: Path) -> list[RunFolder]:
     """List the runs that `name` may mean.
 
-    Those with exactly this name, folder or MLflow run id; if there are none, those whose
-    fingerprint starts with it.
+    Those with exactly this name; if there are none, those whose fingerprint starts with it.
     """
     runs = list(below(run_root))
     return (
-        [run for run in runs if name in _names(run)]
+        complete_matches(name, run_root=run_root)
         or [run for run in runs if _is_called(run.path.name, name)]
         or [run for run in runs if run.path.name.startswith(name)]
     )
+
+
+def complete_matches(name: str, *, run_root: Path) -> list[RunFolder]:
+    """List the runs whose name, folder, experiment or MLflow run id is exactly `name`.
+
+    A name that the user gave a run comes before all others.
+    """
+    runs = list(below(run_root))
+    return [run for run in runs if name == read_mapping(run.notes, shapes.NOTES).get("name")] or [
+        run for run in runs if name in _names(run)
+    ]
 
 
 def _names(run: RunFolder) -> tuple[Any, ...]:

@@ -58,6 +58,7 @@ ENVIRONMENT = {
 }
 SOURCES = {"config?": str, "files?": {str: TEXTS}, "texts?": {str: SHA256}}
 TAGS = {str: (str, float, bool, None)}
+NOTES = {"name?": str, "tags?": {str: (str, None)}}
 TRACKING: dict[str, Any] = {
     "store?": str,
     "experiment_id?": (str, None),

@@ -15,10 +15,11 @@ from typing import Any, cast
 
 import yaml
 
-from samewise.runner.config import header, saved
+from samewise.runner.config import saved
+from samewise.runner.config.tree import at
 from samewise.runner.config.yaml_files import read_yaml, require_modest
 from samewise.runner.errors import ConfigError
-from samewise.runner.records import locks, shapes, sources
+from samewise.runner.records import header, locks, shapes, sources
 from samewise.runner.records.files import damaged_file, read_mapping, read_text, warn_once
 from samewise.runner.records.folder import RunFolder, require_root
 from samewise.runner.sweeps.results import State, best_evaluations, latest
@@ -29,7 +30,7 @@ class ListedRun:
     """A run in the list.
 
     Args:
-        name: The experiment's name.
+        name: The name that the user gave the run, or the experiment's.
         run: Name of the run's folder: the start of its fingerprint, and a number if it was trained
             again.
         label: The overrides, shortened.
@@ -45,6 +46,7 @@ class ListedRun:
         changed: Time of the last write to its folder, in seconds since the epoch.
         reason: Why the run failed; "" otherwise.
         folder: Path of the run's folder.
+        tags: Tags of the config and of `samewise runs tag`.
     """
 
     name: str
@@ -62,6 +64,7 @@ class ListedRun:
     changed: float
     reason: str
     folder: str
+    tags: Mapping[str, str]
 
     def facts(self) -> dict[str, Any]:
         """Return the fields as plain values, for programs; NaN becomes None."""
@@ -78,9 +81,14 @@ class ListedRun:
         value = (
             self.facts()[key]
             if key in ListedRun.__dataclass_fields__
-            else {**self.metrics, **self.also}.get(key)
+            else {**tagged(self.tags), **self.metrics, **self.also}.get(key)
         )
         return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def tagged(tags: Mapping[str, str]) -> dict[str, str]:
+    """Return tags by the names of `--where`: `tags.team`."""
+    return {f"tags.{name}": value for name, value in tags.items()}
 
 
 def list_runs(run_root: Path) -> list[ListedRun]:
@@ -99,7 +107,13 @@ def list_runs(run_root: Path) -> list[ListedRun]:
 
 def read_run(folder: RunFolder) -> ListedRun:
     """Read one run."""
-    monitor, modes, label = _read_config(folder)
+    monitor, modes, label, config_tags = _read_config(folder)
+    notes = read_mapping(folder.notes, shapes.NOTES)
+    tags = {
+        **config_tags,
+        **read_mapping(folder.tags, shapes.TAGS),
+        **notes.get("tags", {}),
+    }
     summary = read_mapping(folder.summary, shapes.SUMMARY)
     steps = int(read_mapping(folder.environment, shapes.ENVIRONMENT).get("total_steps") or 0)
     failure = read_mapping(folder.failure)
@@ -109,12 +123,13 @@ def read_run(folder: RunFolder) -> ListedRun:
         if path.exists()
     )
     common: dict[str, Any] = {
-        "name": folder.path.absolute().parent.name,
+        "name": notes.get("name") or folder.path.absolute().parent.name,
         "run": folder.path.name,
         "label": label,
         "code": sources.code_name(folder.sources),
         "changed": changed,
         "folder": str(folder.path),
+        "tags": {key: str(value) for key, value in tags.items() if value is not None},
     }
     if summary.get("status") == "finished":
         metrics = {
@@ -173,15 +188,16 @@ def read_run(folder: RunFolder) -> ListedRun:
     )
 
 
-def _read_config(folder: RunFolder) -> tuple[str, dict[str, str], str]:
-    """Return the monitored metric, the modes of all monitored metrics, and the label."""
+def _read_config(folder: RunFolder) -> tuple[str, dict[str, str], str, Mapping[str, Any]]:
+    """Return the monitored metric, the modes of all monitored metrics, the label and the tags."""
     # From the text: composing the config would take a hundred times as long
     try:
         text = read_text(folder.config) or ""
-        section = re.search(r"^evaluate:\n(?:  .*\n)+", text, re.MULTILINE)
-        if section is None:
+        sections = re.findall(r"^(?:evaluate|tracking):\n(?:  .*\n)+", text, re.MULTILINE)
+        settings = read_yaml("".join(sections)) or {}
+        if "evaluate" not in settings:
             warn_of(folder.config, ValueError("`evaluate` is missing"))
-        evaluate = read_yaml(section[0])["evaluate"] if section else {}
+        evaluate = settings.get("evaluate", {})
         monitor = str(evaluate.get("monitor") or "")
         modes = {
             name: str(mode)
@@ -191,10 +207,10 @@ def _read_config(folder: RunFolder) -> tuple[str, dict[str, str], str]:
             }.items()
             if name
         }
-        return monitor, modes, header.read(text)[1]
+        return monitor, modes, header.read(text)[1], at(settings, "tracking.tags") or {}
     except (ConfigError, ValueError, yaml.YAMLError) as error:
         warn_of(folder.config, error)
-        return "", {}, ""
+        return "", {}, "", {}
 
 
 def warn_of(config: Path, error: Exception) -> None:

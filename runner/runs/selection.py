@@ -14,14 +14,15 @@ from typing import Any
 
 import yaml
 
-from samewise.runner.config import header, saved
+from samewise.runner.config import saved
 from samewise.runner.config.fingerprint import identity
 from samewise.runner.config.tree import at, flat
 from samewise.runner.config.yaml_files import read_yaml
 from samewise.runner.errors import ConfigError, Problem, nearest
+from samewise.runner.records import header
 from samewise.runner.records.files import read_text
 from samewise.runner.records.folder import RunFolder
-from samewise.runner.runs.listing import ListedRun, settings_of, warn_of
+from samewise.runner.runs.listing import ListedRun, settings_of, tagged, warn_of
 from samewise.runner.sweeps.results import State
 
 _COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
@@ -117,7 +118,9 @@ def values_of(option: str, key: str, runs: Sequence[ListedRun]) -> dict[str, Any
     key = {"overridden": "label", "time": "seconds"}.get(key, key)
     names = [
         *(name for name in ListedRun.__dataclass_fields__ if name not in ("also", "metrics")),
-        *dict.fromkeys(name for run in runs for name in (*run.metrics, *run.also)),
+        *dict.fromkeys(
+            name for run in runs for name in (*tagged(run.tags), *run.metrics, *run.also)
+        ),
     ]
     if key in names:
         return {run.folder: run.get(key) for run in runs}

@@ -29,6 +29,7 @@ _STATES = {
     "SCHEDULED": State.waiting,
 }
 _IGNORED_METRICS = ("system/", "speed/", "train/", PREFIX)
+_OWN_TAGS = ("samewise.", "mlflow.", "env.")
 _PAGE = 200
 
 
@@ -91,14 +92,16 @@ def _list_run(client: MlflowClient, run: Run) -> ListedRun:
     name, fingerprint = folder.parent.name or str(info.run_name), tags["samewise.fingerprint"][:12]
     monitor, label = (
         key(params["evaluate.monitor"]) if "evaluate.monitor" in params else "",
-        str(info.run_name or ""),
+        tags.get("samewise.label", str(info.run_name or "")),
     )
     metrics, best, step = _metrics(client, run, monitor, mode=params.get("evaluate.mode", "max"))
     return ListedRun(
-        name=name,
+        name=tags.get("samewise.name", name),
         run=fingerprint,
-        # `describing.run_name` appends the experiment's name
-        label=label.removesuffix(f" ({name})") if label.endswith(f" ({name})") else "",
+        # `describing.run_name` appends the experiment's name; older versions sent only that
+        label=label.removesuffix(f" ({name})")
+        if label.endswith(f" ({name})") or "samewise.label" in tags
+        else "",
         code=tags.get("samewise.code", ""),
         state=_STATES.get(info.status, State.interrupted),
         step=step,
@@ -117,6 +120,7 @@ def _list_run(client: MlflowClient, run: Run) -> ListedRun:
         changed=(info.end_time or info.start_time) / 1000,
         reason="",
         folder=str(folder),
+        tags={name: value for name, value in tags.items() if not name.startswith(_OWN_TAGS)},
     )
 
 

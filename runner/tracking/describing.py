@@ -10,10 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from samewise.runner.config import header
 from samewise.runner.config.tree import flat
-from samewise.runner.records import own_code, sources
-from samewise.runner.records.files import read_text
+from samewise.runner.records import header, own_code, shapes, sources
+from samewise.runner.records.files import read_mapping, read_text
 from samewise.runner.records.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -25,6 +24,8 @@ _PARAM_LENGTH = 6000
 _TAG_LENGTH = 500
 _OWN_TAG_LENGTH = 8000
 _WANDB_TAG_LENGTH = 64
+NAME = "samewise.name"
+"""Tag with the name of a renamed run."""
 _CONTEXTS = {"train": "training", "valid": "validation", "test": "test"}
 
 
@@ -96,6 +97,7 @@ def tags(
     values = {
         "samewise.fingerprint": fingerprint,
         "samewise.code": sources.code_name(folder.sources),
+        "samewise.label": header.read(read_text(folder.config) or "")[1],
         "samewise.level": environment.get("level"),
         "samewise.reproducibility": reproducibility.get("level"),
         "samewise.folder": str(folder.path.absolute()),
@@ -130,9 +132,22 @@ def tags(
     }
 
 
+def own_tags(folder: RunFolder, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the user's tags: those of `tracking`, those that the run has earned, and its notes.
+
+    A tag that was removed is None.
+    """
+    notes = read_mapping(folder.notes, shapes.NOTES)
+    earned = read_mapping(folder.tags, shapes.TAGS)
+    tags = {**(settings.get("tags") or {}), **earned, **notes.get("tags", {})}
+    return {**tags, NAME: notes.get("name")}
+
+
 def wandb_tags(own: Mapping[str, Any]) -> list[str]:
     """Return the user's tags as W&B takes them, name and value in one short text."""
-    return [f"{name}:{value}"[:_WANDB_TAG_LENGTH] for name, value in own.items()]
+    return [
+        f"{name}:{value}"[:_WANDB_TAG_LENGTH] for name, value in own.items() if value is not None
+    ]
 
 
 def inputs(config: Mapping[str, Any], environment: Mapping[str, Any]) -> list[DatasetInput]:
@@ -153,11 +168,15 @@ def pictures(folder: RunFolder) -> Iterator[tuple[str, Path]]:
             yield path.relative_to(folder.artifacts).with_suffix("").as_posix(), path
 
 
-def run_name(folder: RunFolder) -> str:
-    """Return the overrides with the experiment's name; without overrides, name and fingerprint."""
+def run_name(folder: RunFolder, settings: Mapping[str, Any]) -> str:
+    """Return the name that the user gave the run afterwards, or in `tracking`.
+
+    Without one, the overrides with the experiment's name; without those, name and fingerprint.
+    """
     name = folder.path.absolute().parent.name
     _, label = header.read(read_text(folder.config) or "")
-    return f"{label} ({name})" if label else f"{name}-{folder.path.name}"
+    own = read_mapping(folder.notes, shapes.NOTES).get("name") or settings.get("run_name")
+    return own or (f"{label} ({name})" if label else f"{name}-{folder.path.name}")
 
 
 def _dataset_input(split: str, facts: Mapping[str, Any], config: Mapping[str, Any]) -> DatasetInput:

@@ -142,7 +142,7 @@ class Sending:
             started = next(
                 (entry.time_ms for entry, _ in journal.read_entries(self.folder.metrics)), None
             )
-            name = self.settings.get("run_name") or describing.run_name(self.folder)
+            name = describing.run_name(self.folder, self.settings)
             run = self.client.create_run(
                 experiment, start_time=started, tags={_INTENT: self.progress.intent}, run_name=name
             )
@@ -233,6 +233,7 @@ class Sending:
                 self.folder.config,
                 self.folder.environment,
                 self.folder.tags,
+                self.folder.notes,
                 self.folder.summary,
             )
         ]
@@ -248,7 +249,8 @@ class Sending:
         )
         environment: dict[str, Any] = read_json(self.folder.environment, shapes.ENVIRONMENT) or {}
         # MLflow refuses another value for a param that it has
-        stored = self._require_run().data.params
+        data = self._require_run().data
+        stored = data.params
         choices = describing.choices(texts[0])
         params = describing.params(redact_values(config)) | choices
         for name in (name for name, value in params.items() if stored.get(name, value) != value):
@@ -260,15 +262,15 @@ class Sending:
                 params[name],
             )
         new_params = [Param(name, value) for name, value in params.items() if name not in stored]
-        earned: dict[str, Any] = read_json(self.folder.tags, shapes.TAGS) or {}
-        described = redact_values(
-            describing.tags(
-                self.folder,
-                config,
-                environment,
-                own={**(self.settings.get("tags") or {}), **earned},
-            )
-        )
+        own = describing.own_tags(self.folder, self.settings)
+        # Only then, so that a name that was given in MLflow's pages stays
+        if own[describing.NAME] != data.tags.get(describing.NAME):
+            name = describing.run_name(self.folder, self.settings)
+            self.client.update_run(self._run_id, name=name)
+        for name in {describing.key(name) for name, value in own.items() if value is None}:
+            if name in data.tags:
+                self.client.delete_tag(self._run_id, name)
+        described = redact_values(describing.tags(self.folder, config, environment, own=own))
         tags = [RunTag(name, value) for name, value in described.items()]
         for start in range(0, len(new_params), _PARAMS):
             self._log("params", new_params[start : start + _PARAMS])

@@ -85,13 +85,15 @@ class WeightsAndBiases:
         set_up()
         run = wandb.init(
             project=self._settings["experiment"],
-            name=self._settings.get("run_name") or describing.run_name(self.folder),
+            name=describing.run_name(self.folder, self._settings),
             id=self._id,
             resume="allow",
             group=self.folder.path.absolute().parent.name,
             dir=str(self.folder.path.absolute()),
             config={**config, "fingerprint": self.folder.path.name},
-            tags=describing.wandb_tags(redact_values(dict(self._settings.get("tags") or {}))),
+            tags=describing.wandb_tags(
+                redact_values(describing.own_tags(self.folder, self._settings))
+            ),
             settings=Settings(
                 # system.jsonl has the machine's metrics
                 x_disable_stats=True,

@@ -13,7 +13,7 @@ from samewise_tiny import DIGITS
 from samewise.runner.cli import main
 from samewise.runner.commands.runs import _choose_columns  # pyright: ignore[reportPrivateUsage]
 from samewise.runner.errors import ConfigError
-from samewise.runner.records import locks
+from samewise.runner.records import header, locks
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.found import find
 
@@ -84,7 +84,7 @@ def test_a_name_finds_its_only_run_and_the_newest_of_several_are_named(tmp_path,
     monkeypatch.chdir(tmp_path)
     for number in range(7):
         (folder := tmp_path / "runs" / "fsdd" / f"3f2{number}").mkdir(parents=True)
-        (folder / "config.yaml").write_text("")
+        (folder / "config.yaml").write_text(header.write({}, f"lr=0.1 seed={number}"))
         os.utime(folder / "config.yaml", (number, number))
         if number == 0:
             for name in ("fsdd", "runs/fsdd", str(folder.parent)):
@@ -93,8 +93,39 @@ def test_a_name_finds_its_only_run_and_the_newest_of_several_are_named(tmp_path,
     for name in ("runs/fsdd", "runs"):
         with pytest.raises(ConfigError, match=rf"is a folder of runs; hint: choose one of them .*, the newest first: {newest}, and 2 more"):
             find(name, run_root=Path("runs"))
-    with pytest.raises(ConfigError, match=r"7 runs match; hint: give more characters: fsdd/3f26, fsdd/3f25, fsdd/3f24, fsdd/3f23, fsdd/3f22, and 2 more"):
+    listed = ", ".join(rf"fsdd/3f2{number} \(seed={number}\)" for number in (6, 5, 4, 3, 2))
+    with pytest.raises(ConfigError, match=rf"7 runs match; hint: give more characters: {listed}, and 2 more"):
         find("fsdd", run_root=Path("runs"))
+
+
+def test_a_renamed_run_goes_by_its_name_and_is_not_trained_again(samewise, runs, root) -> None:
+    (folder,) = [Path(run["folder"]) for run in runs("--where", "seed=1")]
+    failed = next(run["run"] for run in runs("--where", "state=failed"))
+    before = {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    # The start of another run's fingerprint
+    assert samewise("runs", "rename", folder.name, failed[:4], "--run-root", root).returncode == 0
+    assert find(failed[:4], run_root=root).path == folder
+    assert samewise("runs", "rename", folder, "raccoon", "--run-root", root).returncode == 0
+    assert find(failed[:4], run_root=root).path.name == failed
+    assert [run["folder"] for run in runs("--where", "name=raccoon")] == [str(folder)]
+    for taken in ("raccoon", "resnet18_digits"):
+        done = samewise("runs", "rename", failed, taken, "--run-root", root)
+        assert (done.returncode, "names another run" in done.stderr) == (2, True)
+    assert {path: path.read_bytes() for path in before} == before
+    done = samewise("train", *TINY, "max_steps=2", "seed=1", "optimizer.lr=0.03", f"run_root={root}")
+    assert "already finished" in done.stdout
+
+
+def test_tags_of_the_config_and_later_ones_are_listed_and_select_runs(samewise, tmp_path) -> None:
+    folders = [make_run(tmp_path, f"some/{seed}", "tracking:\n  enabled: false\n  tags:\n    team: vision").path for seed in (1, 2)]
+    assert samewise("runs", "tag", folders[1], "~team", "note=two words", "--run-root", tmp_path).returncode == 0
+
+    def selected(condition: str) -> list[str]:
+        return [run["folder"] for run in json.loads(samewise("runs", "--where", condition, "--run-root", tmp_path, "--json").stdout)]
+
+    assert selected("tags.team=vision") == [str(folders[0])]
+    assert selected("tags.note=two words") == selected("tags.team=null") == [str(folders[1])]
+    assert "note=two words" in samewise("runs", "--run-root", tmp_path).stdout
 
 
 @pytest.mark.parametrize(
@@ -106,6 +137,8 @@ def test_a_name_finds_its_only_run_and_the_newest_of_several_are_named(tmp_path,
         (["rm"], "no run was named"),
         (["rm", "zzz"], "no such run"),
         (["gc", "3f2a"], "takes no names"),
+        (["rename", "3f2a"], "samewise runs rename RUN NAME"),
+        (["tag", "resnet18_digits", "x"], "runs match"),
         (["--where", "state=finised"], "did you mean 'finished'?"),
         (["--where", "state=interrupted", "--where", "stat=failed"], "did you mean 'state'?"),
         (["--where", "step>many"], "compares a number with text"),

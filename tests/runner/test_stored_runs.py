@@ -13,8 +13,8 @@ import pytest
 from omegaconf import OmegaConf
 
 import samewise as in_python
-from samewise.runner.config import header
 from samewise.runner.config.schema import Tracking
+from samewise.runner.records import header
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.sources import code_name
 from samewise.runner.tracking.tracker import open_tracker

@@ -53,6 +53,28 @@ def test_sync_sends_what_is_missing_only_once(unsent: RunFolder, capsys: pytest.
     assert json.loads(capsys.readouterr().out)["metrics"] == 0
 
 
+def test_a_name_and_tags_reach_mlflow_at_once_or_with_sync(unsent: RunFolder, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from mlflow import MlflowClient
+
+    def stored() -> tuple[str, str | None, str | None]:
+        run = MlflowClient(tracking_uri="sqlite:///runs/mlflow.db").get_run(json.loads(unsent.tracking.read_text())["run_id"])
+        return run.info.run_name, run.data.tags.get("team"), run.data.tags.get("draft")
+
+    assert main(["runs", "tag", "0123", "team=vision", "draft=yes"]) == 0
+    assert stored() == ("tried-0123456789ab", "vision", "yes")
+    assert main(["runs", "rename", "0123", "raccoon"]) == 0
+    assert main(["runs", "tag", "raccoon", "~draft"]) == 0
+    assert stored() == ("raccoon", "vision", None)
+    # A store that cannot be reached
+    shutil.move(unsent.path.parents[1] / "mlflow.db", "elsewhere.db")
+    (unsent.path.parents[1] / "mlflow.db").write_text("no store" * 1000)
+    assert main(["runs", "rename", "raccoon", ""]) == 0
+    assert "samewise sync" in capsys.readouterr().err
+    shutil.move("elsewhere.db", unsent.path.parents[1] / "mlflow.db")
+    assert main(["sync"]) == 0
+    assert stored() == ("tried-0123456789ab", "vision", None)
+
+
 def test_a_sharded_checkpoint_is_restored_whole_from_the_store(unsent: RunFolder) -> None:
     made = keeper(unsent.checkpoints, keep_last=1, keep_best=0)
     inner = made.shards_folder(5)

@@ -14,10 +14,10 @@ import pytest
 import yaml
 
 from samewise.runner.commands.ui import _command
-from samewise.runner.config import header
 from samewise.runner.config.compose import label_of
 from samewise.runner.config.saved import config_in
 from samewise.runner.errors import ConfigError, Problem, describe
+from samewise.runner.records import header
 from samewise.runner.records.environment import git_state
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.secrets import redact, redact_values

@@ -1,0 +1,69 @@
+"""Name and tag a run after its training: `notes.json` in its folder. Imports neither torch nor mlflow."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.records import shapes
+from samewise.runner.records.files import read_json, write_json
+from samewise.runner.records.folder import RunFolder
+from samewise.runner.records.found import complete_matches
+
+_NAME = r"\w[\w.+ -]{0,199}"
+
+
+def rename(folder: RunFolder, name: str) -> None:
+    """Give a run a name; with an empty one it has its own again.
+
+    Raises:
+        ConfigError: The name cannot be one, or names another run of the folder.
+    """
+    run = folder.path.resolve()
+    if name and not re.fullmatch(_NAME, name):
+        expected = "letters, digits, spaces and _ . + -, beginning with a letter or digit"
+        raise ConfigError(Problem("NAME", "cannot be a run's name", name, expected))
+    namesakes = [
+        str(other.path)
+        for other in complete_matches(name, run_root=run.parents[1])
+        if other.path.resolve() != run
+    ]
+    if namesakes:
+        hint = f"choose another, or rename {namesakes[0]} first"
+        raise ConfigError(Problem("NAME", "names another run", name, hint=hint))
+    _change(folder, name=name or None)
+
+
+def tag(folder: RunFolder, changes: Sequence[str]) -> None:
+    """Add, replace and remove tags of a run.
+
+    Args:
+        folder: The run's folder.
+        changes: `KEY=VALUE`, or `~KEY` to remove a tag.
+
+    Raises:
+        ConfigError: A change is neither.
+    """
+    parsed = [re.fullmatch(r"~([\w./-]+)|([\w./-]+)=(.*)", change) for change in changes]
+    problems = [
+        Problem("TAG", "is not a tag", change, "KEY=VALUE, or ~KEY to remove it")
+        for change, match in zip(changes, parsed, strict=True)
+        if match is None
+    ]
+    if problems:
+        raise ConfigError(*problems)
+    # A removed one is null, so that it is also removed from MLflow, or hides one of the config
+    tags = {match[1] or match[2]: match[3] for match in parsed if match is not None}
+    _change(folder, tags={**read(folder).get("tags", {}), **tags})
+
+
+def read(folder: RunFolder) -> dict[str, Any]:
+    """Return a run's notes: `name` and `tags`, if it has any."""
+    return read_json(folder.notes, shapes.NOTES) or {}
+
+
+def _change(folder: RunFolder, **notes: Any) -> None:
+    changed = {**read(folder), **notes}
+    write_json(folder.notes, {key: value for key, value in changed.items() if value is not None})
