@@ -154,6 +154,8 @@ def identity(whole: dict[str, Any]) -> dict[str, Any]:
     identified = cast(dict[str, Any], without(whole, OUTSIDE))
     if isinstance(strategy, dict) and cast(dict[str, Any], strategy).get("rank_invariant") is True:
         del identified["strategy"]  # any number of ranks gives the same bits
+        if cast(dict[str, Any], strategy).get("sync_batch_norm"):
+            identified["strategy"] = {"sync_batch_norm": True}
     if isinstance(callbacks, dict):
         identified["callbacks"] = {
             name: call

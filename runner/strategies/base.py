@@ -117,6 +117,8 @@ class Strategy(abc.ABC):
     """Whether one rank can take a step while `samewise check` simulates the others."""
     unfreezes = False
     """Whether parameters may begin to be trained in the midst of training."""
+    at_once = 1
+    """Number of micro-batches whose activations a process holds at a time."""
     compiles = False
     """Whether `compiled` may differ from the model, which is then called as a whole."""
 

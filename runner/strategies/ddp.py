@@ -29,7 +29,12 @@ from samewise.runner.strategies.packing import from_rank
 from samewise.runner.strategies.peers import Processes
 from samewise.runner.strategies.ranks import OneReplicaEach
 from samewise.runner.strategies.simulated import SimulatedPeers
-from samewise.runner.strategies.sync_batch_norm import require_batch_norm, synchronise
+from samewise.runner.strategies.sync_batch_norm import (
+    batch_norms,
+    require_cuda,
+    require_samples,
+    synchronise,
+)
 from samewise.runner.strategies.tree import copy_buffers
 
 HOOKS = ("fp16", "bf16", "powersgd")
@@ -111,7 +116,8 @@ class DDP(OneReplicaEach):
         if not isinstance(self.peers, Processes):
             return self.compiled(model)
         if self.sync_batch_norm:
-            require_batch_norm(model, self._device)
+            batch_norms(model)
+            require_cuda(self._device)
             if not isinstance(self.peers, SimulatedPeers):
                 synchronise(model)
         self._trained = [
@@ -150,19 +156,8 @@ class DDP(OneReplicaEach):
                     hint="loader.drop_last=true, or another strategy.hook",
                 )
             )
-        if self.sync_batch_norm and self._network is not None and not plan.fills_all:
-            message = (
-                "batch norms cannot be synchronised if a process has no samples, as in an "
-                "epoch's last batch here"
-            )
-            raise ConfigError(
-                Problem(
-                    "loader.drop_last",
-                    message,
-                    plan.drop_last,
-                    hint="loader.drop_last=true, or strategy.sync_batch_norm=false",
-                )
-            )
+        if self.sync_batch_norm and self._network is not None:
+            require_samples(plan)
         self._is_uneven, self._last = False, self.micro_batches[-1]
         if not plan.fills_all:
             self._with_samples = plan.with_samples(step)

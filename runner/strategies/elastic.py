@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import final
 
@@ -11,22 +10,21 @@ import torch
 from torch import nn
 
 from samewise.runner.errors import ConfigError, Problem
-from samewise.runner.strategies.base import Tally, add_tallies
 from samewise.runner.strategies.peers import Processes
 from samewise.runner.strategies.ranks import RankStrategy
-from samewise.runner.strategies.replicas import Carried, Exchange, Replicas, TreeExchange
-from samewise.runner.strategies.sync_batch_norm import refuse, require_none
+from samewise.runner.strategies.replicas import Exchange, ReplicaStrategy, TreeExchange
+from samewise.runner.strategies.sync_batch_norm import require_none
 from samewise.runner.strategies.tree import subtrees
 
 
 @final
 @dataclass(kw_only=True, eq=False)
-class Elastic(RankStrategy):
+class Elastic(ReplicaStrategy, RankStrategy):
     """Data parallelism with the same bits on any number of processes, including one.
 
     The processes share `replicas` logical workers equally. Each adds up its replicas' gradients,
     and the processes' sums are added, in one fixed binary tree (`runner/strategies/tree.py`).
-    `RankStrategy` has the other settings; `nproc=null` means one.
+    `ReplicaStrategy` and `RankStrategy` have the other settings; `nproc=null` means one.
 
     Args:
         rank_invariant: Whether the fingerprint ignores the number of processes.
@@ -34,7 +32,6 @@ class Elastic(RankStrategy):
         bucket_mb: MiB of gradients that are exchanged at a time.
         overlap: Whether to exchange a bucket as soon as the last backward pass has filled it,
             instead of after it.
-        sync_batch_norm: False: batch statistics are each replica's own.
         shrink: Whether to go on with half the processes, to the same bits, if one dies again before
             the next checkpoint or no restart is left.
 
@@ -42,24 +39,17 @@ class Elastic(RankStrategy):
         ConfigError: A setting is out of its range or not supported.
     """
 
-    level = "R2"
-    unfreezes = True
-    compiles = True
-
     rank_invariant: bool = True
     uneven: bool = False
     bucket_mb: float = 25.0
     overlap: bool = True
-    sync_batch_norm: bool = False
     shrink: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        refuse(self.sync_batch_norm, "strategy=elastic")
         if not self.bucket_mb > 0:
             raise ConfigError(Problem("bucket_mb", "must be greater than 0", self.bucket_mb))
         self._parts = [range(1)]
-        self._carried = Carried()
 
     def processes(self, device: str, replicas: int) -> int:
         count = self.count_processes(device, otherwise=1)
@@ -140,11 +130,11 @@ class Elastic(RankStrategy):
                 if isinstance(self.peers, Processes)
                 else Exchange()
             )
-            self._carried = Replicas(
+            self._carry(
                 model,
                 own_replicas,
+                exchange,
                 accumulate=self._accumulate,
-                exchange=exchange,
                 bucket_mb=self.bucket_mb,
             )
         return self.compiled(model)
@@ -153,17 +143,6 @@ class Elastic(RankStrategy):
     def micro_batches(self) -> Sequence[int]:
         own_replicas = self._parts[self.peers.rank]
         return range(own_replicas.start * self._accumulate, own_replicas.stop * self._accumulate)
-
-    def micro_batch(self, number: int) -> AbstractContextManager[None]:
-        return self._carried.micro_batch(number)
-
-    def buffer_bytes(self) -> int:
-        return self._carried.buffer_bytes()
-
-    def reduce(self, tallies: Sequence[Tally]) -> Tally:
-        everyone, touched = self.gather(tallies, self._carried.close())
-        self._carried.give_back(touched)
-        return add_tallies(everyone)
 
 
 def _equal_shares(replicas: int) -> list[int]:

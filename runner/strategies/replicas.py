@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from samewise.runner.errors import Problem, TrainingError
+from samewise.runner.data.loading import MicroBatch
+from samewise.runner.data.plan import Plan
+from samewise.runner.errors import ConfigError, Problem, TrainingError
+from samewise.runner.strategies.base import Forward, Strategy, Tally, add_tallies
+from samewise.runner.strategies.lockstep import run_side_by_side
 from samewise.runner.strategies.packing import from_rank
 from samewise.runner.strategies.peers import Processes, all_gather
+from samewise.runner.strategies.sync_batch_norm import (
+    PATH,
+    Meet,
+    meet_in_batch_norms,
+    require_samples,
+)
 from samewise.runner.strategies.tree import Bucket, Flat, ReplicaBuffers, additions, buckets
 
 
@@ -44,6 +56,10 @@ class Exchange:
     ) -> None:
         """Replace the values by rank 0's."""
 
+    def gather(self, values: Tensor) -> Tensor:
+        """Return the values of all micro-batches, in order; `values` are this process's."""
+        return values
+
 
 @final
 class TreeExchange(Exchange):
@@ -59,7 +75,7 @@ class TreeExchange(Exchange):
         self.shards = peers.size
         self.overlaps = overlap
         self._peers = peers
-        self._order = additions(parts)
+        self._parts, self._order = parts, additions(parts)
         # One buffer per bucket, kept between steps
         self._received: list[Tensor] = []
         self._started: list[tuple[Flat, Any]] = []
@@ -100,6 +116,21 @@ class TreeExchange(Exchange):
         if tensors:
             self._peers.doing = "sharing batch norm's statistics"
             put(from_rank(0, tensors))
+
+    def gather(self, values: Tensor) -> Tensor:
+        self._peers.doing = "sharing batch norm's statistics"
+        each = len(values) // len(self._parts[self._peers.rank])
+        most = max(map(len, self._parts)) * each
+        own = values.new_zeros(most, *values.shape[1:])
+        own[: len(values)] = values
+        gathered = own.new_zeros(self.shards * most, *own.shape[1:])
+        all_gather(gathered, own)
+        return torch.cat(
+            [
+                gathered[rank * most : rank * most + len(part) * each]
+                for rank, part in enumerate(self._parts)
+            ]
+        )
 
 
 class Carried:
@@ -255,3 +286,68 @@ class Replicas(Carried):
                 self._send(bucket)
 
         return ready
+
+
+@dataclass(kw_only=True, eq=False)
+class ReplicaStrategy(Strategy, abc.ABC):
+    """Strategy whose processes carry any number of the run's replicas, to the same bits.
+
+    Args:
+        sync_batch_norm: Whether batch norms use the mean and variance of the whole batch, instead
+            of each replica's own. The micro-batches of a process then run side by side.
+    """
+
+    level = "R2"
+    unfreezes = True
+    compiles = True
+
+    sync_batch_norm: bool = False
+    _carried: Carried = field(default_factory=Carried, init=False)
+    _share: Meet | None = field(default=None, init=False)
+
+    def _carry(
+        self,
+        model: nn.Module,
+        carried: range,
+        exchange: Exchange,
+        *,
+        accumulate: int,
+        bucket_mb: float,
+    ) -> None:
+        """Prepare for some of several replicas."""
+        self._carried = Replicas(
+            model, carried, accumulate=accumulate, exchange=exchange, bucket_mb=bucket_mb
+        )
+        if self.sync_batch_norm:
+            if self.compiled(model) is not model:
+                message = "cannot be synchronised in a compiled model"
+                raise ConfigError(Problem(PATH, message, True, "false, or compile=off"))
+            self.at_once = len(carried) * accumulate
+            meet_in_batch_norms(model)
+            self._model, self._share = model, exchange.gather
+
+    def micro_batch(self, number: int) -> AbstractContextManager[None]:
+        return self._carried.micro_batch(number)
+
+    def buffer_bytes(self) -> int:
+        return self._carried.buffer_bytes()
+
+    def prepare_step(self, plan: Plan, step: int) -> None:
+        if self._share:
+            require_samples(plan)
+
+    def carry(self, micro_batches: Sequence[MicroBatch], forward: Forward) -> list[Tally]:
+        if self._share is None:
+            return super().carry(micro_batches, forward)
+        tallies: list[Tally] = []
+        results = run_side_by_side(self._model, micro_batches, forward, self._share)
+        for micro, (state, tally) in zip(micro_batches, results, strict=True):
+            with self.micro_batch(micro.number):
+                state.give()
+            tallies.append(tally())
+        return tallies
+
+    def reduce(self, tallies: Sequence[Tally]) -> Tally:
+        everyone, touched = self.gather(tallies, self._carried.close())
+        self._carried.give_back(touched)
+        return add_tallies(everyone)

@@ -3,41 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import final
 
 import torch
 from torch import nn
 
-from samewise.runner.strategies.base import Strategy, Tally, add_tallies, choose_device
-from samewise.runner.strategies.replicas import Carried, Exchange, Replicas
-from samewise.runner.strategies.sync_batch_norm import refuse
+from samewise.runner.strategies.base import Strategy, choose_device
+from samewise.runner.strategies.replicas import Exchange, ReplicaStrategy
 
 
+# The same computation as `strategy=elastic` on any number of ranks, with the same fingerprint.
 @final
-class Single(Strategy):
+@dataclass(kw_only=True, eq=False)
+class Single(ReplicaStrategy):
     """All replicas in this process, with the bits of many processes.
 
     Args:
         rank_invariant: Whether the fingerprint ignores the number of processes.
-        sync_batch_norm: False: batch statistics are each replica's own.
-
-    Raises:
-        ConfigError: `sync_batch_norm` is set.
+        sync_batch_norm: Whether batch norms use the mean and variance of the whole batch, instead
+            of each replica's own. All replicas then run side by side.
     """
 
-    # The same computation as `strategy=elastic` on any number of ranks, with the same fingerprint.
-    level = "R2"
-    unfreezes = True
-    compiles = True
+    rank_invariant: bool = True
 
-    def __init__(self, *, rank_invariant: bool = True, sync_batch_norm: bool = False) -> None:
-        super().__init__()
-        refuse(sync_batch_norm, "strategy=single")
+    def __post_init__(self) -> None:
+        Strategy.__init__(self)
         self._device = torch.device("cpu")
         self._replicas = 1
         self._accumulate = 1
-        self._carried = Carried()
 
     @property
     def device(self) -> torch.device:
@@ -50,11 +44,11 @@ class Single(Strategy):
 
     def wrap(self, model: nn.Module) -> nn.Module:
         if self._replicas > 1:
-            self._carried = Replicas(
+            self._carry(
                 model,
                 range(self._replicas),
+                Exchange(),
                 accumulate=self._accumulate,
-                exchange=Exchange(),
                 # Nothing is exchanged, so nothing is gained by several buckets
                 bucket_mb=float("inf"),
             )
@@ -63,13 +57,3 @@ class Single(Strategy):
     @property
     def micro_batches(self) -> Sequence[int]:
         return range(self._replicas * self._accumulate)
-
-    def micro_batch(self, number: int) -> AbstractContextManager[None]:
-        return self._carried.micro_batch(number)
-
-    def buffer_bytes(self) -> int:
-        return self._carried.buffer_bytes()
-
-    def reduce(self, tallies: Sequence[Tally]) -> Tally:
-        self._carried.give_back([self._carried.close()])
-        return add_tallies(tallies)

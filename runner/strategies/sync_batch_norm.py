@@ -1,42 +1,84 @@
-"""Batch norm over the samples of all replicas (torch.nn.SyncBatchNorm)."""
+"""Batch norm over the samples of all replicas."""
 
 from __future__ import annotations
 
-import torch
-from torch import nn
+from collections.abc import Callable
+from contextlib import nullcontext
+from contextvars import ContextVar
+from functools import partial
+from typing import Any, final
 
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from samewise.runner.data.plan import Plan
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.optim.frozen import is_kept_in_eval_mode, keep_in_eval_mode
 from samewise.runner.torch_private import BatchNorm
 
-HINT = (
-    "strategy=ddp strategy.sync_batch_norm=true, with a CUDA device for each replica (level "
-    "R0); or norms that do not use the batch, such as torch.nn.GroupNorm"
-)
+Meet = Callable[[Tensor], Tensor]
+"""Takes float[values, channels] of a micro-batch; returns float64[micro-batches, values, channels]."""
+PATH = "strategy.sync_batch_norm"
 
 
-def require_batch_norm(model: nn.Module, device: torch.device) -> None:
-    """Raise a ConfigError unless the device is CUDA and the model has batch norms to replace."""
+CURRENT: ContextVar[Meet | None] = ContextVar("batch_norm", default=None)
+"""Exchanges values with the other micro-batches, while `meet_in_batch_norms` is in effect."""
+
+
+def batch_norms(model: nn.Module) -> list[nn.Module]:
+    """Return the model's batch norms.
+
+    Raises:
+        ConfigError: It has none.
+    """
+    norms = [module for module in model.modules() if isinstance(module, BatchNorm)]
+    if not norms:
+        raise ConfigError(
+            Problem(PATH, "the model has no batch norm to synchronise", True, "false")
+        )
+    return norms
+
+
+def require_cuda(device: torch.device) -> None:
+    """Raise a ConfigError unless torch's SyncBatchNorm can compute on the device."""
     if device.type != "cuda":
-        expected = "a CUDA device for each process"
+        message = "torch's SyncBatchNorm computes on CUDA devices only"
         raise ConfigError(
             Problem(
-                "strategy.sync_batch_norm",
-                "torch's SyncBatchNorm computes on CUDA devices only",
+                PATH,
+                message,
                 str(device),
-                expected,
-                "device=cuda",
+                "a CUDA device for each process",
+                "device=cuda; or strategy=elastic, whose batch norms are synchronised on any",
             )
         )
-    if not any(isinstance(module, BatchNorm) for module in model.modules()):
-        raise ConfigError(
-            Problem(
-                "strategy.sync_batch_norm",
-                "the model has no batch norm to synchronise",
-                True,
-                "false",
-            )
+
+
+def require_samples(plan: Plan) -> None:
+    """Raise a ConfigError if a micro-batch has no samples in some step."""
+    if not plan.fills_all:
+        message = (
+            "batch norms cannot be synchronised if a replica has no samples, as in an epoch's "
+            "last batch here"
         )
+        hint = "loader.drop_last=true, or strategy.sync_batch_norm=false"
+        raise ConfigError(Problem("loader.drop_last", message, plan.drop_last, hint=hint))
+
+
+def meet_in_batch_norms(model: nn.Module) -> None:
+    """Make batch norms use the statistics of all micro-batches, where `CURRENT` is set."""
+    for norm in batch_norms(model):
+        norm.forward = partial(_forward, norm.forward)
+
+
+def _forward(forward: Callable[..., Any], *inputs: Any) -> Any:
+    meet = CURRENT.get()
+    with WholeBatchNorm(meet) if meet else nullcontext():
+        return forward(*inputs)
 
 
 def synchronise(model: nn.Module) -> None:
@@ -48,16 +90,6 @@ def synchronise(model: nn.Module) -> None:
         keep_in_eval_mode(model.get_submodule(name))
 
 
-def refuse(is_set: bool, strategy: str) -> None:
-    """Raise a ConfigError if the setting is used with a strategy that does not support it."""
-    if is_set:
-        message = (
-            f"{strategy} gives each replica batch statistics of its own, so that any number of "
-            "processes computes the same bits"
-        )
-        raise ConfigError(Problem("sync_batch_norm", message, True, "false", HINT))
-
-
 def require_none(model: nn.Module, strategy: str) -> None:
     """Raise a ConfigError that names the layers that exchange statistics between processes."""
     names = [name for name, module in model.named_modules() if isinstance(module, nn.SyncBatchNorm)]
@@ -66,6 +98,7 @@ def require_none(model: nn.Module, strategy: str) -> None:
             f"SyncBatchNorm exchanges statistics among processes, but {strategy} promises the "
             "same bits on any number of them"
         )
+        hint = "strategy.sync_batch_norm=true synchronises them with the same bits"
         raise ConfigError(
             *(
                 Problem(
@@ -73,8 +106,98 @@ def require_none(model: nn.Module, strategy: str) -> None:
                     message,
                     "SyncBatchNorm",
                     "torch.nn.BatchNorm2d",
-                    HINT,
+                    hint,
                 )
                 for name in names
             )
         )
+
+
+@final
+class WholeBatchNorm(TorchFunctionMode):
+    """Mode in which batch norms use the mean and variance of all micro-batches' samples.
+
+    Args:
+        meet: Exchanges values with the other micro-batches.
+    """
+
+    def __init__(self, meet: Meet) -> None:
+        super().__init__()
+        self._meet = meet
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is functional.batch_norm and kwargs["training"]:
+            return self._normalise(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    def _normalise(
+        self,
+        inputs: Tensor,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        *,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        training: bool,
+        momentum: float,
+        eps: float,
+    ) -> Tensor:
+        with torch.no_grad():
+            own = torch.var_mean(_wide(inputs), _axes(inputs), correction=0)
+            count = torch.full_like(own[0], inputs.numel() / inputs.shape[1])
+            variances, means, counts = self._meet(torch.stack([*own, count])).unbind(1)
+            total = counts.sum(0)
+            mean = (means * counts).sum(0) / total
+            squares = ((variances + (means - mean).square()) * counts).sum(0)
+            for running, value in (
+                (running_mean, mean),
+                (running_var, squares / (total - 1).clamp(min=1)),
+            ):
+                if running is not None:
+                    running.lerp_(value.to(running.dtype), momentum)
+        mean, variance = (value.to(own[0].dtype) for value in (mean, squares / total))
+        inputs = _Deviations.apply(inputs, mean, variance, total, eps, self._meet)  # pyright: ignore[reportAssignmentType]
+        return functional.batch_norm(inputs, mean, variance, weight, bias, eps=eps)
+
+
+@final
+class _Deviations(Function):
+    """Passes inputs on, and adds the gradients that pass through the mean and the variance."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        inputs: Tensor,
+        mean: Tensor,
+        variance: Tensor,
+        total: Tensor,
+        eps: float,
+        meet: Meet,
+    ) -> Tensor:
+        ctx.save_for_backward(inputs, mean, variance, total)
+        ctx.eps, ctx.meet = eps, meet
+        return inputs.view_as(inputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (gradient,) = grad_outputs
+        inputs, mean, variance, total = ctx.saved_tensors
+        axes, gradients = _axes(inputs), _wide(gradient)
+        normalised = functional.batch_norm(_wide(inputs), mean, variance, eps=ctx.eps)
+        own = torch.stack([gradients.sum(axes), (gradients * normalised).sum(axes)])
+        shape = [-1 if axis == 1 else 1 for axis in range(inputs.dim())]
+        through_mean, through_variance = (ctx.meet(own).sum(0) / total).to(own.dtype)
+        result = gradients - through_mean.view(shape) - normalised * through_variance.view(shape)
+        return result.to(gradient.dtype), *[None] * 5
+
+
+def _axes(inputs: Tensor) -> list[int]:
+    return [0, *range(2, inputs.dim())]
+
+
+def _wide(values: Tensor) -> Tensor:
+    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values

@@ -149,7 +149,8 @@ def _begin_strategy(cfg: DictConfig, make: Make, *, alone: bool) -> tuple[Strate
     if alone:
         # Its number of processes is checked nevertheless
         configured.processes(str(cfg.device), cfg.replicas)
-    strategy = Single() if alone else configured
+    is_synchronised = bool(cfg.strategy.get("sync_batch_norm"))
+    strategy = Single(sync_batch_norm=is_synchronised) if alone else configured
     strategy.begin(str(cfg.device), cfg.replicas, cfg.accumulate)
     if strategy.device.type == "cpu":
         # The kernel then fills no pages with zeros in each step (docs/measurements.md)

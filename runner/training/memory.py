@@ -93,7 +93,8 @@ def activations_of(run: Run) -> dict[str, int]:
     Empty where the micro-batch is too large for the memory.
     """
     with suppress(Exception):
-        activations, batch = _forward(run, ceil(run.batch_size / run.micro_batches))
+        samples = run.strategy.at_once * ceil(run.batch_size / run.micro_batches)
+        activations, batch = _forward(run, samples)
         return {"activations": activations, "batch": batch}
     return {}
 
