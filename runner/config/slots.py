@@ -79,6 +79,12 @@ OPTIMIZER = Kind(
 SCHEDULE = Kind(
     "a schedule", ("samewise.runner.optim",), "samewise.runner.optim.schedules.base.Schedule"
 )
+OBSERVER = Kind(
+    "a function of yours whose first parameter is annotated as RunView",
+    (),
+    f"{INTERFACES}.RunView",
+    functions=True,
+)
 KINDS = {
     "recipe": Kind("a recipe", ("samewise.recipes",), f"{INTERFACES}.Recipe"),
     "model": MODULE,
@@ -115,6 +121,7 @@ PARTS = {
     "model": (MODULE,),
     "dataset.*": (DATASET, TRANSFORM),
     "transforms.*.*.*": (TRANSFORM,),
+    "callbacks.*": (OBSERVER,),
     "scheduler": (
         SCHEDULE,
         Kind(
@@ -200,6 +207,8 @@ def _is(kind: Kind, located: Any, own: Sequence[str] = ()) -> bool:
     is_own = within(home, own)
     if within(home, tuple(REFUSED)) or not (is_own or within(home, kind.packages)):
         return False
+    if kind is OBSERVER:
+        return isinstance(located, types.FunctionType) and _observes(located)
     product = (
         located
         if isinstance(located, type)
@@ -217,6 +226,13 @@ def _is(kind: Kind, located: Any, own: Sequence[str] = ()) -> bool:
         # at when the split is made
         return True
     return product is not None and kind.includes(product)
+
+
+def _observes(function: Callable[..., Any]) -> bool:
+    """Return whether a module's function has a first parameter annotated as `RunView`."""
+    first = next(iter(inspect.signature(function).parameters.values()), None)
+    annotation = evaluate(first.annotation, function) if first else None
+    return getattr(annotation, "__name__", "") == "RunView" and "." not in function.__qualname__
 
 
 def _is_torch_dataset(cls: type) -> bool:

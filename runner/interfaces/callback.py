@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from samewise.runner.errors import Problem
+from samewise.runner.interfaces.batch import Batch
 
 
 @dataclass(frozen=True)
@@ -163,6 +164,24 @@ class RunView(Protocol):
         """Copy the model with its layout (sharded if the model is), to average its weights."""
         ...
 
+    def evaluation_batch(
+        self,
+        outputs: Callable[[nn.Module, Batch], Any] | None = None,
+        *,
+        weights: str | None = None,
+    ) -> tuple[Batch, Any]:
+        """Return the validation split's first batch and outputs for it, to draw: on the CPU.
+
+        The batch is transformed as for the model. Each rank computes the same, from the random
+        numbers of an evaluation, so all ranks must call this; `is_main` writes.
+
+        Args:
+            outputs: Computes the outputs from the model, in eval mode without gradients, and the
+                batch. It may not change the model. None: `Recipe.measure`.
+            weights: The name of a callback's weights, such as `ema`; None: the trained ones.
+        """
+        ...
+
     def log(self, metrics: Mapping[str, float]) -> None:
         """Log metrics at the current step.
 
@@ -201,8 +220,17 @@ class Callback(abc.ABC):
     def on_start(self, run: RunView) -> None:
         """Before the first step, after a checkpoint was restored."""
 
+    def on_epoch_start(self, run: RunView) -> None:
+        """Before the first step of an epoch."""
+
     def on_step(self, run: RunView, outcome: Outcome) -> None:
         """After an optimizer step."""
+
+    def on_epoch_end(self, run: RunView) -> None:
+        """After the last step of an epoch, before an evaluation."""
+
+    def on_evaluation_start(self, run: RunView) -> None:
+        """Before an evaluation."""
 
     def on_evaluation(self, run: RunView, metrics: Mapping[str, float]) -> None:
         """After an evaluation; names carry their split (`valid/accuracy`)."""

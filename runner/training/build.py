@@ -218,8 +218,7 @@ def _complete(run: Run, later: Sequence[Waiting]) -> None:
     # Before `on_build`, whose cautions are printed after those of the settings
     run.recorder.cautions += settings_cautions(run, later)
     run.recorder.view = View(run)
-    for callback in run.callbacks.values():
-        callback.on_build(run.recorder.view)
+    run.recorder.notify("on_build")
     run.recorder.cautions += idle_cautions(run)
 
 

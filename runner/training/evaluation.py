@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import sys
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from samewise.runner.data import streams
-from samewise.runner.data.device import Prefetcher, copied, prefetch_one
+from samewise.runner.data.device import Prefetcher, copied, map_tensors, prefetch_one
 from samewise.runner.data.keyed import evaluation_keys
 from samewise.runner.data.loading import Loader
 from samewise.runner.errors import ConfigError, Problem, first_line, nearest, raised_at
@@ -31,6 +31,7 @@ def evaluate(run: Run) -> None:
 
     Logs the metrics, compares them with the best, and gives them to schedule and callbacks.
     """
+    run.recorder.notify("on_evaluation_start")
     scores = validate(run)
     metrics = {
         name: value
@@ -44,8 +45,7 @@ def evaluate(run: Run) -> None:
     run.log({**metrics, "epoch": run.epoch})
     _compare_with_best(run)
     run.schedule.after_evaluation(metrics)
-    for callback in run.recorder.called():
-        callback.on_evaluation(run.recorder.view, dict(metrics))
+    run.recorder.notify("on_evaluation", dict(metrics))
 
 
 def validate(run: Run) -> dict[str, Scores]:
@@ -262,13 +262,52 @@ def _on_device(run: Run, batches: Iterable[Batch]) -> Iterator[Batch]:
     return (take() for take in prefetch_one(map(send, batches)))
 
 
-def measure_batch(run: Run, model: nn.Module, number: int, batch: Batch) -> Any:
-    """Return what the recipe measures of a batch, with random numbers keyed by its number."""
+def evaluation_batch(
+    run: Run, outputs: Callable[[nn.Module, Batch], Any] | None, weights: str | None
+) -> tuple[Batch, Any]:
+    """Return the validation split's first batch and outputs for it (`RunView.evaluation_batch`)."""
+
+    def call(model: nn.Module, batch: Batch) -> Any:
+        # A recipe may change its batch in place
+        return copied(batch), (outputs or run.recipe.measure)(model, batch)
+
+    (model,) = models_to_evaluate(run, weights).values() if weights else (run.model,)
+    versions = versions_of(model)
+    with streams.preserve_generators(), run.strategy.evaluating(model), evaluating(model):
+        batch = first_batch(run, "valid", run.evaluate.batch_size)
+        results = map_tensors(lambda x: x.cpu().clone(), measure_batch(run, model, 0, batch, call))
+    if versions_of(model) != versions:
+        raise ConfigError(Problem("callbacks", "one changes the model's weights or buffers"))
+    return results
+
+
+def versions_of(model: nn.Module) -> dict[tuple[str, int], tuple[int, int]]:
+    """Return torch's counts of changes in place for the model's state, and the ids of buffers."""
+    # Not of state_dict: making it lets FSDP's layers free the weights that they have gathered. A
+    # parameter that such a layer replaces gets another key.
+    versions = {(name, id(x)): (0, x._version) for name, x in model.named_parameters()}
+    for path, module in model.named_modules():
+        loose = module._non_persistent_buffers_set  # pyright: ignore[reportPrivateUsage]
+        buffers = [
+            (name, x) for name, x in module.named_buffers(recurse=False) if name not in loose
+        ]
+        versions |= {(f"{path}.{name}".lstrip("."), 0): (id(x), x._version) for name, x in buffers}
+    return versions
+
+
+def measure_batch(
+    run: Run,
+    model: nn.Module,
+    number: int,
+    batch: Batch,
+    measure: Callable[[nn.Module, Batch], Any] | None = None,
+) -> Any:
+    """Return what the recipe, or `measure`, gives for a batch, in the stream of its number."""
     # By the batch's number alone, so that any process may measure it
     streams.enter(run.seed, "eval", number)
     transformed = run.transforms["eval"](batch)
     with run.precision.autocast(), alone():
-        return run.recipe.measure(model, transformed)
+        return (measure or run.recipe.measure)(model, transformed)
 
 
 def _share(run: Run, split: Split) -> Sequence[int]:

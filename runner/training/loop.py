@@ -59,6 +59,8 @@ def fit(run: Run) -> dict[str, Any]:
                 save(run)
             if is_done(run):
                 break
+            if run.step % run.plan.steps_per_epoch == 0:
+                run.recorder.notify("on_epoch_start")
             run.recorder.record(train_step(run, next(batches), batches.load_next))
     return summary
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.interfaces import Callback, Outcome, RunView, Scores
@@ -70,10 +71,16 @@ class Recorder:
         }
         if outcome.step % self.log_every_steps == 0:
             self.log(self._of_step, outcome.step)
-        for callback in self.called():
-            callback.on_step(self.view, outcome)
+        self.notify("on_step", outcome)
+        if outcome.step % self.view.steps_per_epoch == 0:
+            self.notify("on_epoch_end")
         self._is_recording, self._of_step = False, {}
         self._send(outcome.step)
+
+    def notify(self, hook: str, *values: Any) -> None:
+        """Call a hook of each callback, with the run and further values."""
+        for callback in self.called():
+            getattr(callback, hook)(self.view, *values)
 
     def called(self) -> Iterator[Callback]:
         """Yield the callbacks, and note which one is running, for errors."""

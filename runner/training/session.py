@@ -97,8 +97,7 @@ def _begin(run: Run, resources: ExitStack) -> None:
     run.recorder.level = peers.first(partial(open_folder, run, resources, alike))
     resume(run, start)
     run.recorder.tracker.start()
-    for callback in run.callbacks.values():
-        callback.on_start(run.recorder.view)
+    run.recorder.notify("on_start")
 
 
 @contextmanager
@@ -131,8 +130,7 @@ def _leave_results(run: Run) -> None:
 
 
 def _close(run: Run, status: str) -> None:
-    for callback in run.callbacks.values():
-        callback.on_end(run.recorder.view)
+    run.recorder.notify("on_end")
     if status != "FINISHED":
         try:
             run.checkpoints.wait()

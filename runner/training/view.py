@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
 from torch import Tensor, nn
 
 from samewise.runner.errors import Problem
-from samewise.runner.interfaces import RunView
-from samewise.runner.training.evaluation import left_out
+from samewise.runner.interfaces import Batch, RunView
+from samewise.runner.training.evaluation import evaluation_batch, left_out
 from samewise.runner.training.run import Run, at_end, evaluation_interval
 
 
@@ -127,6 +127,14 @@ class View:
 
     def copy_model(self) -> nn.Module:
         return self.__run.strategy.layout.copy_model(self.__run.model)
+
+    def evaluation_batch(
+        self,
+        outputs: Callable[[nn.Module, Batch], Any] | None = None,
+        *,
+        weights: str | None = None,
+    ) -> tuple[Batch, Any]:
+        return evaluation_batch(self.__run, outputs, weights)
 
     def log(self, metrics: Mapping[str, float]) -> None:
         self.__run.recorder.require_others(metrics, self.__run.progress.metrics)

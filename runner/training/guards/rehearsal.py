@@ -24,6 +24,7 @@ from samewise.runner.training.evaluation import (
     monitored,
     require_computed,
     unfit,
+    versions_of,
     watched,
 )
 from samewise.runner.training.run import Caution, Guard, Run
@@ -44,7 +45,7 @@ class Rehearsal(Guard):
                 decides; or the recipe's `measure` or `scores` does not keep to its interface.
         """
         own = not type(run.recipe).__module__.startswith("samewise.")
-        part, versions = run.splits["valid"], _versions(run.model)
+        part, versions = run.splits["valid"], versions_of(run.model)
         scores = run.recipe.scores(part.dataset)
         second = run.recipe.scores(part.dataset) if own else None
         shared = _shared(scores, second)
@@ -83,7 +84,7 @@ def _changed_tensors(
     """Warn of buffers that the evaluation has changed, or raise an error for parameters."""
     changed = [
         name
-        for (name, at), value in _versions(run.model).items()
+        for (name, at), value in versions_of(run.model).items()
         if before.get((name, at), value) != value
     ]
     if {*changed} & {name for name, _ in run.model.named_parameters()}:
@@ -156,20 +157,6 @@ def _randomness(run: Run, dataset: Any, batch: Batch) -> Iterator[Caution]:
     for stage, transform in stages.items():
         if draws(transform):
             yield Caution(Problem(f"transforms.eval.{stage}", message, hint=hint))
-
-
-def _versions(model: nn.Module) -> dict[tuple[str, int], tuple[int, int]]:
-    """Return torch's counts of changes in place for the model's state, and the ids of buffers."""
-    # Not of state_dict: making it lets FSDP's layers free the weights that they have gathered. A
-    # parameter that such a layer replaces gets another key.
-    versions = {(name, id(x)): (0, x._version) for name, x in model.named_parameters()}
-    for path, module in model.named_modules():
-        loose = module._non_persistent_buffers_set  # pyright: ignore[reportPrivateUsage]
-        buffers = [
-            (name, x) for name, x in module.named_buffers(recurse=False) if name not in loose
-        ]
-        versions |= {(f"{path}.{name}".lstrip("."), 0): (id(x), x._version) for name, x in buffers}
-    return versions
 
 
 def _shared(scores: Scores, other: Scores | None) -> dict[str, str]:

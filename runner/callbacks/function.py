@@ -1,0 +1,32 @@
+"""Call a function at a moment of the training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, final
+
+from samewise.runner.errors import ConfigError, Problem, nearest
+from samewise.runner.interfaces import Callback
+
+
+@final
+class FunctionCallback(Callback):
+    """Calls a function of a package of yours, as a callback's method would be.
+
+    Args:
+        at: When: a method of `Callback` without `on_` (`step`, `epoch_end`, `evaluation`, ...);
+            `step_end` and `evaluation_end` are `step` and `evaluation`.
+        function: The function, whose first parameter is annotated as `RunView`. It gets what the
+            method gets.
+
+    Raises:
+        ConfigError: There is no such moment.
+    """
+
+    def __init__(self, *, at: str, function: Callable[..., Any]) -> None:
+        moments = [name.removeprefix("on_") for name in vars(Callback) if name.startswith("on_")]
+        moment = at if at in moments else at.removesuffix("_end")
+        if moment not in moments:
+            hint = nearest(at, moments)
+            raise ConfigError(Problem("at", "is no moment", at, ", ".join(moments), hint))
+        setattr(self, f"on_{moment}", function)
