@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from samewise.runner.commands import add_overrides, compose_arguments
 from samewise.runner.errors import ConfigError
 from samewise.runner.processes import variables
 from samewise.runner.records.json_text import to_json
 from samewise.runner.tracking import address, backends
+
+if TYPE_CHECKING:
+    from samewise.runner.training.layers import Layer
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -23,13 +27,23 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--static", action="store_true", help="only read the config: build nothing, load no data"
     )
     parser.add_argument(
-        "--json", action="store_true", help="print {name, fingerprint, problems, notes} as JSON"
+        "--depth",
+        type=int,
+        default=1,
+        metavar="N",
+        help="levels of modules in the model's summary; 0: only the model (default: 1)",
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print {name, fingerprint, problems, notes, layers} as JSON",
     )
     parser.epilog = """\
 examples:
   samewise check experiment=resnet18_digits
   samewise check experiment=resnet50_imagenet dataset.root=/data/imagenet
   samewise check experiment=resnet18_digits strategy=elastic replicas=512 batch_size=1024 strategy.nproc=512
+  samewise check experiment=resnet18_digits --depth 3                        every layer of the model
   samewise check experiment=resnet18_digits --static --json"""
 
 
@@ -49,11 +63,19 @@ def run(args: argparse.Namespace) -> int:
     found_problems += (
         [] if composed.problems else backends.problems(backends.backends_of(composed.cfg.tracking))
     )
+    summary: list[Layer] = []
+    table: list[str] = []
     if not found_problems and not args.static:
         try:
+            from samewise.runner.training import layers
             from samewise.runner.training.dry_run import dry_run
 
-            notes = dry_run(composed, composed.project)
+            notes = dry_run(
+                composed,
+                composed.project,
+                lambda run: summary.extend(layers.summarise(run, args.depth)),
+            )
+            table = list(layers.table_lines(summary))
         except ConfigError as error:
             if not args.json:
                 raise
@@ -71,6 +93,7 @@ def run(args: argparse.Namespace) -> int:
                     "fingerprint": composed.fingerprint,
                     "problems": values,
                     "notes": notes,
+                    "layers": list(map(vars, summary)),
                 },
                 indent=2,
             )
@@ -78,7 +101,6 @@ def run(args: argparse.Namespace) -> int:
         return ConfigError.exit_code if found_problems or has_warnings else 0
     if found_problems:
         raise ConfigError(*found_problems)
-    print(
-        "\n  ".join([f"no problems found in {composed.name} ({composed.fingerprint[:12]})", *notes])
-    )
+    title = f"no problems found in {composed.name} ({composed.fingerprint[:12]})"
+    print("\n  ".join([title, *notes, *table]))
     return ConfigError.exit_code if has_warnings else 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -31,11 +31,18 @@ LONG = 100_000
 """Schedules of more steps are not tried to their end: torch's take 10 microseconds for a step."""
 
 
-def dry_run(composed: Composed, project: Project) -> list[str]:
+def dry_run(
+    composed: Composed, project: Project, look: Callable[[Run], object] = lambda run: None
+) -> list[str]:
     """Take one optimizer step and measure one batch of the validation split; keep nothing.
 
     If the strategy needs several processes, this is rank 0 of as many, with the others simulated:
     it computes its own part of the step.
+
+    Args:
+        composed: The config.
+        project: The project whose packages the config may name.
+        look: Called with the run after its step.
 
     Returns:
         Sentences about these processes, and warnings.
@@ -47,7 +54,7 @@ def dry_run(composed: Composed, project: Project) -> list[str]:
     with simulate_ranks(0, 1):
         strategy, processes = _requested_processes(composed, project)
         run = (
-            _step(composed, project, alone=True)
+            _step(composed, project, look, alone=True)
             if processes == 1 or not strategy.pretends
             else None
         )
@@ -70,7 +77,7 @@ def dry_run(composed: Composed, project: Project) -> list[str]:
         of_last = last.micro_batches
         last.end()
     with simulate_ranks(0, processes):
-        run = _step(composed, project, alone=False)
+        run = _step(composed, project, look, alone=False)
         return [*_plan(run.strategy, of_last, processes), *_warnings(run)]
 
 
@@ -94,7 +101,9 @@ def _begin(strategy: Strategy, composed: Composed) -> None:
     strategy.begin(str(composed.cfg.device), composed.cfg.replicas, composed.cfg.accumulate)
 
 
-def _step(composed: Composed, project: Project, *, alone: bool) -> Run:
+def _step(
+    composed: Composed, project: Project, look: Callable[[Run], object], *, alone: bool
+) -> Run:
     """Take the step; return the run, with its strategy ended."""
     with (
         tempfile.TemporaryDirectory(prefix="samewise-check-") as temporary,
@@ -116,6 +125,7 @@ def _step(composed: Composed, project: Project, *, alone: bool) -> Run:
                 watch(run, lambda guard: guard.before_evaluation(run))
                 if run.config.resume_from:
                     continue_from(run, run.config.resume_from)
+                look(run)
         except SamewiseError:
             raise
         # The user's code may also call sys.exit

@@ -6,10 +6,12 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from samewise.runner.data import streams
+from samewise.runner.data.keyed import Key
 from samewise.runner.data.loading import MicroBatch
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.interfaces import Batch, Loss, Recipe, is_loss
@@ -41,6 +43,15 @@ def loss_of(
         loss = run.recipe.loss(run.network if model is None else model, batch, phase.spec)
     require_loss(run.recipe, loss)
     return batch, loss
+
+
+def first_samples(run: Run, samples: int) -> Any:
+    """Load the first samples of a training, of this process's part of the step."""
+    epoch, start, _ = run.plan.bounds(0, run.strategy.micro_batches[0])
+    positions = np.arange(start, min(start + samples, len(run.order)))
+    return run.splits["train"].keyed[
+        Key(epoch, start, tuple(run.order.at(epoch, positions).tolist()))
+    ]
 
 
 def losses_of(run: Run, micro: MicroBatch) -> Iterator[Tensor]:

@@ -8,18 +8,16 @@ from contextlib import suppress
 from math import ceil
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from samewise.runner.data import streams
 from samewise.runner.data.device import copied
-from samewise.runner.data.keyed import Key
 from samewise.runner.data.loading import MicroBatch
 from samewise.runner.errors import Problem, requested_memory
 from samewise.runner.records.digest import tensors_in
 from samewise.runner.strategies.tree import unchanged_buffers
-from samewise.runner.training.losses import loss_of
+from samewise.runner.training.losses import first_samples, loss_of
 from samewise.runner.training.run import Run
 
 PARTS = ("weights", "gradients", "optimizer state", "averages", "activations", "batch")
@@ -100,11 +98,7 @@ def activations_of(run: Run) -> dict[str, int]:
 
 
 def _forward(run: Run, samples: int) -> tuple[int, int]:
-    epoch, start, _ = run.plan.bounds(0, run.strategy.micro_batches[0])
-    positions = np.arange(start, min(start + samples, len(run.order)))
-    loaded: Any = run.splits["train"].keyed[
-        Key(epoch, start, tuple(run.order.at(epoch, positions).tolist()))
-    ]
+    loaded = first_samples(run, samples)
     most, batch_bytes = 0, 0
     with streams.preserve_generators(), unchanged_buffers(run.model):
         for phase in run.phases:

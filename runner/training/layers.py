@@ -1,0 +1,144 @@
+"""Summarises a run's model by layer: shapes, parameters and operations, for `check`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from functools import partial
+from math import ceil, prod
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from samewise.runner.data import streams
+from samewise.runner.data.device import copied
+from samewise.runner.data.loading import MicroBatch
+from samewise.runner.records.digest import tensors_in
+from samewise.runner.strategies.tree import unchanged_buffers
+from samewise.runner.training.losses import first_samples, loss_of
+from samewise.runner.training.run import Run
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A module of a model.
+
+    Args:
+        name: Path in the model; empty for the model itself.
+        type: Class.
+        output: Shapes of the tensors that its first call returned for a batch of one or two
+            samples; empty if it was not called.
+        parameters: Number of parameters, each once, with those of the modules inside.
+        trained: How many of them are trained.
+        operations: Floating-point operations for one sample in a forward pass of each phase,
+            with those of the modules inside; a multiplication and an addition are two. As in
+            torch's `FlopCounterMode`, matrix products, convolutions and attention count.
+    """
+
+    name: str
+    type: str
+    output: list[list[int]]
+    parameters: int
+    trained: int
+    operations: int
+
+
+def summarise(run: Run, depth: int) -> list[Layer]:
+    """Return the model and the modules inside it, in the model's order.
+
+    Takes a forward pass of two samples at most. Where that fails, there are no shapes, and no
+    operations.
+
+    Args:
+        run: The run.
+        depth: How many levels of modules to return; 0: only the model.
+    """
+    samples = min(2, ceil(run.batch_size / run.micro_batches))
+    outputs, operations = dict[str, list[list[int]]](), Counter[str | None]()
+    with suppress(Exception):
+        _forward(run, samples, outputs, operations)
+    del operations[None]
+    return [
+        Layer(
+            name,
+            type(module).__name__,
+            outputs.get(name, []),
+            sum(x.numel() for x in module.parameters()),
+            sum(x.numel() for x in module.parameters() if x.requires_grad),
+            sum(operations[x] for x in operations if not name or f"{x}.".startswith(f"{name}."))
+            // samples,
+        )
+        for name, module in run.model.named_modules()
+        if not name or name.count(".") < depth
+    ]
+
+
+def _forward(
+    run: Run,
+    samples: int,
+    outputs: dict[str, list[list[int]]],
+    operations: Counter[str | None],
+) -> None:
+    """Note the outputs' shapes, and each module's operations outside the modules inside it."""
+    counter = FlopCounterMode(display=False, custom_mapping={_ATTENTION: _attention_operations})
+    # The modules in whose calls the pass is; below them None, the recipe
+    calls: list[str | None] = [None]
+
+    def count() -> None:
+        operations[calls[-1]] += counter.get_total_flops() - operations.total()
+
+    def enter(name: str, *_: Any) -> None:
+        count()
+        calls.append(name)
+
+    def leave(name: str, _module: nn.Module, _inputs: Any, output: Any) -> None:
+        count()
+        calls.pop()
+        outputs.setdefault(name, [list(x.shape) for x in tensors_in(output)])
+
+    with ExitStack() as stack:
+        stack.enter_context(streams.preserve_generators())
+        stack.enter_context(unchanged_buffers(run.model))
+        for name, module in run.model.named_modules():
+            before = module.register_forward_pre_hook(partial(enter, name))
+            stack.callback(before.remove)
+            stack.callback(module.register_forward_hook(partial(leave, name)).remove)
+        batch = first_samples(run, samples)
+        stack.enter_context(counter)
+        for phase in run.phases:
+            with phase.training(run.step):
+                loss_of(run, phase, MicroBatch(0, copied(batch)), model=run.model)
+
+
+_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # pyright: ignore
+
+
+def _attention_operations(
+    query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: Any, **_options: Any
+) -> int:
+    """Count as torch does for attention on CUDA, whose kernel for the CPU has no formula."""
+    return 2 * prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
+
+
+def table_lines(layers: Sequence[Layer]) -> Iterator[str]:
+    """Yield the layers as a table."""
+    rows = [("layer", "type", "output", "parameters", "Mflop")]
+    rows += [
+        (
+            x.name or "model",
+            x.type,
+            ", ".join(" x ".join(map(str, shape)) for shape in x.output[:1])
+            + ", ..." * (len(x.output) > 1),
+            f"{x.parameters:,}" + f" ({x.trained:,} trained)" * (x.trained < x.parameters),
+            f"{x.operations / 1e6:,.2f}",
+        )
+        for x in layers
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = zip(row, widths, "<<<>>", strict=True)
+        yield "  ".join(f"{cell:{side}{width}}" for cell, width, side in cells)
