@@ -72,6 +72,7 @@ WRITTEN_BY_COMMANDS = {
     "eval/": "Pictures of `samewise eval`.",
     "predictions/": "What `samewise predict` wrote.",
     "tensorboard/, wandb/": "Files of these stores, with `tracking.report_to`.",
+    "metrics.csv": "The metrics as a table, with `tracking=csv`.",
     "sender.log": "What the process that sends to MLflow printed.",
 }
 

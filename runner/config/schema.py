@@ -154,7 +154,7 @@ class Tracking:
     enabled: bool = True
     """Log to a tracking store; false: the run's folder is the only record."""
     report_to: list[str] = field(default_factory=lambda: ["mlflow"])
-    """Where to log: any of mlflow, tensorboard and wandb (Weights & Biases)."""
+    """Where to log: any of mlflow, tensorboard, wandb (Weights & Biases) and csv."""
     uri: str = "sqlite:///${run_root}/mlflow.db"
     """The MLflow tracking URI."""
     experiment: str = "samewise"

@@ -1,4 +1,4 @@
-"""The interface of the backends: MLflow, TensorBoard, Weights & Biases.
+"""The interface of the backends: MLflow, TensorBoard, Weights & Biases, a CSV file.
 
 Each copies the run folder's journal separately. Imports none of them.
 """
@@ -25,7 +25,12 @@ _REPORT = re.compile(rf"(?:{FAILING} (.+?){TROUBLE} (.*)|{REACHED} (.+))$")
 _TAIL = 1 << 16
 
 
-TITLES = {"mlflow": "MLflow", "tensorboard": "TensorBoard", "wandb": "Weights & Biases"}
+TITLES = {
+    "mlflow": "MLflow",
+    "tensorboard": "TensorBoard",
+    "wandb": "Weights & Biases",
+    "csv": "metrics.csv",
+}
 """Titles of the backends, by the names in `tracking.report_to`, which are also their packages."""
 
 

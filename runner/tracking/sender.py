@@ -116,6 +116,10 @@ def open_backend(name: str, folder: RunFolder, settings: Mapping[str, Any]) -> B
         from samewise.runner.tracking.tensorboard import TensorBoard
 
         return TensorBoard(folder)
+    if name == "csv":
+        from samewise.runner.tracking.metrics_csv import MetricsCsv
+
+        return MetricsCsv(folder)
     if name == "wandb":
         from samewise.runner.tracking.wandb import WeightsAndBiases
 

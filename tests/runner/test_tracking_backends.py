@@ -1,8 +1,9 @@
-"""TensorBoard and Weights & Biases, read back by their own readers: each value once, whatever was killed; missing and unknown backends are reported."""
+"""TensorBoard, Weights & Biases and metrics.csv, read back by their own readers: each value once, whatever was killed; missing and unknown backends are reported."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import struct
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 from omegaconf import OmegaConf
 from PIL import Image
@@ -23,6 +25,7 @@ from samewise.runner.config.schema import Tracking
 from samewise.runner.errors import ConfigError
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.tracking.journal import Journal
+from samewise.runner.tracking.metrics_csv import MetricsCsv
 from samewise.runner.tracking.tracker import open_tracker
 
 Points = dict[str, list[tuple[int, float]]]
@@ -109,8 +112,36 @@ def test_tensorboard_shows_each_value_once_however_often_it_is_sent(
     assert sum(1 for path in (folder.path / "tensorboard").iterdir() if path.stat().st_size) == 1
 
 
+def by_pandas(folder: RunFolder) -> tuple[Points, list[str]]:
+    """The rows of metrics.csv, and its columns, as users of Lightning's CSVLogger read them."""
+    table = pandas.read_csv(folder.path / "metrics.csv")
+    points = {name: table[["step", name]].dropna() for name in table if name != "step"}
+    return {str(name): list(zip(rows["step"], rows[name], strict=True)) for name, rows in points.items()}, list(table)
+
+
+def test_metrics_csv_has_a_row_for_each_step_after_a_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = make_run(tmp_path)
+    backend = MetricsCsv(folder)
+    assert backend.synchronise(alive=True).metrics == 5
+    with open(folder.metrics, "ab") as journal:  # a process that was killed within a line, and resumes from step 3
+        journal.write(b'{"step": 6, "time_ms": 17')
+    log(folder, range(3, 9), resume=3)
+    journal = Journal(folder.metrics, resume_step=8)
+    journal.log({"valid/loss": 0.1 + 0.2, "a, b": math.nan}, 8)  # a new column, of the same step
+    journal.close()
+    assert backend.synchronise(alive=False).metrics == 10
+    points, columns = by_pandas(folder)
+    assert columns == ["a, b", "step", "train/loss", "valid/loss"]
+    assert points["train/loss"] == [(step, 1 / step) for step in range(1, 9)]
+    assert points["valid/loss"] == [(8, 0.1 + 0.2)]
+    whole = (folder.path / "metrics.csv").read_bytes()
+    assert main(["sync", "--to", "csv"]) == 0
+    assert (folder.path / "metrics.csv").read_bytes() == whole
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("backend", "read"), [("tensorboard", by_tensorboard), ("wandb", by_wandb)])
+@pytest.mark.parametrize(("backend", "read"), [("tensorboard", by_tensorboard), ("wandb", by_wandb), ("csv", by_pandas)])
 def test_a_killed_sender_loses_nothing(tmp_path: Path, backend: str, read: Callable[[RunFolder], tuple[Points, Any]]) -> None:
     folder = make_run(tmp_path, enabled=True, report_to=[backend])
     settings = OmegaConf.to_container(OmegaConf.structured(Tracking(experiment="tried", report_to=[backend], log_system=False, send_every_s=0.1)))
@@ -125,7 +156,7 @@ def test_a_killed_sender_loses_nothing(tmp_path: Path, backend: str, read: Calla
             sender.stdin.close()
             assert sender.wait(60) == 0
         else:
-            marks = {"tensorboard": "tensorboard/events.*", "wandb": "wandb.json"}
+            marks = {"tensorboard": "tensorboard/events.*", "wandb": "wandb.json", "csv": "metrics.csv"}
             while not list(folder.path.glob(marks[backend])):
                 assert sender.poll() is None
                 time.sleep(0.05)
