@@ -6,13 +6,14 @@ import argparse
 import inspect
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from samewise.runner import api
 from samewise.runner.commands import add_checkpoint, add_packages, add_trust, note_weights
 from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.records.console import show_progress
 from samewise.runner.records.files import require_no_link, require_writable
 from samewise.runner.records.found import RUN
 from samewise.runner.records.json_text import to_json
@@ -130,7 +131,7 @@ def run(args: argparse.Namespace) -> int:
         list[Path](),
     )
     try:
-        for file, prediction, written in _show_progress(predictions, len(paths)):
+        for file, prediction, written in show_progress(predictions, len(paths)):
             replaced += [result_file for result_file in written if result_file in existing]
             for result_file in results:
                 result_file.add(file, prediction, written)
@@ -191,28 +192,6 @@ def _outputs(paths: Sequence[Path], form: Form | None) -> tuple[Path | None, lis
             )
         )
     return next(iter(folders), None), [PredictionFile(path, form) for path in files]
-
-
-def _show_progress(predictions: Iterable[Any], total: int) -> Iterator[Any]:
-    """Yield predictions, with a progress bar on a terminal if there are several files."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
-    from samewise.runner.records.console import PlainConsole
-
-    console = PlainConsole(stderr=True)
-    # Predictions are printed above the bar, unless they go into a file or a pipe
-    shares_terminal = sys.stdout.isatty()
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    is_hidden = total < 2 or not console.is_terminal
-    with Progress(
-        *columns,
-        console=console,
-        transient=True,
-        disable=is_hidden,
-        redirect_stdout=shares_terminal,
-        redirect_stderr=shares_terminal,
-    ) as bar:
-        yield from bar.track(predictions, total=total)
 
 
 def _print_prediction(

@@ -17,9 +17,10 @@ from omegaconf import DictConfig, OmegaConf
 from samewise.runner.config import compose
 from samewise.runner.config.check.settings import keys_are_known
 from samewise.runner.config.compose import Composed
+from samewise.runner.config.fingerprint import finds_data, is_outside
 from samewise.runner.config.override_text import read_overrides
 from samewise.runner.config.overrides import try_override
-from samewise.runner.config.tree import differences, plain
+from samewise.runner.config.tree import at, differences, plain, same
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.records import header, shapes
 from samewise.runner.records import trust as signatures
@@ -78,6 +79,21 @@ def config_in(file: Path, overrides: Sequence[str] = ()) -> Composed:
         )
     label = _merge_labels(saved.label, compose.label_of(overrides))
     return dataclasses.replace(saved, cfg=cfg, overrides=tuple(overrides), label=label)
+
+
+def changes(folder: RunFolder, composed: Composed) -> list[tuple[str, Any, Any]]:
+    """Return the settings of a run that overrides change: path, value in the run, value here.
+
+    Settings that decide no result are left out, except places of data.
+    """
+    recorded = config_in(folder.config)
+    keys = sorted({override.partition("=")[0].lstrip("+") for override in composed.overrides})
+    pairs = [
+        (key, at(recorded.whole, key), at(composed.whole, key))
+        for key in keys
+        if finds_data(key) or not is_outside(key)
+    ]
+    return [pair for pair in pairs if not same(pair[1], pair[2])]
 
 
 def _merge_labels(before: str, after: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import IO, Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -37,3 +37,21 @@ class PlainConsole(Console):
                 if segment.control
                 else Segment(printable(redact(segment.text)), segment.style)
             )
+
+
+def show_progress(items: Iterable[Any], total: int) -> Iterator[Any]:
+    """Yield items, with a progress bar on a terminal if there are several."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    console = PlainConsole(stderr=True)
+    # Results are printed above the bar, unless they go into a file or a pipe
+    shares_terminal = sys.stdout.isatty()
+    with Progress(
+        *(BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()),
+        console=console,
+        transient=True,
+        disable=total < 2 or not console.is_terminal,
+        redirect_stdout=shares_terminal,
+        redirect_stderr=shares_terminal,
+    ) as bar:
+        yield from bar.track(items, total=total)

@@ -37,6 +37,7 @@ SUMMARY = {
         "also?": {str: NUMBERS},
         "evaluated?": str,
     },
+    "evaluations?": {str: {"step": int, "samples": int, "time_ms": int, "metrics": NUMBERS}},
     "mlflow_run_id?": (str, None),
     "timings": {"training_s": float, "step_ms": float},
     "trace_sha256?": (SHA256, None),

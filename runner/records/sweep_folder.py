@@ -261,20 +261,25 @@ def is_named(arguments: Sequence[str]) -> bool:
     return len(arguments) == 1 and "=" not in arguments[0] and not arguments[0].startswith("~")
 
 
+def matching(name: str, *, run_root: Path) -> list[SweepFolder]:
+    """List the sweeps that `name` may mean: their folder, id, or the start of a part of the id."""
+    if (Path(name) / "sweep.json").is_file():
+        return [SweepFolder(Path(name))]
+    sweeps = list(below(run_root))
+    return [sweep for sweep in sweeps if sweep.id == name] or [
+        sweep
+        for sweep in sweeps
+        if sweep.id.startswith(name) or sweep.id.rsplit("-", 1)[-1].startswith(name)
+    ]
+
+
 def find(name: str, *, run_root: Path) -> SweepFolder:
     """Find the sweep called `name`: its folder, its id, or the start of a part of the id.
 
     Raises:
         ConfigError: No sweep matches, or several do.
     """
-    if (Path(name) / "sweep.json").is_file():
-        return SweepFolder(Path(name))
-    sweeps = list(below(run_root))
-    matches = [sweep for sweep in sweeps if sweep.id == name] or [
-        sweep
-        for sweep in sweeps
-        if sweep.id.startswith(name) or sweep.id.rsplit("-", 1)[-1].startswith(name)
-    ]
+    matches = matching(name, run_root=run_root)
     if len(matches) == 1:
         return matches[0]
     if matches:
@@ -286,6 +291,6 @@ def find(name: str, *, run_root: Path) -> SweepFolder:
                 name, "the folder exists, but has no sweep.json", expected="a sweep's folder or id"
             )
         )
-    hint = nearest(name, [sweep.id for sweep in sweeps]) or "`samewise sweep` makes one"
+    hint = nearest(name, [sweep.id for sweep in below(run_root)]) or "`samewise sweep` makes one"
     reason = f"no such sweep in {run_root / HOME}"
     raise ConfigError(Problem("SWEEP", reason, name, "a sweep's folder or id", hint))

@@ -132,11 +132,14 @@ def read_run(folder: RunFolder) -> ListedRun:
         "tags": {key: str(value) for key, value in tags.items() if value is not None},
     }
     if summary.get("status") == "finished":
-        metrics = {
+        best = summary["metrics"]["best"] or summary["metrics"]["final"]
+        evaluated = {
             name: value
-            for name, value in (summary["metrics"]["best"] or summary["metrics"]["final"]).items()
-            if name != "step"
+            for evaluation in summary.get("evaluations", {}).values()
+            if evaluation["step"] == best.get("step", summary["steps"])
+            for name, value in evaluation["metrics"].items()
         }
+        metrics = {**evaluated, **{name: best[name] for name in best if name != "step"}}
         monitor = summary["metrics"]["monitor"]
         outcome: dict[str, Any] = {
             "state": State.finished,

@@ -276,6 +276,15 @@ class Sending:
             self._log("params", new_params[start : start + _PARAMS])
         for start in range(0, len(tags), _PARAMS):
             self._log("tags", tags[start : start + _PARAMS])
+        summary = read_json(self.folder.summary, shapes.SUMMARY) or {}
+        # What is sent again has the same time, and is stored once
+        evaluated = [
+            Metric(describing.key(name), value, evaluation["time_ms"], evaluation["step"])
+            for evaluation in summary.get("evaluations", {}).values()
+            for name, value in evaluation["metrics"].items()
+        ]
+        if evaluated:
+            self._log("metrics", evaluated)
         datasets = describing.inputs(redact_values(config), redact_values(environment))
         if datasets:
             self.client.log_inputs(self._run_id, datasets)

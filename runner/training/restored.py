@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import time
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
@@ -13,15 +14,14 @@ from omegaconf import DictConfig, open_dict
 
 from samewise.runner.config import saved
 from samewise.runner.config.compose import Composed
-from samewise.runner.config.fingerprint import OURS, finds_data, is_outside
+from samewise.runner.config.fingerprint import OURS
 from samewise.runner.config.instantiate import locate
 from samewise.runner.config.project import Project
 from samewise.runner.config.schema import SPLITS
-from samewise.runner.config.tree import at, same
 from samewise.runner.errors import ConfigError, Problem, first_few
 from samewise.runner.interfaces import class_names
 from samewise.runner.records import checkpoint, kept_checkpoints, shapes, sources
-from samewise.runner.records.files import read_json, read_mapping
+from samewise.runner.records.files import read_json, read_mapping, write_json
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.json_text import to_json
 from samewise.runner.results import Evaluation
@@ -112,7 +112,7 @@ def evaluate_checkpoint(
         CheckpointError: There is no such checkpoint.
     """
     _require_split(split, composed)
-    changed = _changed(saved.config_in(folder.config), composed)
+    changed = saved.changes(folder, composed)
     run, step = at_checkpoint(composed, project, folder, checkpoint, split)
     models = models_to_evaluate(run, weights)
     # Overrides change the folder's name, so the run's own pictures stay
@@ -141,6 +141,44 @@ def evaluate_checkpoint(
     )
 
 
+def evaluate_once(
+    folder: RunFolder,
+    composed: Composed,
+    project: Project,
+    *,
+    split: str,
+    checkpoint: str,
+    weights: str | None,
+) -> tuple[dict[str, Any], bool]:
+    """Evaluate a finished run's checkpoint on a split, unless its summary has the result already.
+
+    The arguments are those of `evaluate_checkpoint`. With overrides that change a result, it is
+    neither taken from the summary nor recorded there.
+
+    Returns:
+        `step`, `samples` and `metrics`, and whether they were recorded just now.
+    """
+    which = "best" if checkpoint == composed.cfg.evaluate.monitor else checkpoint
+    step = kept_checkpoints.choose_checkpoint(folder.checkpoints, which).step
+    name = "-".join(filter(None, (split, f"{step:08d}", weights)))
+    summary, changed = read_mapping(folder.summary, shapes.SUMMARY), saved.changes(folder, composed)
+    recorded = summary.get("evaluations", {})
+    if name in recorded and not changed:
+        return recorded[name], False
+    evaluation = evaluate_checkpoint(
+        folder, composed, project, split=split, checkpoint=which, weights=weights
+    )
+    result = {
+        "step": step,
+        "samples": evaluation.samples,
+        "time_ms": time.time_ns() // 1_000_000,
+        "metrics": evaluation.metrics,
+    }
+    if not changed:
+        write_json(folder.summary, {**summary, "evaluations": {**recorded, name: result}})
+    return result, not changed
+
+
 def _require_split(split: str, composed: Composed) -> None:
     """Raise a ConfigError unless there is such a split, and no override limits another."""
     if split not in SPLITS:
@@ -156,20 +194,6 @@ def _require_split(split: str, composed: Composed) -> None:
                 hint="leave it out",
             )
         )
-
-
-def _changed(recorded: Composed, composed: Composed) -> list[tuple[str, Any, Any]]:
-    """Return the settings that overrides change: path, value in the run, value here.
-
-    Settings that decide no result are left out, except places of data.
-    """
-    keys = sorted({override.partition("=")[0].lstrip("+") for override in composed.overrides})
-    changes = [
-        (key, at(recorded.whole, key), at(composed.whole, key))
-        for key in keys
-        if finds_data(key) or not is_outside(key)
-    ]
-    return [change for change in changes if not same(change[1], change[2])]
 
 
 def _set_classes(cfg: DictConfig, project: Project, classes: Sequence[str]) -> None:

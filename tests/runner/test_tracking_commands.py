@@ -53,6 +53,22 @@ def test_sync_sends_what_is_missing_only_once(unsent: RunFolder, capsys: pytest.
     assert json.loads(capsys.readouterr().out)["metrics"] == 0
 
 
+def test_evaluations_in_the_summary_reach_mlflow_once(unsent: RunFolder) -> None:
+    evaluation = {"step": 4, "samples": 10, "time_ms": 1_700_000_000_000, "metrics": {"test/accuracy": 0.5, "test/loss": "NaN"}}
+    summary = {"status": "finished", "level": "R2", "weights_sha256": "0" * 64, "steps": 5, "timings": {"training_s": 1, "step_ms": 1}}
+    for samples in (10, 11):
+        evaluation["samples"] = samples
+        metrics = {"final": {}, "best": {"step": 4}, "monitor": "valid/loss"}
+        unsent.summary.write_text(json.dumps({**summary, "metrics": metrics, "evaluations": {"test-00000004": evaluation}}))
+        assert main(["sync"]) == 0
+    connection = sqlite3.connect(unsent.path.parents[1] / "mlflow.db")
+    assert connection.execute("select key, step, value, is_nan from metrics where key like 'test/%' order by key").fetchall() == [
+        ("test/accuracy", 4, 0.5, 0),
+        ("test/loss", 4, 0.0, 1),
+    ]
+    connection.close()
+
+
 def test_a_name_and_tags_reach_mlflow_at_once_or_with_sync(unsent: RunFolder, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     from mlflow import MlflowClient
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import json
 import os
@@ -76,6 +77,28 @@ def test_a_point_has_the_same_weights_as_its_run_alone(swept, points, samewise: 
     for one in points(folder, name)[2:]:
         alone = samewise("train", *TINY, "optimizer.lr=0.05", f"seed={one['seed']}", f"run_root={tmp_path}", "--json")
         assert one["weights_sha256"] == json.loads(alone.stdout)["weights_sha256"]
+
+
+@pytest.mark.slow
+def test_the_finished_runs_of_a_sweep_are_evaluated_once_and_the_results_recorded(swept, points, samewise, tmp_path) -> None:
+    folder, _, name = swept
+    finished = [one["folder"] for one in points(folder, name)[2:]]
+    evaluate = ["eval", name, "--split", "train", "--csv", tmp_path / "train.csv"]
+    done = samewise(*evaluate, "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)["points"]
+    assert [one["state"] for one in told] == ["failed", "failed", "finished", "finished"]
+    for place, one in zip(finished, told[2:], strict=True):
+        assert one["metrics"] == json.loads(samewise("eval", place, "--split", "train", "--json").stdout)["metrics"]
+    with open(tmp_path / "train.csv") as table:
+        assert [row["train/accuracy"] for row in csv.DictReader(table)][2:] == [repr(one["metrics"]["train/accuracy"]) for one in told[2:]]
+    best = max(told[2:], key=lambda one: one["metrics"]["train/loss"])
+    assert json.loads(samewise("runs", "--sort", "train/loss", "--json").stdout)[0]["folder"] == best["folder"]
+    again = json.loads(samewise(*evaluate, "--json").stdout)["points"]
+    assert [one.get("time_ms") for one in again] == [one.get("time_ms") for one in told], "it was not evaluated again"
+    other = json.loads(samewise(*evaluate, "--json", "evaluate.batch_size=3", "recipe.label_smoothing=0.1").stdout)["points"]
+    assert other[2]["metrics"] != told[2]["metrics"]
+    assert json.loads(samewise(*evaluate, "--json").stdout)["points"] == again, "what overrides gave is not recorded"
 
 
 @pytest.mark.slow

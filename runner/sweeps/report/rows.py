@@ -89,6 +89,20 @@ def point_rows(results: Sequence[PointResult]) -> list[Row]:
     ]
 
 
+def evaluation_rows(points: Sequence[Mapping[str, Any]], *, exact: bool = False) -> list[Row]:
+    """Return each point of an evaluation, `tables.point_values` with `metrics`, as a row."""
+    return [
+        {
+            "point": point["point"],
+            **{key: value if exact else short(value) for key, value in point["values"].items()},
+            **({} if point["seed"] is None else {"seed": point["seed"]}),
+            **{key: point.get(key, "") for key in ("state", "step")},
+            **{key: (exactly if exact else number)(x) for key, x in point["metrics"].items()},
+        }
+        for point in points
+    ]
+
+
 def not_best(results: Sequence[PointResult]) -> str:
     """Return a sentence on settings that cannot be the best; "" if there are none."""
     if len(objectives := goals(results)) > 1:
