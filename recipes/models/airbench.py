@@ -14,6 +14,8 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from samewise.recipes.models.activations import activation_function, activation_module
+
 
 @final
 class Airbench(nn.Module):
@@ -31,6 +33,7 @@ class Airbench(nn.Module):
             branch (airbench96).
         num_classes: Number of outputs, one for each class.
         in_channels: 3 for colour, 1 for grey.
+        activation: The activation, a function of torch.nn.functional.
     """
 
     def __init__(
@@ -40,15 +43,17 @@ class Airbench(nn.Module):
         convolutions: int = 2,
         num_classes: int = 10,
         in_channels: int = 3,
+        activation: str = "gelu",
     ) -> None:
         super().__init__()
+        self._activate = activation_function(activation)
         whitened = 2 * in_channels * 2 * 2
         self.whiten = nn.Conv2d(in_channels, whitened, 2)
         self.whiten.weight.requires_grad_(False)
         inputs = (whitened, *widths)
         self.blocks = nn.Sequential(
             *(
-                _Block(before, width, convolutions)
+                _Block(before, width, convolutions, activation)
                 for before, width in zip(inputs, widths, strict=False)
             )
         )
@@ -58,14 +63,14 @@ class Airbench(nn.Module):
             self.head.weight /= self.head.weight.std()
 
     def forward(self, image: Tensor) -> Tensor:
-        features = self.blocks(nn.functional.gelu(self.whiten(image))).amax((2, 3))
+        features = self.blocks(self._activate(self.whiten(image))).amax((2, 3))
         return self.head(features) / features.shape[1]
 
 
 class _Block(nn.Module):
     """A block: float[B, inputs, H, W] to float[B, width, H // 2, W // 2]."""
 
-    def __init__(self, inputs: int, width: int, convolutions: int) -> None:
+    def __init__(self, inputs: int, width: int, convolutions: int, activation: str) -> None:
         super().__init__()
         self.conv1, self.pool, self.norm1 = (
             _convolution(inputs, width),
@@ -76,7 +81,7 @@ class _Block(nn.Module):
         self.residual = convolutions > 2
         if self.residual:
             self.conv3, self.norm3 = _convolution(width, width), _norm(width)
-        self.activation = nn.GELU()
+        self.activation = activation_module(activation)
 
     def forward(self, features: Tensor) -> Tensor:
         entry = self.activation(self.norm1(self.pool(self.conv1(features))))

@@ -10,6 +10,7 @@ from typing import final
 
 from torch import Tensor, nn
 
+from samewise.recipes.models.activations import activation_module
 from samewise.runner.errors import ConfigError, Problem
 
 
@@ -29,6 +30,8 @@ class DCGAN(nn.Module):
         channels: Channels of the images.
         width: Channels next to the image; they double with each level away from it.
         levels: Number of times that the size is doubled, and halved.
+        activation: The activation of both networks, a function of torch.nn.functional; None: the
+            paper's.
 
     Raises:
         ConfigError: The image cannot be halved so often.
@@ -42,6 +45,7 @@ class DCGAN(nn.Module):
         channels: int = 1,
         width: int = 32,
         levels: int = 2,
+        activation: str | None = None,
     ) -> None:
         super().__init__()
         if levels < 1 or image_size % 2**levels:
@@ -61,11 +65,11 @@ class DCGAN(nn.Module):
             nn.Linear(noise, deepest * side * side, bias=False),
             nn.Unflatten(1, (deepest, side, side)),
             nn.BatchNorm2d(deepest),
-            nn.ReLU(),
+            activation_module(activation or "relu"),
             *(
                 layer
                 for inputs, outputs in zip(widths[:0:-1], widths[-2::-1], strict=True)
-                for layer in _upsampling(inputs, outputs)
+                for layer in _upsampling(inputs, outputs, activation or "relu")
             ),
             nn.ConvTranspose2d(width, channels, 4, stride=2, padding=1),
             nn.Tanh(),
@@ -74,7 +78,7 @@ class DCGAN(nn.Module):
             *(
                 layer
                 for inputs, outputs in zip([channels, *widths], widths, strict=False)
-                for layer in _downsampling(inputs, outputs)
+                for layer in _downsampling(inputs, outputs, activation)
             ),
             nn.Flatten(),
             nn.Linear(deepest * side * side, 1),
@@ -96,13 +100,16 @@ class DCGAN(nn.Module):
         return fake[:0] if images is None else self.discriminator(images), fake
 
 
-def _upsampling(inputs: int, outputs: int) -> list[nn.Module]:
+def _upsampling(inputs: int, outputs: int, activation: str) -> list[nn.Module]:
     return [
         nn.ConvTranspose2d(inputs, outputs, 4, stride=2, padding=1, bias=False),
         nn.BatchNorm2d(outputs),
-        nn.ReLU(),
+        activation_module(activation),
     ]
 
 
-def _downsampling(inputs: int, outputs: int) -> list[nn.Module]:
-    return [nn.Conv2d(inputs, outputs, 4, stride=2, padding=1), nn.LeakyReLU(0.2)]
+def _downsampling(inputs: int, outputs: int, activation: str | None) -> list[nn.Module]:
+    return [
+        nn.Conv2d(inputs, outputs, 4, stride=2, padding=1),
+        nn.LeakyReLU(0.2) if activation is None else activation_module(activation),
+    ]

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, ResNet
 
+from samewise.recipes.models.activations import with_activation
 from samewise.runner.errors import ConfigError, Problem
 
 Shortcut = Literal["A", "B"]
@@ -35,6 +36,7 @@ class SmallImageResNet(nn.Module):
             torchvision.
         num_classes: Number of outputs, one for each class.
         in_channels: 3 for colour, 1 for grey.
+        activation: The activation, a function of torch.nn.functional.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class SmallImageResNet(nn.Module):
         shortcut: Shortcut = "B",
         num_classes: int = 10,
         in_channels: int = 3,
+        activation: str = "relu",
     ) -> None:
         super().__init__()
         # Batch norm follows, which would remove a bias
@@ -62,6 +65,8 @@ class SmallImageResNet(nn.Module):
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.fc = nn.Linear(inputs, num_classes)
         _initialise(self)
+        if activation != "relu":
+            with_activation(self, activation=activation)
 
     def forward(self, image: Tensor) -> Tensor:
         features = self.relu(self.bn1(self.conv1(image)))
@@ -102,6 +107,7 @@ def resnet_cifar(
     shortcut: Shortcut = "A",
     num_classes: int = 10,
     in_channels: int = 3,
+    activation: str = "relu",
 ) -> SmallImageResNet:
     """Create the paper's CIFAR network: three stages of `width`, 2 `width` and 4 `width` channels.
 
@@ -115,6 +121,7 @@ def resnet_cifar(
         shortcut: "A" without parameters, as in the paper; "B" with 1x1 convolutions.
         num_classes: Number of outputs, one for each class.
         in_channels: 3 for colour, 1 for grey.
+        activation: As in `SmallImageResNet`.
 
     Returns:
         The network, float32[B, in_channels, H, W] to float32[B, num_classes].
@@ -138,11 +145,17 @@ def resnet_cifar(
         shortcut=shortcut,
         num_classes=num_classes,
         in_channels=in_channels,
+        activation=activation,
     )
 
 
 def resnet18_small(
-    *, num_classes: int = 10, in_channels: int = 3, width: int = 64, shortcut: Shortcut = "B"
+    *,
+    num_classes: int = 10,
+    in_channels: int = 3,
+    width: int = 64,
+    shortcut: Shortcut = "B",
+    activation: str = "relu",
 ) -> SmallImageResNet:
     """Create ResNet-18 for images of 8 to 64 pixels: torchvision's except for the stem.
 
@@ -153,6 +166,7 @@ def resnet18_small(
         in_channels: 3 for colour, 1 for grey.
         width: Channels of the first stage; each further stage has twice as many as the one before.
         shortcut: As in `SmallImageResNet`.
+        activation: As in `SmallImageResNet`.
 
     Returns:
         The network, float32[B, in_channels, H, W] to float32[B, num_classes].
@@ -164,11 +178,17 @@ def resnet18_small(
         shortcut=shortcut,
         num_classes=num_classes,
         in_channels=in_channels,
+        activation=activation,
     )
 
 
 def resnet34_small(
-    *, num_classes: int = 10, in_channels: int = 3, width: int = 64, shortcut: Shortcut = "B"
+    *,
+    num_classes: int = 10,
+    in_channels: int = 3,
+    width: int = 64,
+    shortcut: Shortcut = "B",
+    activation: str = "relu",
 ) -> SmallImageResNet:
     """Create ResNet-34 for images of 8 to 64 pixels, as `resnet18_small`.
 
@@ -177,6 +197,7 @@ def resnet34_small(
         in_channels: 3 for colour, 1 for grey.
         width: As in `resnet18_small`.
         shortcut: As in `SmallImageResNet`.
+        activation: As in `SmallImageResNet`.
 
     Returns:
         The network, float32[B, in_channels, H, W] to float32[B, num_classes].
@@ -188,6 +209,7 @@ def resnet34_small(
         shortcut=shortcut,
         num_classes=num_classes,
         in_channels=in_channels,
+        activation=activation,
     )
 
 

@@ -11,6 +11,7 @@ from typing import Literal, final
 import torch
 from torch import Tensor, nn
 
+from samewise.recipes.models.activations import activation_function
 from samewise.runner.errors import ConfigError, Problem
 
 Norm = Literal["none", "layer"]
@@ -38,6 +39,7 @@ class Wav2Letter(nn.Module):
         norm: "none", as published, or "layer": layer normalisation of each frame's channels (arXiv
             1607.06450), which makes training faster.
         dropout: Share of channel values dropped before the top layers.
+        activation: The activation of the hidden layers, a function of torch.nn.functional.
 
     Raises:
         ConfigError: `kernel` is even.
@@ -56,8 +58,10 @@ class Wav2Letter(nn.Module):
         top_kernel: int = 32,
         norm: Norm = "none",
         dropout: float = 0.0,
+        activation: str = "relu",
     ) -> None:
         super().__init__()
+        self._activate = activation_function(activation)
         if kernel % 2 == 0:
             raise ConfigError(Problem("model.kernel", "must be odd", kernel))
         sizes = [(num_features, width, first_kernel, 2, (first_kernel - 1) // 2)]
@@ -94,7 +98,7 @@ class Wav2Letter(nn.Module):
                 else hidden
             )
             inside = torch.arange(hidden.shape[-1], device=length.device) < length[:, None]
-            hidden = torch.where(inside[:, None], hidden.relu(), 0.0)
+            hidden = torch.where(inside[:, None], self._activate(hidden), 0.0)
         return self.last(hidden).log_softmax(1)
 
     def output_lengths(self, length: Tensor) -> Tensor:
