@@ -47,7 +47,7 @@ class Digits(InMemoryImages):
         hold_out: Literal["spread", "writers"] = "spread",
         transform: Transform | None = None,
     ) -> None:
-        table = _table(_file())
+        table = _table(scikit_learn_file("digits.csv.gz"))
         images = (table[:, :64].astype(np.uint16) * 255 // 16).astype(np.uint8).reshape(-1, 1, 8, 8)
         labels = table[:, 64].astype(np.int64)
         held_out = (
@@ -72,18 +72,23 @@ def _every_fifth_of_each_class(labels: np.ndarray) -> np.ndarray:
     return held_out
 
 
-def _file() -> Path:
+def scikit_learn_file(name: str) -> Path:
+    """Return a file of the data that come with scikit-learn.
+
+    Raises:
+        DataError: scikit-learn is not installed.
+    """
     # Importing scikit-learn would take over a second: its file is read without
     spec = importlib.util.find_spec("sklearn")
     if spec is None or spec.origin is None:
         raise DataError(
             Problem(
                 "",
-                "the digits come with scikit-learn, which is not installed",
+                "these data come with scikit-learn, which is not installed",
                 hint="pip install scikit-learn",
             )
         )
-    return Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    return Path(spec.origin).parent / "datasets" / "data" / name
 
 
 def _table(path: Path) -> np.ndarray:

@@ -14,7 +14,7 @@ from samewise.recipes.parts import pictures
 from samewise.runner.errors import DataError, require_at_least
 from samewise.runner.interfaces import Batch, Loss, Phase, Recipe, Scores
 
-LossName = Literal["non_saturating", "hinge"]
+LossName = Literal["non_saturating", "hinge", "least_squares", "wasserstein"]
 
 _DISCRIMINATOR = Phase("discriminator", modules=("discriminator",))
 _GENERATOR = Phase("generator", modules=("generator",))
@@ -50,6 +50,10 @@ class GenerativeAdversarial(Recipe):
       softplus(D(G(z))); G: softplus(-D(G(z)))
     - "hinge" (Lim, Ye 2017, arXiv 1705.02894): D: max(0, 1 - D(x)) + max(0, 1 + D(G(z))); G:
       -D(G(z))
+    - "least_squares" (Mao et al. 2016, arXiv 1611.04076): D: (D(x) - 1)^2 + D(G(z))^2; G: (D(G(z))
+      - 1)^2
+    - "wasserstein" (Gulrajani et al. 2017, arXiv 1704.00028): D: D(G(z)) - D(x) + 10 (|grad D(y)| -
+      1)^2, y being at a random place between an image x and a generated one; G: -D(G(z))
 
     The model has the parts `generator` and `discriminator`. Called with noise and images, it
     returns D's logits of the images and of the generated ones, as
@@ -57,7 +61,7 @@ class GenerativeAdversarial(Recipe):
 
     Args:
         noise: Length of the noise vector, float32[B, noise] from N(0, 1).
-        loss: "non_saturating" or "hinge".
+        loss: "non_saturating" (binary cross-entropy), "hinge", "least_squares" or "wasserstein".
         compared: Number of real and of generated images that the energy distance compares, the
             first of the split.
 
@@ -83,7 +87,7 @@ class GenerativeAdversarial(Recipe):
     def loss(self, model: nn.Module, batch: Batch, phase: Phase) -> Loss:
         """Return the phase's loss: sums over the B images, in float32 for any precision.
 
-        The discriminator's loss has the parts `real` and `fake`.
+        The discriminator's loss has the parts `real`, `fake` and, if Wasserstein's, `penalty`.
         """
         images = batch["image"]
         noise = self._noise(images)
@@ -93,8 +97,12 @@ class GenerativeAdversarial(Recipe):
         # In its phase, only the discriminator accumulates gradients
         real, fake = model(noise, images)
         parts = self._discriminator_loss(real.float(), fake.float())
+        total = parts["real"] + parts["fake"]
+        if self.kind == "wasserstein":
+            parts["penalty"] = self._penalty(getattr(model, "module", model), images, noise)
+            total = total + parts["penalty"]
         return Loss(
-            parts["real"] + parts["fake"],
+            total,
             count=len(images),
             parts={name: part.detach() for name, part in parts.items()},
         )
@@ -121,10 +129,25 @@ class GenerativeAdversarial(Recipe):
     def _discriminator_loss(self, real: Tensor, fake: Tensor) -> dict[str, Tensor]:
         if self.kind == "hinge":
             return {"real": F.relu(1 - real).sum(), "fake": F.relu(1 + fake).sum()}
+        if self.kind == "least_squares":
+            return {"real": (real - 1).square().sum(), "fake": fake.square().sum()}
+        if self.kind == "wasserstein":
+            return {"real": -real.sum(), "fake": fake.sum()}
         return {"real": F.softplus(-real).sum(), "fake": F.softplus(fake).sum()}
 
     def _generator_loss(self, fake: Tensor) -> Tensor:
-        return -fake.sum() if self.kind == "hinge" else F.softplus(-fake).sum()
+        if self.kind == "least_squares":
+            return (fake - 1).square().sum()
+        return F.softplus(-fake).sum() if self.kind == "non_saturating" else -fake.sum()
+
+    def _penalty(self, model: Any, images: Tensor, noise: Tensor) -> Tensor:
+        """Return ten times (|grad D(y)| - 1)^2, summed over images y between real and generated."""
+        with torch.enable_grad():
+            share = torch.rand(len(images), 1, 1, 1).to(images.device, non_blocking=True)
+            between = torch.lerp(model.generator(noise).detach(), images, share).requires_grad_()
+            logits = model.discriminator(between).sum()
+            (slope,) = torch.autograd.grad(logits, between, create_graph=True)
+        return 10.0 * (slope.flatten(1).norm(dim=1) - 1.0).square().sum()
 
 
 @final

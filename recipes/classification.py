@@ -38,7 +38,7 @@ from samewise.recipes.parts.classification_scores import (
 from samewise.recipes.parts.classified import Classified
 from samewise.recipes.parts.forms import form_of
 from samewise.recipes.parts.labelled_images import as_record, collate_images, stack_images
-from samewise.recipes.parts.losses import CrossEntropy, is_sigmoid, shares
+from samewise.recipes.parts.losses import CrossEntropy, is_sigmoid, of_samples, shares
 from samewise.recipes.parts.named_metrics import NamedMetrics
 from samewise.recipes.parts.test_time import check_kind, views
 from samewise.runner.errors import ConfigError, Problem, none_hint
@@ -200,7 +200,7 @@ class Classification(Recipe):
                 label = (1.0 - self.label_smoothing) * shares(
                     label, logits
                 ) + self.label_smoothing / logits.shape[1]
-            total = self._each(self.criterion, logits, label).sum()
+            total = of_samples(self.criterion, logits, label).sum()
         return Loss(
             total, count=len(logits), parts={"accuracy": hits(logits.detach(), batch["label"])}
         )
@@ -219,7 +219,7 @@ class Classification(Recipe):
         loss = (
             F.cross_entropy(logits, batch["label"], reduction="none")
             if self.criterion is None
-            else self._each(self.criterion, logits, batch["label"])
+            else of_samples(self.criterion, logits, batch["label"])
         )
         shown = worth_seeing(loss)
         return MeasuredClassification(
@@ -344,27 +344,3 @@ class Classification(Recipe):
         """Return probabilities by the loss's link, float[B, K]."""
         # In float32, the sigmoid of every logit from 17 on is 1
         return logits.cpu().double().sigmoid() if self._separate else logits.softmax(1)
-
-    def _each(self, criterion: nn.Module, logits: Tensor, label: Tensor) -> Tensor:
-        """Return each image's loss, float32[B], with its shape checked."""
-        # Losses are float32 for any precision of the model
-        with torch.autocast(logits.device.type, enabled=False):
-            losses = criterion(logits, label)
-        if not isinstance(losses, Tensor) or losses.shape != logits.shape[:1]:
-            classes = isinstance(losses, Tensor) and losses.shape == logits.shape
-            fitting = (
-                "the sum or mean over the classes, as loss=bce or mse gives"
-                if classes
-                else "torch's own losses need reduction: none"
-            )
-            hint = f"{fitting}; `samewise list loss` shows those that fit"
-            raise ConfigError(
-                Problem(
-                    "recipe.loss",
-                    "does not give one loss for each image",
-                    form_of(losses),
-                    f"a tensor [{len(logits)}]",
-                    hint,
-                )
-            )
-        return losses

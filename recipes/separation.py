@@ -18,6 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 from samewise.datasets.parts.audio_files import read_audio
 from samewise.datasets.parts.folders import SOUNDS
 from samewise.recipes.parts.forms import form_of
+from samewise.recipes.parts.losses import SignalToNoise, of_samples
 from samewise.recipes.parts.separation_scores import (
     FULL_SCALE,
     Example,
@@ -61,6 +62,10 @@ class Separation(Recipe):
 
     Args:
         sample_rate: The rate of all signals in Hz.
+        loss: A module from estimates and true signals float[N, T] to float[N] (`parts.losses`), of
+            which a mixture's loss is the mean over speakers under their best assignment; None:
+            minus the SI-SDR. Losses other than `SignalToNoise` count as means over T. Evaluation
+            reports this loss too, and assigns speakers by SI-SDR.
         sdr: Also evaluate the SDR of BSS eval (Vincent et al. 2006, by torchmetrics: no filter of
             up to 512 taps counts as distortion), which takes some 20 ms for a signal on one core.
             It ranges from -160 dB, for silence, to 160 dB, for signals that float64 cannot
@@ -76,8 +81,11 @@ class Separation(Recipe):
     takes = "recordings"
     extensions = SOUNDS
 
-    def __init__(self, *, sample_rate: int = 8000, sdr: bool = True) -> None:
+    def __init__(
+        self, *, sample_rate: int = 8000, sdr: bool = True, loss: nn.Module | None = None
+    ) -> None:
         require_at_least({"recipe.sample_rate": sample_rate})
+        self.criterion = loss
         self.sample_rate = sample_rate
         self.sdr = sdr
 
@@ -111,7 +119,7 @@ class Separation(Recipe):
         very quiet signals (`si_sdr`); evaluation's is the same at any loudness.
         """
         estimates = _separate(model, batch["mixture"], batch["sources"].shape[1])
-        pairwise = pairwise_si_sdr(estimates, batch["sources"], _inside(batch))
+        pairwise = self._pairwise(estimates, batch)
         reached = select_assigned(pairwise, best_assignment(pairwise)).mean(1)
         return Loss(-reached.sum(), count=len(reached))
 
@@ -122,6 +130,11 @@ class Separation(Recipe):
         assignment = best_assignment(pairwise)
         estimates = order_by_assignment(estimates, assignment)
         reached = select_assigned(pairwise, assignment).cpu()
+        loss = (
+            -reached
+            if self.criterion is None
+            else -self._pairwise(estimates, batch).diagonal(dim1=1, dim2=2).cpu()
+        )
         before = si_sdr(
             batch["mixture"].double()[:, None], sources, inside[:, None], any_loudness=True
         ).cpu()
@@ -138,6 +151,7 @@ class Separation(Recipe):
             after_sdr,
             before_sdr,
             examples,
+            loss,
         )
 
     def scores(self, dataset: Any) -> SeparationScores:
@@ -156,6 +170,22 @@ class Separation(Recipe):
             Separated(at_natural_loudness(mixture[:length], estimate[:, :length]), self.sample_rate)
             for mixture, estimate, length in zip(mixtures, estimates, lengths, strict=True)
         ]
+
+    def _pairwise(self, estimates: Tensor, batch: Batch) -> Tensor:
+        """Return minus the loss of each estimate (rows) for each source (columns)."""
+        inside, sources = _inside(batch), batch["sources"].to(estimates.dtype)
+        if self.criterion is None:
+            return pairwise_si_sdr(estimates, sources, inside)
+        shape, frames = (*sources.shape[:2], sources.shape[1]), sources.shape[2]
+        # The padding counts as exact in each pair
+        pairs = (
+            (signals * inside[:, None, None]).expand(*shape, frames).reshape(-1, frames)
+            for signals in (estimates[:, :, None], sources[:, None])
+        )
+        losses = of_samples(self.criterion, *pairs).view(shape)
+        if isinstance(self.criterion, SignalToNoise):
+            return -losses
+        return -losses * frames / batch["length"][:, None, None]
 
     def _separate_one_by_one(self, model: nn.Module, batch: Batch, count: int | None) -> Tensor:
         """Return float32[B, S, T], each mixture separated at its own length."""

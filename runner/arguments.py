@@ -200,7 +200,7 @@ def all_files(files: Sequence[Any]) -> list[Path]:
             Problem(
                 "FILE",
                 "no files to predict from were given",
-                expected="images, videos or audio files",
+                expected="images, videos, audio files or tables",
             )
         )
     if wrong := [path for path in each if not isinstance(path, PATH)]:

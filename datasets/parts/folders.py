@@ -21,6 +21,8 @@ SOUNDS = (".wav", ".flac", ".mp3", ".ogg", ".opus", ".aiff", ".aif", ".au", ".m4
 """Endings of recordings."""
 VIDEOS = (".mp4", ".avi", ".mkv", ".mov", ".webm", ".m4v", ".mpg", ".mpeg")
 """Endings of videos."""
+TABLES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
+"""Endings of tables."""
 ANNOTATIONS = (".xml",)
 
 _ARCHIVES = {".tar", ".tgz", ".gz", ".zip"}

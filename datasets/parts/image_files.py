@@ -31,15 +31,15 @@ _BLOCK = 256
 
 
 class ImageFiles(Dataset[dict[str, Any]], abc.ABC):
-    """Samples `{"image": uint8[C, H, W], "label": int}` decoded from files.
+    """Samples `{"image": uint8[C, H, W], "label": int or float32[T]}` decoded from files.
 
     A subclass lists the files.
 
     Args:
         folder: The folder that the names are relative to.
         names: File names, with "/" between folders.
-        labels: A label for each file.
-        classes: The labels' names.
+        labels: A label for each file; or numbers for each, float32[N, T], to learn by regression.
+        classes: The names of the labels, or of the T numbers.
         mode: "rgb" (C is 3), "gray" (C is 1) or "channels": `channels` as they are stored
             (`parts.channels`), which may be float32.
         channels: C, with mode="channels".
@@ -61,7 +61,7 @@ class ImageFiles(Dataset[dict[str, Any]], abc.ABC):
         self,
         folder: Path,
         names: Sequence[str],
-        labels: Sequence[int],
+        labels: Sequence[int] | Tensor,
         *,
         classes: Sequence[str],
         mode: ImageMode = "rgb",
@@ -90,10 +90,12 @@ class ImageFiles(Dataset[dict[str, Any]], abc.ABC):
         # One array instead of a million strings: a worker that only reads them would otherwise copy
         # them all, reference count by reference count.
         self._names = np.array([os.fsencode(name) for name in names])
-        self._labels = torch.tensor(labels, dtype=torch.int64)
-        self.unused_classes = [
-            self.classes[label] for label in sorted(set(range(len(self.classes))) - set(labels))
-        ]
+        if isinstance(labels, Tensor):
+            self._labels, self.columns, unused = labels, {"label": labels}, set[int]()
+        else:
+            self._labels, self.columns = torch.tensor(labels, dtype=torch.int64), {}
+            unused = set(range(len(self.classes))) - set(labels)
+        self.unused_classes = [self.classes[label] for label in sorted(unused)]
         self._mode: ImageMode = mode
         self._channels = channels or 0
         self._transform = transform
@@ -108,13 +110,16 @@ class ImageFiles(Dataset[dict[str, Any]], abc.ABC):
             assert self._mode != "channels", "refused above"
             return {
                 "image": EncodedImages.from_file(read_file(path), str(path), mode=self._mode),
-                "label": int(self._labels[index]),
+                "label": self._label(index),
             }
         image = self._read(index) if self._cached is None else self._cached[index]
         return {
             "image": image if self._transform is None else self._transform(image),
-            "label": int(self._labels[index]),
+            "label": self._label(index),
         }
+
+    def _label(self, index: int) -> int | Tensor:
+        return self._labels[index] if self.columns else int(self._labels[index])
 
     def path(self, index: int) -> Path:
         """Return the file of a sample."""

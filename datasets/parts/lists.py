@@ -10,11 +10,15 @@ import csv
 import importlib.util
 import io
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from samewise.datasets.parts.file_kinds import another_kind
 from samewise.datasets.parts.limits import BYTES, ROWS, read_bytes, require_regular
@@ -92,6 +96,31 @@ class Row:
         )
         reason = f"has no column {column!r}, only {', '.join(columns)}"
         raise DataError(Problem(self.where, reason, hint=hint))
+
+
+def numbers_in(rows: Sequence[Row], columns: Sequence[str], *, setting: str) -> Tensor:
+    """Return the numbers in columns of a table, float32[N, K].
+
+    Args:
+        rows: The table's N rows.
+        columns: Names of K columns.
+        setting: The key of `dataset` that names the columns.
+
+    Raises:
+        DataError: A column does not exist, or has something that is not a finite number.
+    """
+    numbers = torch.empty(len(rows), len(columns))
+    for place, row in enumerate(rows):
+        for column, name in enumerate(columns):
+            text = row.text(name, setting=setting)
+            try:
+                numbers[place, column] = float(text)
+            except ValueError:
+                numbers[place, column] = math.nan
+            if not numbers[place, column].isfinite():
+                reason = f"does not have a finite number in the column {name!r}"
+                raise DataError(Problem(row.where, reason, text, "a number with a decimal point"))
+    return numbers
 
 
 def read_text(path: str | os.PathLike[str]) -> str:

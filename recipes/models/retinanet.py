@@ -26,6 +26,7 @@ from torchvision.models.detection.retinanet import RetinaNetHead
 from torchvision.ops.feature_pyramid_network import ExtraFPNBlock, LastLevelP6P7
 from torchvision.ops.misc import Conv2dNormActivation, FrozenBatchNorm2d
 
+from samewise.recipes.models.activations import with_activation
 from samewise.recipes.parts import dense_losses
 from samewise.runner.errors import ConfigError, Problem, nearest
 
@@ -55,6 +56,8 @@ class RetinaNet(TorchvisionRetinaNet):
     """
 
     _weights_are_known = False
+    class_loss: nn.Module | None = None
+    """As in `retinanet`."""
 
     def forward(self, images: list[Tensor], targets: list[dict[str, Tensor]] | None = None) -> Any:
         """Return a dict of losses in training, a list of detections in evaluation.
@@ -72,7 +75,8 @@ class RetinaNet(TorchvisionRetinaNet):
             _require_pretrained(self.backbone.body)
             self._weights_are_known = True
         # torchvision's losses would wait for the device
-        if self.training and targets is not None and images[0].is_cuda:
+        is_dense = images[0].is_cuda or self.class_loss is not None
+        if self.training and targets is not None and is_dense:
             return dense_losses.losses(self, images, targets)
         return super().forward(images, targets)
 
@@ -90,7 +94,11 @@ class RetinaNet(TorchvisionRetinaNet):
         features = list(self.backbone(batched.tensors).values())
         outputs: dict[str, Tensor] = self.head(features)
         anchors = self.anchor_generator(batched, features)
-        losses = self.compute_loss(resized, outputs, anchors)
+        if self.class_loss is None:
+            losses = self.compute_loss(resized, outputs, anchors)
+        else:
+            boxes = [target["boxes"] for target in resized]
+            losses = dense_losses.of_outputs(self, outputs, anchors[0], boxes, targets)
         return losses, self._detections(outputs, anchors, features, batched, sizes)
 
     def postprocess_detections(
@@ -183,6 +191,8 @@ def retinanet(
     head_convs: int = 4,
     head_norm: Literal["none", "group"] | None = None,
     box_loss: Literal["l1", "smooth_l1", "giou", "diou", "ciou"] | None = None,
+    class_loss: nn.Module | None = None,
+    activation: str = "relu",
     anchor_sizes: Sequence[Sequence[float]] | None = None,
     aspect_ratios: Sequence[float] = (0.5, 1.0, 2.0),
     min_size: int = 800,
@@ -223,6 +233,10 @@ def retinanet(
         head_convs: Number of 3x3 convolutions in each of the two heads.
         head_norm: The head's normalisation, "group" or "none"; None: the version's.
         box_loss: The loss of boxes, such as "l1" or "giou"; None: the version's.
+        class_loss: A module from an anchor's logits float[A, K] and zeros and ones of the same
+            shape to float[A] (`parts.losses`); None: the focal loss of the source, with alpha 0.25
+            and gamma 2.
+        activation: The activation of backbone and heads, a function of torch.nn.functional.
         anchor_sizes: For each level, the square roots of its anchors' areas, in pixels of the
             resized image; None: the published ones, three to an octave from 32 on.
         aspect_ratios: Height / width of the anchors.
@@ -302,6 +316,10 @@ def retinanet(
         model.load_state_dict(published.get_state_dict(check_hash=True))
         # COCO_V1 of version 1 was trained before frozen batch norm had an epsilon
         overwrite_eps(model, 0.0 if version == 1 else 1e-5)
+    if class_loss is not None:
+        model.class_loss = class_loss
+    if activation != "relu":
+        with_activation(model, activation=activation)
     return model
 
 

@@ -18,6 +18,8 @@ from torchvision import ops
 from torchvision.models.detection._utils import encode_boxes
 from torchvision.models.detection.image_list import ImageList
 
+from samewise.recipes.parts.losses import of_samples
+
 _OVERLAPS = {
     "giou": ops.generalized_box_iou_loss,
     "diou": ops.distance_box_iou_loss,
@@ -54,6 +56,25 @@ def losses(
     features = list(model.backbone(batched.tensors).values())
     outputs: dict[str, Tensor] = model.head(features)
     (anchors, *_) = model.anchor_generator(batched, features)
+    return of_outputs(model, outputs, anchors, boxes, targets)
+
+
+def of_outputs(
+    model: Any,
+    outputs: Mapping[str, Tensor],
+    anchors: Tensor,
+    boxes: Sequence[Tensor],
+    targets: Sequence[Mapping[str, Tensor]],
+) -> dict[str, Tensor]:
+    """Return the losses of the head's outputs, by name, means over the images.
+
+    Args:
+        model: The RetinaNet.
+        outputs: `cls_logits` float[B, A, C] and `bbox_regression` float[B, A, 4].
+        anchors: float[A, 4].
+        boxes: For each image its boxes after resizing, float32[M, 4].
+        targets: For each image `labels`, int64[M].
+    """
     image_losses = [
         _image_losses(
             model,
@@ -63,10 +84,10 @@ def losses(
             boxes[place],
             targets[place]["labels"],
         )
-        for place in range(len(images))
+        for place in range(len(boxes))
     ]
     classification, regression = (
-        torch.stack(parts).sum() / max(1, len(images)) for parts in zip(*image_losses, strict=True)
+        torch.stack(parts).sum() / max(1, len(boxes)) for parts in zip(*image_losses, strict=True)
     )
     return {"classification": classification, "bbox_regression": regression}
 
@@ -111,7 +132,12 @@ def _image_losses(
         boxes, labels = anchors[:1], classes[:1]
     nearest = matched.clamp(min=0)
     target = (labels[nearest][:, None] == classes) & foreground[:, None]
-    focal = ops.sigmoid_focal_loss(logits, target.to(logits.dtype), reduction="none")
+    presence = target.to(logits.dtype)
+    focal = (
+        ops.sigmoid_focal_loss(logits, presence, reduction="none")
+        if model.class_loss is None
+        else of_samples(model.class_loss, logits, presence)[:, None]
+    )
     focal = torch.where((matched != _IGNORED)[:, None], focal, 0.0).sum() / count
     head = model.head.regression_head
     placed = _box_loss(head._loss_type, head.box_coder, anchors, boxes[nearest], regressed)

@@ -14,27 +14,22 @@ from samewise.recipes.parts.forms import form_of
 from samewise.runner.errors import DataError, Problem, first_few
 
 
-def as_record(sample: Any) -> Mapping[str, Any]:
-    """Return a sample, a dict or a pair, as a dict with `image` and `label`.
+def as_record(sample: Any, entry: str = "image") -> Mapping[str, Any]:
+    """Return a sample, a dict or a pair, as a dict with `image`, or another entry, and `label`.
 
     Raises:
         DataError: The sample is neither.
     """
     # Whether a sample is a mapping takes longer to check
     if type(sample) is tuple and len(sample) == 2:
-        return {"image": sample[0], "label": sample[1]}
-    if isinstance(sample, Mapping) and "image" in sample and "label" in sample:
+        return {entry: sample[0], "label": sample[1]}
+    if isinstance(sample, Mapping) and entry in sample and "label" in sample:
         return sample
     if isinstance(sample, tuple | list) and len(sample) == 2:
-        return {"image": sample[0], "label": sample[1]}
-    raise DataError(
-        Problem(
-            "dataset",
-            "a sample is not an image and its label",
-            form_of(sample),
-            "a dict with `image` and `label`, or a pair (image, label)",
-        )
-    )
+        return {entry: sample[0], "label": sample[1]}
+    reason = f"a sample is not {'an image' if entry == 'image' else entry} and its label"
+    expected = f"a dict with `{entry}` and `label`, or a pair ({entry}, label)"
+    raise DataError(Problem("dataset", reason, form_of(sample), expected))
 
 
 def as_tensor(image: Any) -> Tensor:

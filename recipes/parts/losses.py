@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.ops import sigmoid_focal_loss
 
+from samewise.recipes.parts.forms import form_of
 from samewise.runner.errors import ConfigError, Problem
 
 
@@ -128,6 +129,65 @@ class MeanAbsolute(nn.Module):
 
     def forward(self, logits: Tensor, label: Tensor) -> Tensor:
         return F.l1_loss(logits, shares(label, logits), reduction="none").mean(1)
+
+
+@final
+class Huber(nn.Module):
+    """Huber loss, the mean over the K outputs, with class labels as one-hot.
+
+    As `torch.nn.functional.huber_loss`: quadratic for errors below `delta`, linear above. Source:
+    Huber 1964, https://doi.org/10.1214/aoms/1177703732.
+
+    Args:
+        delta: The error from which the loss is linear.
+
+    Raises:
+        ConfigError: `delta` is not positive.
+    """
+
+    def __init__(self, *, delta: float = 1.0) -> None:
+        super().__init__()
+        _require(delta > 0.0, "delta", "is not a valid error", delta, "a number above 0")
+        self.delta = delta
+
+    def forward(self, logits: Tensor, label: Tensor) -> Tensor:
+        target = shares(label, logits)
+        return F.huber_loss(logits, target, reduction="none", delta=self.delta).mean(1)
+
+
+@final
+class SignalToNoise(nn.Module):
+    """Minus the signal-to-noise ratio in dB of signals float[B, K], for recipe=separation.
+
+    10 log10 of the energy of the true signal over that of the error, after which the loudness of an
+    estimate counts. As torchmetrics' `signal_noise_ratio`, with 1e-8 added to both energies.
+    """
+
+    def forward(self, estimates: Tensor, signals: Tensor) -> Tensor:
+        errors = (signals - estimates).square().sum(1)
+        return 10.0 * torch.log10((errors + 1e-8) / (signals.square().sum(1) + 1e-8))
+
+
+def of_samples(criterion: nn.Module, output: Tensor, label: Tensor) -> Tensor:
+    """Return each sample's loss, float32[B], with its shape checked.
+
+    Raises:
+        ConfigError: The loss does not give one number for each sample.
+    """
+    # Losses are float32 for any precision of the model
+    with torch.autocast(output.device.type, enabled=False):
+        losses = criterion(output, label)
+    if not isinstance(losses, Tensor) or losses.shape != output.shape[:1]:
+        of_outputs = isinstance(losses, Tensor) and losses.shape == output.shape
+        fitting = (
+            "the sum or mean over the outputs, as loss=bce or mse gives"
+            if of_outputs
+            else "torch's own losses need reduction: none"
+        )
+        hint = f"{fitting}; `samewise list loss` shows those that fit"
+        reason, expected = "does not give one loss for each sample", f"a tensor [{len(output)}]"
+        raise ConfigError(Problem("recipe.loss", reason, form_of(losses), expected, hint))
+    return losses
 
 
 def is_sigmoid(loss: nn.Module | None) -> bool:

@@ -51,7 +51,7 @@ class NamedMetrics:
                         f"recipe.metrics.{name}",
                         "is not a metric",
                         type(metric).__name__,
-                        "a class of torchmetrics.classification",
+                        "a class of torchmetrics.classification or torchmetrics.regression",
                     )
                 )
 
@@ -93,16 +93,23 @@ class NamedMetrics:
                     )
                 )
             label = label.long()
+        self._update(probabilities, label, "probabilities and a label")
+
+    def add_numbers(self, outputs: Tensor, labels: Tensor) -> None:
+        """Add a batch of outputs and true values, float[B, T] each, or float[B] where T is 1."""
+        if outputs.shape[1] == 1:
+            outputs, labels = outputs[:, 0], labels[:, 0]
+        self._update(outputs, labels, "outputs and a true value")
+
+    def _update(self, outputs: Tensor, labels: Tensor, description: str) -> None:
         for name, metric in self._metrics.items():
             try:
                 with self._listening(name):
-                    metric.update(probabilities, label)
+                    metric.update(outputs, labels)
             except (ValueError, RuntimeError, TypeError) as error:
                 message = " ".join(str(error).split())
-                reason = (
-                    f"does not take {probabilities.shape[1]} probabilities and a label for "
-                    f"each sample: {message}"
-                )
+                count = outputs.shape[1] if outputs.dim() > 1 else 1
+                reason = f"does not take {count} {description} for each sample: {message}"
                 raise ConfigError(Problem(f"recipe.metrics.{name}", reason)) from None
 
     def compute(self) -> dict[str, float]:

@@ -237,6 +237,20 @@ def save_confusion_matrix(path: Path, confusion: Tensor, names: Sequence[str]) -
     save_figure(figure, path)
 
 
+def save_scatter(path: Path, labels: Tensor, outputs: Tensor, names: Sequence[str]) -> None:
+    """Draw outputs over true values, float[N, T] each, in a square for each target."""
+    from matplotlib.figure import Figure
+
+    count = len(names)
+    figure = Figure(figsize=(4.0 * count, 4.0), dpi=100, layout="constrained")
+    squares: Any = figure.subplots(1, count, squeeze=False)
+    for axes, name, true, output in zip(squares[0], names, labels.t(), outputs.t(), strict=True):
+        axes.scatter(true.numpy(), output.numpy(), s=8)
+        axes.axline((float(true.mean()), float(true.mean())), slope=1.0, color="grey", linewidth=1)
+        axes.set(title=_short(name), xlabel="true", ylabel="predicted")
+    save_figure(figure, path)
+
+
 def save_class_accuracy(path: Path, confusion: Tensor, names: Sequence[str]) -> None:
     """Write a line per class: its images, the right ones, and its most frequent mistake."""
     lines = list[list[Any]]()

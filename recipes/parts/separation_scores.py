@@ -45,6 +45,7 @@ class MeasuredSeparation:
             not evaluated.
         sdr_before: float64[B, S], SDR of the mixture as an estimate.
         examples: The best and the worst mixture of the batch.
+        loss: float64[B, S], the recipe's loss, in the order of the true signals.
     """
 
     names: list[str]
@@ -54,6 +55,7 @@ class MeasuredSeparation:
     sdr: Tensor | None
     sdr_before: Tensor | None
     examples: tuple[Example, ...]
+    loss: Tensor
 
 
 @final
@@ -85,7 +87,11 @@ class SeparationScores(Scores):
                 measured.si_sdr[place].mean().item(),
                 measured.si_sdr_before[place].mean().item(),
             )
-            row = {"si_sdr": reached, "si_sdri": reached - before}
+            row = {
+                "loss": measured.loss[place].mean().item(),
+                "si_sdr": reached,
+                "si_sdri": reached - before,
+            }
             is_audible = measured.is_audible[place]
             self._silent += [] if bool(is_audible.all()) else [name]
             if measured.sdr is not None and measured.sdr_before is not None and is_audible.any():
@@ -107,7 +113,7 @@ class SeparationScores(Scores):
                     heapq.heappop(heap)
 
     def compute(self) -> dict[str, float]:
-        """Return means over the mixtures in dB, and `loss`, minus `si_sdr`.
+        """Return means over the mixtures in dB, and `loss`, by default minus `si_sdr`.
 
         They are `si_sdr` and `sdr`, and their improvements over the mixture, `si_sdri` and `sdri`.
 
@@ -120,8 +126,7 @@ class SeparationScores(Scores):
         for _, row in self._rows:
             for name, value in row.items():
                 totals[name], counts[name] = totals.get(name, 0.0) + value, counts.get(name, 0) + 1
-        means = {name: total / counts[name] for name, total in totals.items()}
-        return {"loss": -means["si_sdr"], **means}
+        return {name: total / counts[name] for name, total in totals.items()}
 
     def doubts(self) -> list[Problem]:
         if not self._silent:

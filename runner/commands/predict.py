@@ -1,4 +1,4 @@
-"""Apply a run's model to images, videos or audio files."""
+"""Apply a run's model to images, videos, audio files or tables."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ EXAMPLES = """examples:
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help=RUN)
     help_ = (
-        "images, videos or audio files, folders of them, or patterns such as 'photos/*.jpg'; "
+        "images, videos, audio files or tables, folders of them, or patterns such as "
+        "'photos/*.jpg'; "
         "also KEY=VALUE: values to change in the run's config"
     )
     parser.add_argument("files", nargs="+", metavar="FILE", help=help_)
@@ -94,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
             Problem(
                 "FILE",
                 "no files to predict from were given",
-                expected="images, videos or audio files",
+                expected="images, videos, audio files or tables",
             )
         )
     folder = saved.find(args.run, run_root=args.run_root).path

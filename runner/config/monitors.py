@@ -15,9 +15,11 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from samewise.runner.config.schema import Mode
 from samewise.runner.errors import Problem
 
-LESS_IS_BETTER = re.compile(r"(^|[/_])(loss|error|perplexity|cer|wer|nats|bits|mse|mae|distance)$")
+LESS_IS_BETTER = re.compile(
+    r"(^|[/_])(loss|error|perplexity|cer|wer|nats|bits|mse|mae|mape|rmse|distance)$"
+)
 MORE_IS_BETTER = re.compile(
-    r"(^|[/_])(accuracy|top\d+|precision|recall|f1|auroc|kappa|matthews|map(_\d+)?|si_sdri?|sdri?)$"
+    r"(^|[/_])(accuracy|top\d+|precision|recall|f1|auroc|kappa|matthews|r2|pearson|spearman|psnr|map(_\d+)?|si_sdri?|sdri?)$"
 )
 _COMMON = (
     "loss",

@@ -56,7 +56,9 @@ MODULE = Kind(
     "torch.nn.Module",
     functions=True,
 )
-METRIC = Kind("a metric", ("torchmetrics.classification",), "torchmetrics.Metric")
+METRIC = Kind(
+    "a metric", ("torchmetrics.classification", "torchmetrics.regression"), "torchmetrics.Metric"
+)
 DATASET = Kind(
     "a data set",
     ("torchvision.datasets", "torchaudio.datasets", "samewise.datasets"),

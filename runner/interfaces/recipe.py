@@ -136,6 +136,13 @@ class Recipe(abc.ABC):
         """The optimizers of a step, in their order. Default: one that trains everything."""
         return (Phase(),)
 
+    def prepare(self, model: nn.Module, dataset: Any) -> None:
+        """Set buffers of the model by the training split, before any weights are read from a file.
+
+        A checkpoint holds them from then on, for evaluation, prediction and export. Default:
+        nothing.
+        """
+
     def collate(self, samples: Sequence[Any]) -> Batch:
         """Samples of the data set to one batch, on the CPU.
 

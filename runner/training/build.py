@@ -186,12 +186,15 @@ def _make_model(
     cfg: DictConfig, make: Make, recipe: Recipe, data: _Data, device: torch.device
 ) -> nn.Module:
     """Make the model, initialised, whose blocks recompute activations as configured."""
-    images = None  # without the training split, the weights come from a checkpoint
+    images = prepare = None  # without the training split, the weights come from a checkpoint
     if train := data.splits.get("train"):
         transform = data.transforms["eval"]
         images = partial(training_images, cfg, make, recipe, train.dataset, transform)
+        prepare = partial(recipe.prepare, dataset=train.dataset)
     channels_last = _is_channels_last(cfg)
-    model = make_model(cfg, make, device, channels_last=channels_last, images=images)
+    model = make_model(
+        cfg, make, device, channels_last=channels_last, images=images, prepare=prepare
+    )
     recompute(model, cfg.activation_checkpointing, "activation_checkpointing")
     return model
 

@@ -78,6 +78,7 @@ def make_model(
     *,
     channels_last: bool,
     images: Callable[[int], Tensor] | None = None,
+    prepare: Callable[[nn.Module], None] | None = None,
 ) -> nn.Module:
     """Make the model with its initial weights.
 
@@ -87,6 +88,8 @@ def make_model(
         device: The device to move the model to.
         channels_last: Whether to store images' channels last.
         images: A function that returns so many training images, for initialisations by data.
+        prepare: A function that sets the model's buffers by the training split; None: a checkpoint
+            will.
 
     Returns:
         The model, in training mode.
@@ -112,6 +115,8 @@ def make_model(
         _require_own_elements(model)
         # Before freezing, since a frozen layer stays in evaluation mode
         model.train()
+        if prepare is not None:
+            prepare(model)
         if cfg.initialise is not None:
             initialise(
                 model, cfg.initialise, made_by=str(cfg.model.get("_target_", "")), images=images

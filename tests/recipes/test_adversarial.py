@@ -24,7 +24,7 @@ def images(count: int = 6) -> torch.Tensor:
     return torch.rand(count, 1, 8, 8, generator=torch.Generator().manual_seed(1)) * 2 - 1
 
 
-@pytest.mark.parametrize("loss", ["non_saturating", "hinge"])
+@pytest.mark.parametrize("loss", ["non_saturating", "hinge", "least_squares", "wasserstein"])
 def test_losses_are_the_published_formulas(loss):
     recipe, network, batch = GenerativeAdversarial(noise=4, loss=loss), model(), {"image": images()}
     discriminator, generator = recipe.phases
@@ -32,14 +32,23 @@ def test_losses_are_the_published_formulas(loss):
     torch.manual_seed(3)
     got = recipe.loss(network.requires_grad_(False), batch, discriminator)
     torch.manual_seed(3)
-    real, fake = network.discriminator(batch["image"]).double(), network.discriminator(network.generator(torch.randn(6, 4))).double()
+    generated = network.generator(torch.randn(6, 4))
+    real, fake = (network.discriminator(each).double() for each in (batch["image"], generated))
     if loss == "hinge":
         expected, wanted = (1 - real).clamp(min=0).sum() + (1 + fake).clamp(min=0).sum(), -fake.sum()
+    elif loss == "least_squares":
+        expected, wanted = ((1 - real) ** 2).sum() + (fake**2).sum(), ((1 - fake) ** 2).sum()
+    elif loss == "wasserstein":
+        expected, wanted = fake.sum() - real.sum(), -fake.sum()
+        share = torch.rand(6, 1, 1, 1)
+        between = share * batch["image"] + (1 - share) * generated
+        slopes = torch.func.vmap(torch.func.grad(lambda image: network.discriminator(image[None])[0]))(between)
+        expected += 10 * ((slopes.flatten(1).double().square().sum(1).sqrt() - 1) ** 2).sum()
     else:
         expected, wanted = -(real.sigmoid().log() + (1 - fake.sigmoid()).log()).sum(), -fake.sigmoid().log().sum()
     assert got.count == 6
     assert float(got.total) == pytest.approx(float(expected), rel=1e-5)
-    assert float(got.parts["real"] + got.parts["fake"]) == pytest.approx(float(expected), rel=1e-5)
+    assert float(sum(got.parts.values())) == pytest.approx(float(expected), rel=1e-5)
     torch.manual_seed(3)
     assert float(recipe.loss(network, batch, generator).total) == pytest.approx(float(wanted), rel=1e-5)
 

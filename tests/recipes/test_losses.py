@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from samewise.recipes.classification import Classification
-from samewise.recipes.parts.losses import BinaryCrossEntropy, CrossEntropy, Focal, MeanAbsolute, MeanSquared
+from samewise.recipes.parts.losses import BinaryCrossEntropy, CrossEntropy, Focal, Huber, MeanAbsolute, MeanSquared
 from samewise.runner.errors import ConfigError
 from samewise.runner.interfaces import Phase
 
@@ -57,6 +57,7 @@ CASES = {
     "focal": (Focal(alpha=0.3, gamma=1.5), focal),
     "mse": (MeanSquared(), mean_of(lambda d: d * d)),
     "l1": (MeanAbsolute(), mean_of(abs)),
+    "huber": (Huber(delta=0.7), mean_of(lambda d: d * d / 2 if abs(d) < 0.7 else 0.7 * (abs(d) - 0.35))),
 }
 
 
@@ -100,5 +101,5 @@ def test_torchs_own_loss_is_accepted_if_it_gives_one_value_for_each_image() -> N
     batch = {"image": torch.zeros(2, 3, 4, 4), "label": torch.tensor([0, 1])}
     model = Fixed(torch.eye(2))
     assert own.loss(model, batch, Phase()).total == Classification().loss(model, batch, Phase()).total
-    with pytest.raises(ConfigError, match="one loss for each image"):
+    with pytest.raises(ConfigError, match="one loss for each sample"):
         Classification(loss=nn.MSELoss()).loss(model, {**batch, "label": torch.eye(2)}, Phase())

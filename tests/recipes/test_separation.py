@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import nn
 from torchaudio.models import ConvTasNet
+from torchmetrics.functional.audio import permutation_invariant_training, signal_noise_ratio
 
+from samewise.recipes.parts.losses import MeanAbsolute, MeanSquared, SignalToNoise
 from samewise.recipes.separation import Separation
 from samewise.runner.errors import ConfigError, DataError
 from samewise.runner.interfaces import Phase
@@ -50,8 +52,9 @@ def test_the_published_network_has_the_published_number_of_parameters():
     assert sum(p.numel() for p in ConvTasNet().parameters()) == 4_984_881
 
 
-def test_padding_does_not_affect_the_loss():
-    recipe, rest = Separation(), samples([300, 500])
+@pytest.mark.parametrize("loss", [None, MeanAbsolute(), SignalToNoise()])
+def test_padding_does_not_affect_the_loss(loss):
+    recipe, rest = Separation(loss=loss), samples([300, 500])
     estimates = signals(2, 2, 500, seed=3)
     whole = recipe.loss(Given(estimates), recipe.collate(rest), Phase()).total
     alone = sum(recipe.loss(Given(estimates[place : place + 1]), recipe.collate([rest[place]]), Phase()).total for place in range(2))
@@ -60,6 +63,26 @@ def test_padding_does_not_affect_the_loss():
     recipe.loss(model, recipe.collate(rest), Phase()).total.backward()
     assert not model.estimates.grad[0, :, 300:].any()
     assert model.estimates.grad[0, :, :300].any()
+
+
+@pytest.mark.parametrize(
+    ("loss", "formula"),
+    [
+        (MeanAbsolute(), lambda estimate, source: (estimate - source).abs().mean(-1)),
+        (MeanSquared(), lambda estimate, source: (estimate - source).square().mean(-1)),
+        (SignalToNoise(), lambda estimate, source: -signal_noise_ratio(estimate, source)),
+    ],
+)
+def test_a_chosen_loss_is_that_of_the_best_assignment_and_is_reported(loss, formula):
+    recipe, rest = Separation(loss=loss, sdr=False), samples([300, 300], speakers=3)
+    batch, estimates = recipe.collate(rest), 0.1 * signals(2, 3, 300, seed=3)
+    expected, _ = permutation_invariant_training(estimates, batch["sources"], formula, eval_func="min")
+    assert recipe.loss(Given(estimates), batch, Phase()).total.item() == pytest.approx(expected.sum().item(), rel=1e-4)
+    scores = recipe.scores(None)
+    with torch.no_grad():
+        scores.add(recipe.measure(Given(batch["sources"].flip(1) + 0.01), batch))
+    reported = formula(batch["sources"] + 0.01, batch["sources"]).mean().item()
+    assert scores.compute()["loss"] == pytest.approx(reported, rel=1e-3)
 
 
 def test_loss_and_gradient_are_finite_for_silence_and_perfect_estimates():

@@ -40,6 +40,7 @@ SMALL = {
     "conv_tasnet_spoken_digits": ("conv_tasnet", "mix", "separation"),
     "wavernn_spoken_digits": ("wavernn", "ljspeech", "libritts", "vocoder", "recordings"),
     "gan_digits": ("gan", "adversarial"),
+    "linear_diabetes": ("regression", "mlp", "number", "diabetes", "pearson", "spearman", "mape"),
     "audio_classification_spoken_digits": ("audio", "labelled_recordings", "sounds", "spectrogram"),
 }
 """An experiment of each recipe, and words in the names of the choices that may fit it."""

@@ -19,6 +19,7 @@ DRAWN = {
     "detection": {"detections.png", "precision_recall.png", "class_precision.csv"},
     "speech_recognition": {"transcripts.csv", "spectrograms.png"},
     "audio_classification": {"confusion_matrix.png", "predictions.png", "class_accuracy.csv"},
+    "regression": {"predictions.png"},
     "separation": {"mixtures.csv", "spectrograms.png"},
     "vocoder": {"clip_0_true.wav", "clip_0_resynthesised.wav", "spectrograms.png"},
 }

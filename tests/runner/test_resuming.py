@@ -77,6 +77,7 @@ RECIPES = {
     "wav2letter_spoken_digits": ["dataset.samples=32"],
     "conv_tasnet_spoken_digits": ["dataset.samples=32"],
     "wavernn_spoken_digits": ["dataset.clips=32"],
+    "linear_diabetes": ["dataset.samples=32"],
 }
 
 

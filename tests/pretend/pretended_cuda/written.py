@@ -22,6 +22,7 @@ RECIPES: Final[Mapping[str, tuple[str, ...]]] = {
     "separation": ("experiment=conv_tasnet_spoken_digits",),
     "vocoder": ("experiment=wavernn_spoken_digits", "dataset.valid_samples=100"),
     "adversarial": ("experiment=gan_digits", "replicas=2"),
+    "regression": ("experiment=linear_diabetes",),
 }
 """An experiment of each recipe."""
 Written = Mapping[str, Mapping[str, Mapping[str, int]]]
