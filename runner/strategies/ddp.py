@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, final
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 from torch.distributed.algorithms.join import Join
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -58,7 +57,8 @@ class DDP(OneReplicaEach):
         find_unused_parameters: Whether to search in each step for parameters that the loss does not
             depend on.
         hook: Compression of exchanged gradients: fp16, bf16 or powersgd (Vogels et al. 2019, arXiv
-            1905.13727); null for none.
+            1905.13727); an object that DDP calls with None and a bucket instead of its all-reduce
+            (`register_comm_hook`); null for none.
         powersgd_rank: Rank of PowerSGD's approximation.
         powersgd_start_step: Steps before PowerSGD begins.
         zero: Whether each process keeps only its share of the optimizer's state (Rajbhandari et al.
@@ -76,7 +76,7 @@ class DDP(OneReplicaEach):
     bucket_mb: float = 25.0
     static_graph: bool = False
     find_unused_parameters: bool = False
-    hook: str | None = None
+    hook: str | Callable[..., Any] | None = None
     powersgd_rank: int = 1
     powersgd_start_step: int = 1000
     zero: bool = False
@@ -84,10 +84,14 @@ class DDP(OneReplicaEach):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.hook is not None and self.hook not in HOOKS:
+        if isinstance(self.hook, str) and self.hook not in HOOKS:
             raise ConfigError(
                 Problem(
-                    "hook", "no such hook", self.hook, ", ".join(HOOKS), nearest(self.hook, HOOKS)
+                    "hook",
+                    "no such hook",
+                    self.hook,
+                    f"{', '.join(HOOKS)}, or a _target_ of your own",
+                    nearest(self.hook, HOOKS),
                 )
             )
         if not self.bucket_mb > 0:
@@ -134,12 +138,11 @@ class DDP(OneReplicaEach):
         if isinstance(self.peers, SimulatedPeers):
             self._network.register_comm_hook(None, noop_hook)
             return self._network
-        _register(
-            self._network,
-            hook=self.hook,
-            rank=self.powersgd_rank,
-            start_step=self.powersgd_start_step,
-        )
+        if isinstance(self.hook, str):
+            _register(self._network, self.hook, self.powersgd_rank, self.powersgd_start_step)
+        elif self.hook is not None:
+            # Torch asks for a function's name
+            self._network.register_comm_hook(None, self.hook.__call__)
         return self._network
 
     def prepare_step(self, plan: Plan, step: int) -> None:
@@ -267,9 +270,7 @@ class DDP(OneReplicaEach):
         yield
 
 
-def _register(
-    network: DistributedDataParallel, *, hook: str | None, rank: int, start_step: int
-) -> None:
+def _register(network: DistributedDataParallel, hook: str, rank: int, start_step: int) -> None:
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power
 
@@ -280,7 +281,7 @@ def _register(
             ),
             power.powerSGD_hook,
         )
-    elif hook is not None:
+    else:
         network.register_comm_hook(None, getattr(default_hooks, f"{hook}_compress_hook"))
 
 
@@ -341,6 +342,6 @@ class DividedOptimizer(Layout):
         # device.
         for parameter_state in state["state"].values():
             for name, value in parameter_state.items():
-                if isinstance(value, torch.Tensor):
+                if isinstance(value, Tensor):
                     parameter_state[name] = value.cpu()
         return state

@@ -80,6 +80,34 @@ def test_sharded_optimizer_state_resumes_on_two_ranks_with_the_same_bits(plain, 
     assert weights(run(tmp_path, 2, *MILD, "strategy.zero=true", "checkpoint.every_steps=1")) == weights(plain)
 
 
+OWN_HOOK = """
+import torch
+import torch.distributed as dist
+
+
+class Scaled:
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def __call__(self, state, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        scaled = bucket.buffer().mul_(self.factor / dist.get_world_size())
+        return dist.all_reduce(scaled, async_op=True).get_future().then(lambda future: future.value()[0])
+"""
+
+
+@pytest.mark.slow
+def test_a_hook_of_ones_own_exchanges_the_gradients(plain, tmp_path, monkeypatch):
+    (tmp_path / "own.py").write_text(OWN_HOOK)
+    (tmp_path / "pyproject.toml").write_text('[tool.samewise]\npackages = ["own"]\n')
+    monkeypatch.chdir(tmp_path)
+    hook = "strategy.hook={_target_: own.Scaled, factor: FACTOR}"
+    once, twice = (run(tmp_path / factor, 2, *MILD, hook.replace("FACTOR", factor)) for factor in ("1.0", "2.0"))
+    assert distance(once, plain) < 1e-5
+    lines = [[json.loads(line).get("metrics", {}) for line in (folder / "metrics.jsonl").read_text().splitlines()] for folder in (plain, once, twice)]
+    norms = [next(filter(None, (metrics.get("train/gradient_norm") for metrics in rows))) for rows in lines]
+    assert norms == pytest.approx([norms[0], norms[0], 2 * norms[0]], rel=1e-5)
+
+
 DROPPING = """
 import os
 from torch import nn
