@@ -16,7 +16,17 @@ sys.path[:] = [place for place in sys.path if place != str(HERE)]
 os.environ["PYTHONPATH"] = os.pathsep.join(place for place in os.environ["PYTHONPATH"].split(os.pathsep) if place != str(HERE))
 gc.disable()
 
-RECIPES = ("classification", "detection", "speech_recognition", "separation", "vocoder", "audio_classification", "adversarial", "regression")
+RECIPES = (
+    "classification",
+    "detection",
+    "speech_recognition",
+    "separation",
+    "vocoder",
+    "audio_classification",
+    "adversarial",
+    "regression",
+    "language_modelling",
+)
 for name in (
     *("filelock", "matplotlib.figure", "psutil", "rich.console", "rich.progress", "torch.distributed.fsdp", "torchvision.transforms.v2"),
     *(f"samewise.recipes.{recipe}" for recipe in RECIPES),

@@ -41,6 +41,7 @@ SMALL = {
     "wavernn_spoken_digits": ("wavernn", "ljspeech", "libritts", "vocoder", "recordings"),
     "gan_digits": ("gan", "adversarial"),
     "linear_diabetes": ("regression", "mlp", "number", "diabetes", "pearson", "spearman", "mape"),
+    "gpt_unicode_names": ("language", "text_files", "unicode_names"),
     "audio_classification_spoken_digits": ("audio", "labelled_recordings", "sounds", "spectrogram"),
 }
 """An experiment of each recipe, and words in the names of the choices that may fit it."""

@@ -20,6 +20,7 @@ DRAWN = {
     "speech_recognition": {"transcripts.csv", "spectrograms.png"},
     "audio_classification": {"confusion_matrix.png", "predictions.png", "class_accuracy.csv"},
     "regression": {"predictions.png"},
+    "language_modelling": {"tokens.csv"},
     "separation": {"mixtures.csv", "spectrograms.png"},
     "vocoder": {"clip_0_true.wav", "clip_0_resynthesised.wav", "spectrograms.png"},
 }
