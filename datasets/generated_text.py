@@ -18,8 +18,8 @@ _ADVERBS = ("today", "again", "at night", "in the morning", "every day")
 def _sentence(draw: torch.Generator, subject: str | None = None) -> str:
     """Make "a SUBJECT VERB the OBJECT ADVERB.", drawing each word."""
     noun, verb, other, adverb = (
-        words[int(torch.randint(len(words), (), generator=draw))]
-        for words in (_NOUNS, _VERBS, _NOUNS, _ADVERBS)
+        choices[int(torch.randint(len(choices), (), generator=draw))]
+        for choices in (_NOUNS, _VERBS, _NOUNS, _ADVERBS)
     )
     return f"a {subject or noun} {verb} the {other} {adverb}."
 

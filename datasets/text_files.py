@@ -44,9 +44,7 @@ class TextFiles(TokenBlocks):
     ) -> None:
         source = Path(path).expanduser()
         if not 0 <= held_out < 1:
-            raise ConfigError(
-                Problem("dataset.held_out", "is not a valid share", held_out, "0 to below 1")
-            )
+            raise ConfigError(Problem("held_out", "is not a valid share", held_out, "0 to below 1"))
         names = [] if source.is_file() else list_files(source, TEXTS).names
         files = [source / name for name in names] or [source]
         try:

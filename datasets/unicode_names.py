@@ -19,8 +19,10 @@ def named_characters(split: str) -> list[tuple[str, str]]:
     SHA-256 of all names, sorted and in a line each, is 31ebcca3f406320ee425dbe85e80b166....
     """
     characters = map(chr, range(0xE0080))
-    named = [(name, x) for x in characters if (name := unicode.name(x, ""))]
-    listed = [(name, unicode.category(x)) for name, x in named if not name.startswith(_LEFT_OUT)]
+    names = {name: x for x in characters if (name := unicode.name(x, ""))}
+    listed = [
+        (name, unicode.category(x)) for name, x in names.items() if not name.startswith(_LEFT_OUT)
+    ]
     return [x for number, x in enumerate(listed) if (number % 10 == 9) == (split == "valid")]
 
 

@@ -124,10 +124,13 @@ class LanguageModelling(Recipe):
                 WrittenText(
                     self.tokenizer.decode(row.tolist()),
                     [
-                        {
-                            self.tokenizer.decode([token]): float(likely[token])
+                        [
+                            {
+                                "text": self.tokenizer.decode([token]),
+                                "probability": float(likely[token]),
+                            }
                             for token in likely.topk(5).indices.tolist()
-                        }
+                        ]
                         for likely in probabilities[place][masked[place]].cpu()
                     ],
                 )
@@ -234,10 +237,10 @@ class WrittenText(Prediction):
 
     Args:
         text: The continuation of the file's text, or the text with its masks filled in.
-        masks: For each mask the probabilities of the likeliest tokens.
+        masks: For each mask the likeliest tokens, with `text` and `probability`.
     """
 
-    def __init__(self, text: str, masks: Sequence[dict[str, float]] = ()) -> None:
+    def __init__(self, text: str, masks: Sequence[Sequence[dict[str, Any]]] = ()) -> None:
         self.text, self.masks = text, list(masks)
 
     def values(self) -> dict[str, Any]:

@@ -49,7 +49,7 @@ class Tokenizer:
                 f"differs from that of {file or 'the bytes'}, which has {self.vocabulary}",
                 f"dataset.vocabulary={self.vocabulary}",
             )
-            raise ConfigError(Problem("dataset.vocabulary", reason, vocabulary, hint=hint))
+            raise ConfigError(Problem("vocabulary", reason, vocabulary, hint=hint))
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Return a text's tokens.
@@ -61,8 +61,8 @@ class Tokenizer:
         """
         if self._inner is not None:
             return self._inner.encode(text, add_special_tokens=special).ids
-        first, *others = (list(part.encode()) for part in text.split("[MASK]"))
-        for part in others:
+        first, *parts = (list(part.encode()) for part in text.split("[MASK]"))
+        for part in parts:
             first += [256, *part]
         return first[: self._length]
 
@@ -80,7 +80,7 @@ def _read(file: Path, length: int | None) -> Any:
     except ImportError:
         reason = "a tokenizer file needs the package tokenizers, which is not installed"
         raise ConfigError(
-            Problem("dataset.tokenizer", reason, str(file), hint="pip install tokenizers")
+            Problem("tokenizer", reason, str(file), hint="pip install tokenizers")
         ) from None
     try:
         inner = Inner.from_file(str(file))
@@ -88,7 +88,7 @@ def _read(file: Path, length: int | None) -> Any:
     except Exception as error:
         raise ConfigError(
             Problem(
-                "dataset.tokenizer",
+                "tokenizer",
                 f"cannot be read: {first_line(error)}",
                 str(file),
                 "a tokenizer.json of Hugging Face's tokenizers",
@@ -138,14 +138,14 @@ class TokenBlocks(Dataset[dict[str, Tensor]]):
         masked: float = 0.15,
         anywhere: bool = False,
     ) -> None:
-        require_at_least({"dataset.length": length})
+        require_at_least({"length": length})
         tokens = Tokenizer(tokenizer, vocabulary=vocabulary)
         if objective == "masked" and tokens.mask is None:
             reason = f"has no token named {' or '.join(_MASKS)}"
-            raise ConfigError(Problem("dataset.tokenizer", reason, tokenizer))
+            raise ConfigError(Problem("tokenizer", reason, tokenizer))
         if not 0 < masked <= 1:
             raise ConfigError(
-                Problem("dataset.masked", "is not a valid share", masked, "above 0, at most 1")
+                Problem("masked", "is not a valid share", masked, "above 0, at most 1")
             )
         # int32 takes half the memory of a long text
         self._tokens = torch.tensor(tokens.encode(text), dtype=torch.int32)

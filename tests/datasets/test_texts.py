@@ -75,10 +75,10 @@ def test_a_tokenizer_file_gives_its_tokens_and_their_text(tokenizer):
 def test_wrong_settings_are_named(tmp_path, tokenizer):
     (tmp_path / "short.txt").write_text("short")
     for error, words, settings in (
-        (ConfigError, "dataset.vocabulary: differs from that of .*tokenizer.json, which has 9", {"tokenizer": tokenizer, "vocabulary": 8}),
-        (ConfigError, "dataset.tokenizer: cannot be read", {"tokenizer": str(tmp_path / "short.txt")}),
-        (ConfigError, "dataset.masked: is not a valid share", {"masked": 0.0}),
-        (ConfigError, "dataset.held_out: is not a valid share", {"held_out": 1.0}),
+        (ConfigError, "vocabulary: differs from that of .*tokenizer.json, which has 9", {"tokenizer": tokenizer, "vocabulary": 8}),
+        (ConfigError, "tokenizer: cannot be read", {"tokenizer": str(tmp_path / "short.txt")}),
+        (ConfigError, "masked: is not a valid share", {"masked": 0.0}),
+        (ConfigError, "held_out: is not a valid share", {"held_out": 1.0}),
         (DataError, "short.txt: is too short", {"length": 5}),
         (DataError, "elsewhere: the folder cannot be read", {"path": str(tmp_path / "elsewhere")}),
     ):

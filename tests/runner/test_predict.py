@@ -135,6 +135,19 @@ def test_a_recording_is_classified_with_the_class_names_of_the_data_set(samewise
         assert found["files"] == []
 
 
+def test_a_text_is_continued_the_same_beside_others(samewise, runs, tmp_path):
+    for name, text in {"a": "LATIN SMALL LETTER", "b": "GREEK SMALL LETTER\n"}.items():
+        (tmp_path / f"{name}.txt").write_text(text)
+    together = predict(samewise, runs["language_modelling"], tmp_path, "--batch", 2, "recipe.continuation=6")
+    (alone,) = predict(samewise, runs["language_modelling"], tmp_path / "a.txt", "--output", tmp_path / "out", "recipe.continuation=6")
+    assert together[0]["text"] == alone["text"] != ""
+    assert (tmp_path / "out" / "a.txt").read_text() == alone["text"] + "\n"
+    (tmp_path / "a.txt").write_text("LATIN [MASK]MALL LETTE[MASK]")
+    (filled,) = predict(samewise, runs["language_modelling"], tmp_path / "a.txt", "recipe.objective=masked")
+    assert [len(mask) for mask in filled["masks"]] == [5, 5]
+    assert filled["text"] == "LATIN {}MALL LETTE{}".format(*(mask[0]["text"] for mask in filled["masks"]))
+
+
 def test_a_recording_is_split_into_its_speakers(samewise, runs, tmp_path):
     (found,) = predict(samewise, runs["separation"], recording(tmp_path / "both.wav"), "--output", tmp_path / "out")
     assert (found["speakers"], found["seconds"]) == (2, 0.113)
