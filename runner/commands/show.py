@@ -46,6 +46,7 @@ examples:
 
 
 def run(args: argparse.Namespace) -> int:
+    from samewise.runner.config.catalogue import title_of
     from samewise.runner.config.check.settings import keys_are_known
     from samewise.runner.config.origins import origin_of
     from samewise.runner.config.tree import flat
@@ -62,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         values = {
             "name": composed.name,
+            "title": title_of(composed),
             "fingerprint": composed.fingerprint,
             "folder": str(composed.folder.path),
             "choices": composed.choices,
@@ -73,6 +75,8 @@ def run(args: argparse.Namespace) -> int:
         )
         return 0
     print(f"# name:        {composed.name}")
+    if title := title_of(composed):
+        print(f"# title:       {title}")
     print(f"# fingerprint: {composed.fingerprint}")
     print(f"# folder:      {composed.folder.path}")
     if args.origin or args.meanings:

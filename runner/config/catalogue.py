@@ -8,6 +8,7 @@ import re
 import textwrap
 from functools import cache
 
+from samewise.runner.config.compose import Composed
 from samewise.runner.config.loader import Loader
 from samewise.runner.config.project import Project
 from samewise.runner.config.schema import Experiment
@@ -17,6 +18,12 @@ def choices_of(group: str, *, project: Project) -> dict[str, str]:
     """Each choice of a group with the first comment in its file."""
     loader = Loader(project)
     return {name: _comment(loader, f"{group}/{name}") for name in loader.choices_of(group)}
+
+
+def title_of(composed: Composed) -> str:
+    """Return what the composed experiment's settings are for: its file's first comment, or ""."""
+    experiment = composed.choices.get("experiment")
+    return _comment(Loader(composed.project), f"experiment/{experiment}") if experiment else ""
 
 
 def group_summaries(project: Project) -> dict[str, str]:

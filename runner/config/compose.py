@@ -20,7 +20,13 @@ from omegaconf.errors import OmegaConfBaseException
 from samewise.runner.config import monitors, other_choice
 from samewise.runner.config import overrides as faults
 from samewise.runner.config.file_faults import NO_FOLDER, is_choice, problem_in_file
-from samewise.runner.config.fingerprint import combine, fingerprint_of, is_outside, reached_code
+from samewise.runner.config.fingerprint import (
+    CONTENTS,
+    combine,
+    fingerprint_of,
+    is_outside,
+    reached_code,
+)
 from samewise.runner.config.loader import Loader, faults_in_files
 from samewise.runner.config.origins import locate_problems, origins, replaced_value
 from samewise.runner.config.override_text import read_overrides, repeated
@@ -61,6 +67,7 @@ class Composed:
         place: The run's folder, if it is fixed already.
         cautions: Values left out, and values kept, if the command line chooses other options than
             its experiment; keys that it sets twice.
+        sources: How the user named files that the config has by path, by setting: `run:first`.
         is_saved: Whether it was read from a run's config.yaml, which does not record the origin of
             values.
     """
@@ -73,6 +80,7 @@ class Composed:
     label: str = ""
     place: Path | None = None
     cautions: tuple[Problem, ...] = ()
+    sources: Mapping[str, str] = field(default_factory=dict[str, str])
     is_saved: bool = False
 
     def __repr__(self) -> str:
@@ -184,14 +192,30 @@ def compose(overrides: Sequence[str], *, project: Project, strict: bool = True) 
         cfg, other_choice.changes(reader, good, chosen.get("experiment")), good
     )
     cautions += repeated(well)
+    sources = named_sources(cfg)
     monitored, taken = settle(cfg, good, replaced_value("evaluate.monitor", reader, good))
     problems += monitored
     problems += locate_problems([*faults.unresolvable(cfg), *taken], good, project)
     if problems and strict:
         raise ConfigError(*problems)
     return Composed(
-        cfg, chosen, tuple(good), project, tuple(problems), label_of(good), cautions=tuple(cautions)
+        cfg,
+        chosen,
+        tuple(good),
+        project,
+        tuple(problems),
+        label_of(good),
+        cautions=tuple(cautions),
+        sources=sources,
     )
+
+
+def named_sources(cfg: DictConfig) -> dict[str, str]:
+    """Return the files of a config that are named `run:RUN` or `hf:NAME`, by setting."""
+    values = {
+        key: str(OmegaConf.select(cfg, key, throw_on_resolution_failure=False)) for key in CONTENTS
+    }
+    return {key: x for key, x in values.items() if x.startswith(("run:", hugging_face.PREFIX))}
 
 
 def settle(
@@ -208,8 +232,7 @@ def settle(
         Problems of the metrics and of the sources.
     """
     return monitors.settle(cfg, overrides, before), [
-        *_settle_sources(cfg, "initialise.weights"),
-        *_settle_sources(cfg, "resume_from"),
+        *(problem for key in CONTENTS for problem in _settle_sources(cfg, key)),
     ]
 
 
@@ -267,13 +290,13 @@ def load(path: Path) -> Composed:
 
 def parse(text: str, name: str = "config") -> Composed:
     """Parse what `dump` wrote; a ConfigError if it is not a config."""
-    cfg, choices, label = pickle.loads(_parsed(text, name))
-    return Composed(cfg, choices, label=label, is_saved=True)
+    cfg, choices, label, sources = pickle.loads(_parsed(text, name))
+    return Composed(cfg, choices, label=label, sources=sources, is_saved=True)
 
 
 @lru_cache(maxsize=16)
 def _parsed(text: str, name: str) -> bytes:
-    """Return the config, choices and label, pickled in this process and for it.
+    """Return the config, choices, label and sources, pickled in this process and for it.
 
     Commands read a config several times, and unpickling takes a sixtieth of the time to parse.
     """
@@ -288,7 +311,8 @@ def _parsed(text: str, name: str) -> bytes:
         assert isinstance(cfg, DictConfig)
         restore_references(cfg, header.read_references(text) or {})
         OmegaConf.set_struct(cfg, True)
-        return pickle.dumps((cfg, choices, label), pickle.HIGHEST_PROTOCOL)
+        content = (cfg, choices, label, header.read_sources(text))
+        return pickle.dumps(content, pickle.HIGHEST_PROTOCOL)
     except RecursionError:
         raise ConfigError(Problem(name, "is not a run's config: it is nested too deeply")) from None
     except (
@@ -314,7 +338,8 @@ def dump(composed: Composed) -> str:
 def dump_plain(whole: Any, composed: Composed) -> str:
     """The same for one that is already plain."""
     text = write_yaml(whole, default_flow_style=False)
-    return header.write(composed.choices, composed.label, find_references(composed.cfg)) + text
+    references = find_references(composed.cfg)
+    return header.write(composed.choices, composed.label, references, composed.sources) + text
 
 
 def label_of(overrides: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from samewise.runner.config.tree import flat, without
+from samewise.runner.config.tree import at, flat, without
 from samewise.runner.errors import ConfigError
 from samewise.runner.records import hugging_face, sources
 from samewise.runner.records.files import read_json
@@ -50,6 +50,9 @@ OUTSIDE = frozenset(
 )
 """Paths that cannot change a result."""
 
+CONTENTS = ("initialise.weights", "resume_from")
+"""Settings that name files, which count by their content."""
+
 ADDED = (
     *("evaluate.limit", "loader.limit", "clip_value", "clip_adaptive", "skip_spikes"),
     *("reference_batch_size", "reference_power", "clip_norms"),
@@ -67,6 +70,7 @@ REPORTING = re.compile(rf"^samewise\.runner\.callbacks\.({'|'.join(REPORTS)})\."
 AVERAGE = "samewise.runner.callbacks.ema.ExponentialMovingAverage"
 FSDP = "samewise.runner.strategies.fsdp.FSDP"
 OURS = "samewise.datasets."
+DIGEST = "sha256:"
 COCO = "samewise.datasets.coco.COCO"
 
 
@@ -172,6 +176,12 @@ def identity(whole: dict[str, Any]) -> dict[str, Any]:
     if (taken_over := _content(identified.pop("resume_from", None))) is not None:
         identified["resume_from"] = taken_over
     return identified
+
+
+def contents(whole: Mapping[str, Any]) -> dict[str, str]:
+    """Return the digest of each file in `CONTENTS`, by setting."""
+    values = {path: _content(at(whole, path)) for path in CONTENTS}
+    return {path: x for path, x in values.items() if str(x).startswith(DIGEST)}
 
 
 def _spell_out(config: dict[str, Any]) -> None:
@@ -281,5 +291,5 @@ def _content(weights: Any) -> Any:
     if manifest.is_file():
         written = read_json(manifest, {"sha256?": str, "content?": str})
         # The file itself also says how long training took
-        return f"sha256:{written.get('content', written.get('sha256'))}"
-    return f"sha256:{hugging_face.digest_of(files)}" if files[0].is_file() else weights
+        return f"{DIGEST}{written.get('content', written.get('sha256'))}"
+    return f"{DIGEST}{hugging_face.digest_of(files)}" if files[0].is_file() else weights

@@ -118,7 +118,7 @@ def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str
     # Runs of 0.1 did not record the processor's generation
     unknown = {"cpu.generation"} - (decided.keys() & decides.keys())
     sentences = [
-        f"{name} was {decided.get(name)!r} and is {decides.get(name)!r}"
+        f"{name} was {_value_of(name, first)} and is {_value_of(name, second)}"
         for name in sorted({*decided, *decides} - unknown)
         if decided.get(name) != decides.get(name)
     ]
@@ -129,6 +129,13 @@ def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str
         if name in present and libraries[name] != present[name]
     ]
     return sentences + own_code.differences(first, second)
+
+
+def _value_of(name: str, record: Mapping[str, Any]) -> str:
+    """Describe what decides bits; data by their name and size, with the digest behind them."""
+    value = repr(record.get("decides", {}).get(name))
+    data = record.get("data", {}).get(name.removeprefix("data."), {})
+    return f"{data['name']}, {data['size']} samples ({value})" if "name" in data else value
 
 
 _MAY_DECIDE = (

@@ -12,17 +12,23 @@ from samewise.runner.records.files import parse_json
 from samewise.runner.records.shapes import describe_misfit
 from samewise.runner.secrets import redact
 
-_CHOICES, _LABEL, _REFERENCES = "# choices: ", "# label: ", "# references: "
+_CHOICES, _LABEL, _REFERENCES, _SOURCES = (
+    f"# {name}: " for name in ("choices", "label", "references", "sources")
+)
 
 
 def write(
-    choices: Mapping[str, str], label: str, references: Mapping[str, str] | None = None
+    choices: Mapping[str, str],
+    label: str,
+    references: Mapping[str, str] | None = None,
+    sources: Mapping[str, str] | None = None,
 ) -> str:
-    """The lines, with line ends; the label and the references only if they are given."""
+    """The lines, with line ends; those after the first only if they are given."""
     lines = [
         (_CHOICES, choices),
         *([(_LABEL, label)] if label else ()),
         *([(_REFERENCES, references)] if references is not None else ()),
+        *([(_SOURCES, sources)] if sources else ()),
     ]
     return "".join(f"{name}{json.dumps(value)}\n" for name, value in lines)
 
@@ -51,10 +57,23 @@ def read_references(text: str) -> dict[str, str] | None:
     Raises:
         ValueError: The line is not one that `write` writes.
     """
-    line = next((line for line in text.split("\n", 3)[:3] if line.startswith(_REFERENCES)), None)
+    return _read_mapping(text, _REFERENCES)
+
+
+def read_sources(text: str) -> dict[str, str]:
+    """Return how the user named files that the config has by path: `run:first`, by setting.
+
+    Raises:
+        ValueError: As in `read_references`.
+    """
+    return _read_mapping(text, _SOURCES) or {}
+
+
+def _read_mapping(text: str, name: str) -> dict[str, str] | None:
+    line = next((line for line in text.split("\n", 4)[:4] if line.startswith(name)), None)
     if line is None:
         return None
-    references = parse_json(line.removeprefix(_REFERENCES))
-    if wrong := describe_misfit(references, {str: str}, "references"):
+    mapping = parse_json(line.removeprefix(name))
+    if wrong := describe_misfit(mapping, {str: str}, name.strip("# :")):
         raise ValueError(wrong)
-    return references
+    return {key: redact(value) for key, value in mapping.items()} if name == _SOURCES else mapping

@@ -15,7 +15,8 @@ from typing import Any
 import yaml
 
 from samewise.runner.config import saved
-from samewise.runner.config.fingerprint import identity
+from samewise.runner.config.compose import Composed
+from samewise.runner.config.fingerprint import CONTENTS, identity
 from samewise.runner.config.tree import at, flat
 from samewise.runner.config.yaml_files import read_yaml
 from samewise.runner.errors import ConfigError, Problem, nearest
@@ -192,7 +193,11 @@ def varying(runs: Sequence[ListedRun]) -> dict[str, dict[str, Any]]:
 
     A damaged config gives a warning.
     """
-    configs = {run.folder: _identity(RunFolder(Path(run.folder)).config) for run in runs}
+    composed = {run.folder: _composed(RunFolder(Path(run.folder)).config) for run in runs}
+    configs = {
+        folder: dict(flat(identity(config.whole))) if config else {}
+        for folder, config in composed.items()
+    }
     paths = dict.fromkeys(path for config in configs.values() for path in config)
     varying_paths = [
         path
@@ -200,15 +205,22 @@ def varying(runs: Sequence[ListedRun]) -> dict[str, dict[str, Any]]:
         # By repr, since values may be lists
         if len({repr(config.get(path, "-")) for config in configs.values() if config}) > 1
     ]
+    # Files by the users' names
+    for path in {*CONTENTS} & {*varying_paths}:
+        naming = {x: run for x, run in composed.items() if run and configs[x].get(path)}
+        values = [configs[folder][path] for folder in naming]
+        names = saved.named_contents(path, values, [*naming.values()])
+        for folder, name in zip(naming, names, strict=True):
+            configs[folder][path] = name
     return {
         folder: {path: config.get(path, "-") for path in varying_paths}
         for folder, config in configs.items()
     }
 
 
-def _identity(file: Path) -> dict[str, Any]:
+def _composed(file: Path) -> Composed | None:
     try:
-        return dict(flat(identity(saved.config_in(file).whole)))
+        return saved.config_in(file)
     except ConfigError as error:
         warn_of(file, error)
-        return {}
+        return None

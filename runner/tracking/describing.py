@@ -26,6 +26,12 @@ _OWN_TAG_LENGTH = 8000
 _WANDB_TAG_LENGTH = 64
 NAME = "samewise.name"
 """Tag with the name of a renamed run."""
+DESCRIPTION = "mlflow.note.content"
+"""Tag that MLflow shows as a run's description."""
+_NO_FACTS = frozenset(
+    ["code_state", "code_used", "data", "decides", "git", "fingerprint", "level", "title"]
+)
+"""Entries of the environment that are no tags, or tags of another name."""
 _CONTEXTS = {"train": "training", "valid": "validation", "test": "test"}
 
 
@@ -101,17 +107,14 @@ def tags(
         "samewise.level": environment.get("level"),
         "samewise.reproducibility": reproducibility.get("level"),
         "samewise.folder": str(folder.path.absolute()),
+        DESCRIPTION: environment.get("title"),
         "mlflow.source.name": "samewise",
         "mlflow.source.type": "LOCAL",
         "mlflow.source.git.commit": git.get("commit"),
         "mlflow.source.git.branch": git.get("branch"),
         "mlflow.user": _user(),
     }
-    facts = {
-        name: value
-        for name, value in environment.items()
-        if name not in ("code_state", "code_used", "data", "decides", "git", "fingerprint", "level")
-    }
+    facts = {name: value for name, value in environment.items() if name not in _NO_FACTS}
     facts["git"] = {"dirty": git["dirty"]} if "dirty" in git else {}
     # One digest of all files of samewise, each of which environment.json has
     facts["code"] = (

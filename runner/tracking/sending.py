@@ -18,7 +18,7 @@ from mlflow.entities import Metric, Param, Run, RunTag
 from mlflow.exceptions import MlflowException
 from omegaconf import OmegaConf
 
-from samewise.runner.records import shapes, trust
+from samewise.runner.records import header, shapes, trust
 from samewise.runner.records.files import read_json, read_text
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.found import chosen_checkpoint
@@ -253,6 +253,7 @@ class Sending:
         stored = data.params
         choices = describing.choices(texts[0])
         params = describing.params(redact_values(config)) | choices
+        params |= describing.params(header.read_sources(texts[0]))
         for name in (name for name, value in params.items() if stored.get(name, value) != value):
             _LOG.info(
                 "param %s was %s and is %s; MLflow keeps the first value; the artifact "
@@ -271,7 +272,12 @@ class Sending:
             if name in data.tags:
                 self.client.delete_tag(self._run_id, name)
         described = redact_values(describing.tags(self.folder, config, environment, own=own))
-        tags = [RunTag(name, value) for name, value in described.items()]
+        tags = [
+            RunTag(name, value)
+            for name, value in described.items()
+            # A description that was written in MLflow's pages stays
+            if name != describing.DESCRIPTION or name in own or name not in data.tags
+        ]
         for start in range(0, len(new_params), _PARAMS):
             self._log("params", new_params[start : start + _PARAMS])
         for start in range(0, len(tags), _PARAMS):

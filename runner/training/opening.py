@@ -12,7 +12,8 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from samewise.runner.config import compose
-from samewise.runner.config.fingerprint import finds_data, fingerprint_of
+from samewise.runner.config.catalogue import title_of
+from samewise.runner.config.fingerprint import contents, finds_data, fingerprint_of
 from samewise.runner.config.tree import differing_keys
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.records import checkpoint, environment, kept_sources, shapes, sources, trust
@@ -57,6 +58,8 @@ def _write_down(run: Run, surroundings: list[Mapping[str, Any]]) -> None:
         "name": run.composed.name,
         "reproducibility": run.config.reproducibility.level,
         "total_steps": run.total_steps,
+        "contents": contents(run.composed.whole),
+        "title": title_of(run.composed),
     }
     write_json(run.folder.environment, {**run.environment, **facts})
     saved = compose.dump(run.composed)

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from samewise.runner.config import saved
-from samewise.runner.config.fingerprint import identity
+from samewise.runner.config.fingerprint import finds_data, identity
 from samewise.runner.config.tree import differences
 from samewise.runner.records import environment, kept_sources, shapes, sources, trace_reader
 from samewise.runner.records.files import read_json
@@ -45,7 +45,8 @@ def compare(first: RunFolder, second: RunFolder) -> Differences:
         or not all("layers" in line for lines in (trace, other_trace) for line in lines.values())
     ):
         stages = tuple(stage for stage in stages if stage not in ("gradients", "weights"))
-    config = differences(*(identity(saved.config_in(folder.config).whole) for folder in folders))
+    configs = [saved.config_in(folder.config) for folder in folders]
+    config = differences(*(identity(config.whole) for config in configs))
     divergence = trace_divergence(
         folders,
         (head, other),
@@ -60,6 +61,10 @@ def compare(first: RunFolder, second: RunFolder) -> Differences:
         if not name.startswith(MEASURED) and (divergence is None or values[0] < divergence.step)
     }
     divergence = _earlier_metric(logged, divergence, since=0 if both else 1)
+    surroundings = environment.differences(
+        *(read_json(folder.environment, shapes.ENVIRONMENT) or {} for folder in folders)
+    )
+    places = [x for x in differences(*(config.whole for config in configs)) if finds_data(x[0])]
     summaries = [read_json(folder.summary, shapes.SUMMARY) or {} for folder in folders]
     (at, metrics_there), (at_other, metrics_here) = (
         _last_evaluation(folder, summary)
@@ -86,10 +91,12 @@ def compare(first: RunFolder, second: RunFolder) -> Differences:
         and same_metrics
         and not any(tensors)
         and not (ended and weights[0] != weights[1]),
-        config=config,
-        environment=environment.differences(
-            *(read_json(folder.environment, shapes.ENVIRONMENT) or {} for folder in folders)
-        ),
+        config=[
+            *((path, *saved.named_contents(path, values, configs)) for path, *values in config),
+            # Where the data are decides nothing, unless they differ
+            *(x for x in places if any(line.startswith("data.") for line in surroundings)),
+        ],
+        environment=surroundings,
         code=sources.describe_changes(*(sources.files_in(folder.sources) for folder in folders)),
         lines=kept_sources.line_differences(first.sources, second.sources),
         metrics=metrics,

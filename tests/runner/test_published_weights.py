@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from mlflow import MlflowClient
 from torch import nn
 from torchvision import models
 
-from samewise.runner.config.compose import compose
+from samewise.runner.config.compose import compose, dump, parse
 from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.optim.initialise import initialise
@@ -125,5 +127,34 @@ def test_the_weights_of_a_run_are_its_best_checkpoint_and_count_in_the_fingerpri
     assert compose_weights("run:3f2a").fingerprint != by_name.fingerprint
     (told,) = compose_weights("run:3f2b", strict=False).problems
     assert (told.path, told.message) == ("initialise.weights", f"no such run in the folder {tmp_path}")
+    assert by_name.sources == parse(dump(by_name)).sources == {"initialise.weights": "run:3f2a"}
     (best.parent / "best").unlink()
     assert compose_weights("run:digits").cfg.initialise.weights == str(best.parent / "step-00000004")
+
+
+def test_weights_of_runs_go_by_the_users_words_in_differences_and_in_mlflow(samewise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    best = run_below(Path("runs")) / "checkpoints" / "step-00000002"
+
+    def recorded(weights: str) -> str:
+        composed = compose([f"initialise.weights={weights}", "experiment=resnet18_digits", "name=new"], project=Project(tmp_path))
+        composed.folder.create()
+        composed.folder.config.write_text(dump(composed))
+        composed.folder.metrics.write_text('{"status": "FINISHED", "time_ms": 1}\n')
+        return str(composed.folder.path)
+
+    first, last = recorded("run:3f2a"), recorded("run:3f2a/last")
+    assert "  initialise.weights: 'run:3f2a' | 'run:3f2a/last'\n" in samewise("diff", first, last).stdout
+    assert {run["differs"]["initialise.weights"] for run in json.loads(samewise("runs", "--where=name=new", "--diff", "--json").stdout)} == {
+        "run:3f2a",
+        "run:3f2a/last",
+    }
+    assert samewise("sync", first).returncode == 0
+    run = MlflowClient(tracking_uri="sqlite:///runs/mlflow.db").get_run(json.loads((Path(first) / "tracking.json").read_text())["run_id"])
+    assert run.data.params["initialise.weights"] == "run:3f2a"
+    shutil.copytree(best, best.with_name("step-00000003"))
+    (best.with_name("step-00000003") / "manifest.json").write_text(json.dumps({"sha256": "7" * 64}))
+    (best.parent / "best").unlink()
+    (best.parent / "best").symlink_to("step-00000003")
+    other = recorded("run:3f2a")
+    assert f"  initialise.weights: 'run:3f2a (sha256:{'2' * 12})' | 'run:3f2a (sha256:{'7' * 12})'\n" in samewise("diff", first, other).stdout

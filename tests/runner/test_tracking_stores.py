@@ -42,6 +42,7 @@ def test_a_finished_run_is_in_mlflow_with_all_its_data(folder: RunFolder, store:
         "samewise.level": "R1",
         "samewise.reproducibility": "strict",
         "mlflow.source.git.commit": "c" * 40,
+        "mlflow.note.content": "What the settings are for",
         "who": "a test",
     }
     assert told.items() <= tags.items()

@@ -38,6 +38,7 @@ def main() -> None:
         {
             "fingerprint": "f" * 64,
             "level": "R1",
+            "title": "What the settings are for",
             "versions": {"torch": "2"},
             "code": {"samewise/a.py": "1", "samewise/b.py": "2"},
             "code_state": "3",
