@@ -483,19 +483,9 @@ def runs(
     """
     import pandas
 
-    from samewise.runner.runs import listing, selection
+    from samewise.runner.runs.selection import select
 
-    stored = dict[str, dict[str, Any]]()
-    if uri is None:
-        listed = listing.list_runs(Path(run_root))
-    else:
-        from samewise.runner.runs.stored_runs import list_stored
-
-        listed, stored = list_stored(uri)
-    listed = selection.matching(listed, several(where))
-    if sort:
-        listed = selection.sort_runs(listed, sort)
-    differing = (selection.varying(listed) if uri is None else stored) if diff and listed else {}
+    listed, differing = select(Path(run_root), uri=uri, where=several(where), sort=sort, diff=diff)
     rows = [
         {
             **(facts := run.facts()),

@@ -91,61 +91,31 @@ def run(args: argparse.Namespace) -> int:
     from samewise.runner.config import saved
     from samewise.runner.runs import listing, selection
 
-    stored = dict[str, dict[str, Any]]()
     if args.uri and args.action != "list":
+        message = f"`samewise runs {args.action}` is for runs in folders"
         hint = "change runs of a store in the MLflow UI"
-        raise ConfigError(
-            Problem(
-                "--uri",
-                f"`samewise runs {args.action}` is for runs in folders",
-                args.uri,
-                "--run-root FOLDER",
-                hint,
-            )
-        )
+        raise ConfigError(Problem("--uri", message, args.uri, "--run-root FOLDER", hint))
     if args.action in ("rename", "tag"):
         return _note(args)
+    conditions = args.where or (["state=failed"] if args.action == "gc" else [])
     if args.action == "rm":
         if not args.names:
-            message = "no run was named"
+            hint = "samewise runs rm RUN ...; `samewise runs gc` deletes those that failed"
             raise ConfigError(
-                Problem(
-                    "RUN",
-                    message,
-                    expected="runs to delete",
-                    hint="samewise runs rm RUN ...; `samewise runs gc` deletes those that failed",
-                )
+                Problem("RUN", "no run was named", expected="runs to delete", hint=hint)
             )
         folders = [saved.find(name, run_root=args.run_root) for name in args.names]
-        runs = [
-            listing.read_run(folder)
-            # A run may be named twice, or through a link
-            for folder in {folder.path.resolve(): folder for folder in folders}.values()
-        ]
-    elif args.names:
-        raise ConfigError(
-            Problem(
-                "RUN",
-                f"`samewise runs {args.action}` takes no names",
-                args.names[0],
-                "--where CONDITION",
-            )
-        )
-    elif args.uri:
-        from samewise.runner.runs.stored_runs import list_stored
-
-        runs, stored = list_stored(args.uri)
-    else:
-        runs = listing.list_runs(args.run_root)
-    conditions = args.where or (["state=failed"] if args.action == "gc" else [])
-    runs = selection.matching(runs, conditions)
-    if args.sort:
-        runs = selection.sort_runs(runs, args.sort)
+        # A run may be named twice, or through a link
+        different = {folder.path.resolve(): folder for folder in folders}.values()
+        return _delete(selection.matching(map(listing.read_run, different), conditions), args)
+    if args.names:
+        message = f"`samewise runs {args.action}` takes no names"
+        raise ConfigError(Problem("RUN", message, args.names[0], "--where CONDITION"))
+    runs, differing = selection.select(
+        args.run_root, uri=args.uri, where=conditions, sort=args.sort, diff=args.diff
+    )
     if args.action == "gc":
-        runs = _select_failed(runs)
-    if args.action != "list":
-        return _delete(runs, args)
-    differing = (stored if args.uri else selection.varying(runs)) if args.diff else {}
+        return _delete(_select_failed(runs), args)
     if args.diff and len({x.code for x in runs}) > 1:
         differing = {x.folder: {"code": x.code, **differing[x.folder]} for x in runs}
     if args.json:
@@ -172,6 +142,7 @@ def _note(args: argparse.Namespace) -> int:
     from samewise.runner.commands.sync import send_now
     from samewise.runner.config import saved
     from samewise.runner.runs import notes
+    from samewise.runner.runs.listing import read_run
 
     is_name = args.action == "rename"
     if len(args.names) != 2 if is_name else len(args.names) < 2:
@@ -182,13 +153,9 @@ def _note(args: argparse.Namespace) -> int:
         notes.rename(folder, args.names[1])
     else:
         notes.tag(folder, args.names[1:])
-    recorded = notes.read(folder)
-    tags = {key: value for key, value in recorded.get("tags", {}).items() if value is not None}
-    if args.json:
-        print(to_json({"folder": str(folder.path), "name": recorded.get("name"), "tags": tags}))
-    else:
-        name = recorded.get("name") or "(its own name)"
-        print(f"{folder.path}: {name}  {_write_tags(tags)}".rstrip())
+    entry = read_run(folder)
+    line = f"{folder.path}: {entry.name}  {_write_tags(entry.tags)}".rstrip()
+    print(to_json(entry.facts()) if args.json else line)
     for failure in send_now(folder):
         hint = f"run `samewise sync {shlex.quote(str(folder.path))}` later"
         print(f"warning: MLflow does not have it yet: {failure}; {hint}", file=sys.stderr)

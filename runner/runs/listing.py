@@ -115,79 +115,47 @@ def read_run(folder: RunFolder) -> ListedRun:
         **notes.get("tags", {}),
     }
     summary = read_mapping(folder.summary, shapes.SUMMARY)
-    steps = int(read_mapping(folder.environment, shapes.ENVIRONMENT).get("total_steps") or 0)
     failure = read_mapping(folder.failure)
     changed = max(
         path.stat().st_mtime
         for path in (folder.config, folder.metrics, folder.summary)
         if path.exists()
     )
-    common: dict[str, Any] = {
-        "name": notes.get("name") or folder.path.absolute().parent.name,
-        "run": folder.path.name,
-        "label": label,
-        "code": sources.code_name(folder.sources),
-        "changed": changed,
-        "folder": str(folder.path),
-        "tags": {key: str(value) for key, value in tags.items() if value is not None},
-    }
     if summary.get("status") == "finished":
-        best = summary["metrics"]["best"] or summary["metrics"]["final"]
+        results = summary["metrics"]
+        state, step, monitor = State.finished, summary["steps"], results["monitor"]
+        best = results["best"] or results["final"]
         evaluated = {
             name: value
             for evaluation in summary.get("evaluations", {}).values()
-            if evaluation["step"] == best.get("step", summary["steps"])
+            if evaluation["step"] == best.get("step", step)
             for name, value in evaluation["metrics"].items()
         }
-        metrics = {**evaluated, **{name: best[name] for name in best if name != "step"}}
-        monitor = summary["metrics"]["monitor"]
-        outcome: dict[str, Any] = {
-            "state": State.finished,
-            "step": summary["steps"],
-            "steps": steps,
-            "seconds": summary["timings"]["training_s"],
-            "reason": "",
-        }
-        other_metrics = {
-            name: evaluation[name]
-            for name, evaluation in (summary["metrics"].get("also") or {}).items()
-        }
-        return ListedRun(
-            **common,
-            **outcome,
-            monitor=monitor,
-            also=other_metrics,
-            metrics=metrics,
-            value=metrics.get(monitor, math.nan),
-        )
-    step, best = latest(folder, monitor)[0], best_evaluations(folder, modes)
-    metrics = best.pop(monitor, {})
-    # The lock ends with its process: a killed run could not record that it has ended
-    state = (
-        State.running
-        if locks.holder(folder.lock) is not None
-        else State.failed
-        if failure
-        else State.interrupted
-    )
-    reason = (
-        re.sub(r"^\w+Error: ", "", str(failure.get("error") or "")).partition("\n")[0]
-        if state is State.failed
-        else ""
-    )
-    other_metrics, value = (
-        {name: evaluation[name] for name, evaluation in best.items()},
-        metrics.get(monitor, math.nan),
-    )
-    progress: dict[str, Any] = {
-        "state": state,
-        "step": step,
-        "steps": steps,
-        "seconds": math.nan,
-        "reason": reason,
-    }
+        evaluations = {**(results.get("also") or {}), monitor: {**evaluated, **best}}
+    else:
+        # The lock ends with its process: a killed run could not record that it has ended
+        is_running = locks.holder(folder.lock) is not None
+        state = State.running if is_running else State.failed if failure else State.interrupted
+        step, evaluations = latest(folder, monitor)[0], best_evaluations(folder, modes)
+    metrics = evaluations.pop(monitor, {})
+    error = str(failure.get("error") or "") if state is State.failed else ""
     return ListedRun(
-        **common, **progress, monitor=monitor, also=other_metrics, metrics=metrics, value=value
+        name=notes.get("name") or folder.path.absolute().parent.name,
+        run=folder.path.name,
+        label=label,
+        code=sources.code_name(folder.sources),
+        state=state,
+        step=step,
+        steps=int(read_mapping(folder.environment, shapes.ENVIRONMENT).get("total_steps") or 0),
+        monitor=monitor,
+        value=metrics.get(monitor, math.nan),
+        also={name: evaluation[name] for name, evaluation in evaluations.items()},
+        metrics={name: value for name, value in metrics.items() if name != "step"},
+        seconds=summary["timings"]["training_s"] if state is State.finished else math.nan,
+        changed=changed,
+        reason=re.sub(r"^\w+Error: ", "", error).partition("\n")[0],
+        folder=str(folder.path),
+        tags={key: str(value) for key, value in tags.items() if value is not None},
     )
 
 
@@ -245,6 +213,24 @@ def settings_of(folder: str) -> Mapping[str, Any]:
     except (ConfigError, ValueError, yaml.YAMLError) as error:
         warn_of(file, error)
         return {}
+
+
+def differing(configs: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the values that differ between runs, by folder and path.
+
+    Args:
+        configs: Values by folder and path; runs without any are not compared.
+    """
+    paths = [
+        path
+        for path in dict.fromkeys(path for config in configs.values() for path in config)
+        # By repr, since values may be lists
+        if len({repr(config.get(path, "-")) for config in configs.values() if config}) > 1
+    ]
+    return {
+        folder: {path: config.get(path, "-") for path in paths}
+        for folder, config in configs.items()
+    }
 
 
 def age(changed: float) -> str:

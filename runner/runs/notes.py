@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.records import shapes
@@ -33,7 +32,8 @@ def rename(folder: RunFolder, name: str) -> None:
     if namesakes:
         hint = f"choose another, or rename {namesakes[0]} first"
         raise ConfigError(Problem("NAME", "names another run", name, hint=hint))
-    _change(folder, name=name or None)
+    notes = read_json(folder.notes, shapes.NOTES) or {}
+    write_json(folder.notes, {**notes, "name": name})
 
 
 def tag(folder: RunFolder, changes: Sequence[str]) -> None:
@@ -46,24 +46,11 @@ def tag(folder: RunFolder, changes: Sequence[str]) -> None:
     Raises:
         ConfigError: A change is neither.
     """
-    parsed = [re.fullmatch(r"~([\w./-]+)|([\w./-]+)=(.*)", change) for change in changes]
-    problems = [
-        Problem("TAG", "is not a tag", change, "KEY=VALUE, or ~KEY to remove it")
-        for change, match in zip(changes, parsed, strict=True)
-        if match is None
-    ]
-    if problems:
-        raise ConfigError(*problems)
+    matches = {x: re.fullmatch(r"~([\w./-]+)|([\w./-]+)=(.*)", x) for x in changes}
+    if wrong := [x for x, match in matches.items() if match is None]:
+        expected = "KEY=VALUE, or ~KEY to remove it"
+        raise ConfigError(*(Problem("TAG", "is not a tag", x, expected) for x in wrong))
     # A removed one is null, so that it is also removed from MLflow, or hides one of the config
-    tags = {match[1] or match[2]: match[3] for match in parsed if match is not None}
-    _change(folder, tags={**read(folder).get("tags", {}), **tags})
-
-
-def read(folder: RunFolder) -> dict[str, Any]:
-    """Return a run's notes: `name` and `tags`, if it has any."""
-    return read_json(folder.notes, shapes.NOTES) or {}
-
-
-def _change(folder: RunFolder, **notes: Any) -> None:
-    changed = {**read(folder), **notes}
-    write_json(folder.notes, {key: value for key, value in changed.items() if value is not None})
+    tags = {match[1] or match[2]: match[3] for match in matches.values() if match}
+    notes = read_json(folder.notes, shapes.NOTES) or {}
+    write_json(folder.notes, {**notes, "tags": {**notes.get("tags", {}), **tags}})

@@ -23,7 +23,15 @@ from samewise.runner.errors import ConfigError, Problem, nearest
 from samewise.runner.records import header
 from samewise.runner.records.files import read_text
 from samewise.runner.records.folder import RunFolder
-from samewise.runner.runs.listing import ListedRun, settings_of, tagged, warn_of
+from samewise.runner.runs.listing import (
+    ListedRun,
+    differing,
+    list_runs,
+    settings_of,
+    tagged,
+    warn_of,
+)
+from samewise.runner.runs.stored_runs import list_stored
 from samewise.runner.sweeps.results import State
 
 _COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
@@ -188,34 +196,40 @@ def _require_value(condition: str, key: str, values: Sequence[Any], sign: str, t
             ) from None
 
 
+def select(
+    run_root: Path, *, uri: str | None, where: Sequence[str], sort: str | None, diff: bool
+) -> tuple[list[ListedRun], dict[str, dict[str, Any]]]:
+    """Return the runs of a folder, or of the MLflow store at `uri`, that meet all conditions.
+
+    They are in the order of `sort`. With `diff`, the settings that affect the result and differ
+    between them follow, by folder and path.
+    """
+    runs, stored = list_stored(uri) if uri else (list_runs(run_root), {})
+    selected = matching(runs, where)
+    ordered = sort_runs(selected, sort) if sort else selected
+    return ordered, (stored if uri else varying(ordered)) if diff else {}
+
+
 def varying(runs: Sequence[ListedRun]) -> dict[str, dict[str, Any]]:
     """Return the settings that affect the result and differ between runs, by folder and path.
 
     A damaged config gives a warning.
     """
     composed = {run.folder: _composed(RunFolder(Path(run.folder)).config) for run in runs}
-    configs = {
-        folder: dict(flat(identity(config.whole))) if config else {}
-        for folder, config in composed.items()
-    }
-    paths = dict.fromkeys(path for config in configs.values() for path in config)
-    varying_paths = [
-        path
-        for path in paths
-        # By repr, since values may be lists
-        if len({repr(config.get(path, "-")) for config in configs.values() if config}) > 1
-    ]
+    settings = differing(
+        {
+            folder: dict(flat(identity(config.whole))) if config else {}
+            for folder, config in composed.items()
+        }
+    )
     # Files by the users' names
-    for path in {*CONTENTS} & {*varying_paths}:
-        naming = {x: run for x, run in composed.items() if run and configs[x].get(path)}
-        values = [configs[folder][path] for folder in naming]
+    for path in CONTENTS:
+        naming = {x: run for x, run in composed.items() if run and path in settings[x]}
+        values = [settings[folder][path] for folder in naming]
         names = saved.named_contents(path, values, [*naming.values()])
         for folder, name in zip(naming, names, strict=True):
-            configs[folder][path] = name
-    return {
-        folder: {path: config.get(path, "-") for path in varying_paths}
-        for folder, config in configs.items()
-    }
+            settings[folder][path] = name
+    return settings
 
 
 def _composed(file: Path) -> Composed | None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from samewise.runner.config.fingerprint import is_outside
 from samewise.runner.errors import Problem
-from samewise.runner.runs.listing import ListedRun
+from samewise.runner.runs.listing import ListedRun, differing
 from samewise.runner.sweeps.results import State
 from samewise.runner.tracking.address import check_uri, remove_password, require_there
 from samewise.runner.tracking.best import PREFIX, column
@@ -33,7 +33,7 @@ _OWN_TAGS = ("samewise.", "mlflow.", "env.")
 _PAGE = 200
 
 
-def list_stored(uri: str) -> tuple[list[ListedRun], dict[str, dict[str, str]]]:
+def list_stored(uri: str) -> tuple[list[ListedRun], dict[str, dict[str, Any]]]:
     """Return all of samewise's runs in a store, the last changed at the end. Writes nothing.
 
     Args:
@@ -66,11 +66,15 @@ def list_stored(uri: str) -> tuple[list[ListedRun], dict[str, dict[str, str]]]:
             "left out",
             file=sys.stderr,
         )
-    return sorted(listed, key=lambda run: run.changed), _varying(
-        dict(
-            zip((run.folder for run in listed), (run.data.params for run in own_runs), strict=True)
-        )
-    )
+    configs = {
+        entry.folder: {
+            path: value
+            for path, value in run.data.params.items()
+            if not path.startswith("choices.") and not is_outside(path)
+        }
+        for entry, run in zip(listed, own_runs, strict=True)
+    }
+    return sorted(listed, key=lambda run: run.changed), differing(configs)
 
 
 def _runs(client: MlflowClient) -> Iterator[Run]:
@@ -153,20 +157,3 @@ def _metrics(
         monitored[best],
         last_step,
     )
-
-
-def _varying(params: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
-    """Return the params that affect the result and differ between runs."""
-    paths = dict.fromkeys(
-        path
-        for config in params.values()
-        for path in config
-        if not path.startswith("choices.") and not is_outside(path)
-    )
-    varying_paths: Sequence[Any] = [
-        path for path in paths if len({config.get(path, "-") for config in params.values()}) > 1
-    ]
-    return {
-        folder: {path: config.get(path, "-") for path in varying_paths}
-        for folder, config in params.items()
-    }

@@ -143,7 +143,7 @@ def own_tags(folder: RunFolder, settings: Mapping[str, Any]) -> dict[str, Any]:
     notes = read_mapping(folder.notes, shapes.NOTES)
     earned = read_mapping(folder.tags, shapes.TAGS)
     tags = {**(settings.get("tags") or {}), **earned, **notes.get("tags", {})}
-    return {**tags, NAME: notes.get("name")}
+    return {**tags, NAME: notes.get("name") or None}
 
 
 def wandb_tags(own: Mapping[str, Any]) -> list[str]:
