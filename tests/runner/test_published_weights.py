@@ -150,7 +150,7 @@ def test_weights_of_runs_go_by_the_users_words_in_differences_and_in_mlflow(same
         "run:3f2a/last",
     }
     assert samewise("sync", first).returncode == 0
-    run = MlflowClient(tracking_uri="sqlite:///runs/mlflow.db").get_run(json.loads((Path(first) / "tracking.json").read_text())["run_id"])
+    run = MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/runs/mlflow.db").get_run(json.loads((Path(first) / "tracking.json").read_text())["run_id"])
     assert run.data.params["initialise.weights"] == "run:3f2a"
     shutil.copytree(best, best.with_name("step-00000003"))
     (best.with_name("step-00000003") / "manifest.json").write_text(json.dumps({"sha256": "7" * 64}))

@@ -73,7 +73,7 @@ def test_a_name_and_tags_reach_mlflow_at_once_or_with_sync(unsent: RunFolder, ca
     from mlflow import MlflowClient
 
     def stored() -> tuple[str, str | None, str | None]:
-        run = MlflowClient(tracking_uri="sqlite:///runs/mlflow.db").get_run(json.loads(unsent.tracking.read_text())["run_id"])
+        run = MlflowClient(tracking_uri=f"sqlite:///{unsent.path.parents[1]}/mlflow.db").get_run(json.loads(unsent.tracking.read_text())["run_id"])
         return run.info.run_name, run.data.tags.get("team"), run.data.tags.get("draft")
 
     assert main(["runs", "tag", "0123", "team=vision", "draft=yes"]) == 0
