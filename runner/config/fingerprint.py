@@ -56,6 +56,7 @@ CONTENTS = ("initialise.weights", "resume_from")
 ADDED = (
     *("evaluate.limit", "loader.limit", "clip_value", "clip_adaptive", "skip_spikes"),
     *("reference_batch_size", "reference_power", "clip_norms"),
+    *("strategy.shard_size", "strategy.offload"),
 )
 """Settings that older versions lacked. With null, or empty, they change nothing."""
 

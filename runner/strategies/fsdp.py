@@ -15,9 +15,14 @@ from typing import Any, final
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
-from torch.distributed.tensor import DTensor, Shard, empty
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+)
+from torch.distributed.tensor import DTensor, Replicate, Shard, empty
 from torch.optim import Optimizer
 
 from samewise.runner.data.loading import MicroBatch
@@ -54,8 +59,7 @@ class Shards(Layout):
 
     Args:
         peers: The ranks.
-        mesh: The processes, for torch.
-        device: This process's device.
+        mesh: The processes, for torch: those that share the weights, last.
         template: The model before it was sharded, without values.
         cut: Shards a model in the same way.
     """
@@ -65,19 +69,12 @@ class Shards(Layout):
         peers: Processes,
         *,
         mesh: DeviceMesh,
-        device: torch.device,
         template: nn.Module,
         cut: Callable[[nn.Module], None],
     ) -> None:
         super().__init__(peers)
-        self.shards = peers.size
-        self._processes, self._mesh, self._device, self._template, self._cut = (
-            peers,
-            mesh,
-            device,
-            template,
-            cut,
-        )
+        self.shards = mesh.size(-1)
+        self._processes, self._mesh, self._template, self._cut = peers, mesh, template, cut
 
     def share_optimizer(self, optimizer: Optimizer) -> Optimizer:
         return take_whole_states(optimizer)
@@ -87,7 +84,8 @@ class Shards(Layout):
         return whole(state, is_main=self.peers.is_main)
 
     def empty(self, shape: list[int], dtype: torch.dtype) -> Tensor:
-        return empty(shape, dtype=dtype, device_mesh=self._mesh, placements=[Shard(0)])
+        placements = [*[Replicate()] * (self._mesh.ndim - 1), Shard(0)]
+        return empty(shape, dtype=dtype, device_mesh=self._mesh, placements=placements)
 
     def digests(self, tensors: Sequence[Tensor | None], algorithm: str) -> Callable[[], list[int]]:
         """Combine the digests of a sharded tensor's shards."""
@@ -102,7 +100,8 @@ class Shards(Layout):
             )()
         )
         result = [
-            combine(shards) if isinstance(tensor, DTensor) else shards[0]
+            # The first processes have a shard each, and the others copies
+            combine(shards[: self.shards]) if isinstance(tensor, DTensor) else shards[0]
             for tensor, shards in zip(tensors, zip(*digests_by_rank, strict=True), strict=True)
         ]
         return lambda: result
@@ -115,7 +114,7 @@ class Shards(Layout):
         """Copy the model, sharded in the same way."""
         copied = copy.deepcopy(self._template)
         self._cut(copied)
-        fill(copied, model, self._device)
+        fill(copied, model)
         return copied
 
 
@@ -134,6 +133,8 @@ class FSDP(OneReplicaEach):
         shard: Modules whose weights are gathered together, by class (`BasicBlock`) or name
             (`layer4.*`); null: the model's children with at least `shard_min_parameters`. All other
             weights are gathered for the whole step.
+        shard_size: Number of processes that share the weights (HSDP: the first so many, the next, and
+            so on each have all of them); null: all processes.
         shard_min_parameters: Fewest parameters of a child that is gathered separately.
         reshard_after_forward: Whether to free a unit's weights between its forward and backward
             pass; false needs more memory and a third less traffic.
@@ -141,6 +142,8 @@ class FSDP(OneReplicaEach):
             their own. Weights and optimizer stay float32.
         reduce_dtype: Dtype in which gradients are summed, float32, bfloat16 or float16; null:
             `param_dtype`.
+        offload: cpu: weights, gradients and optimizer state are on the CPU between their uses, and
+            the optimizer steps there; null: on the device.
         activation_checkpointing: Setting of older versions, for their runs; the experiment has one
             of its own now.
 
@@ -149,10 +152,12 @@ class FSDP(OneReplicaEach):
     """
 
     shard: Sequence[str] | str | None = None
+    shard_size: int | None = None
     shard_min_parameters: int = 100_000
     reshard_after_forward: bool = True
     param_dtype: str | None = None
     reduce_dtype: str | None = None
+    offload: str | None = None
     activation_checkpointing: Sequence[str] | str = ()
 
     def __post_init__(self) -> None:
@@ -163,23 +168,24 @@ class FSDP(OneReplicaEach):
                     "shard_min_parameters", "is too small", self.shard_min_parameters, "at least 1"
                 )
             )
-        for name in ("param_dtype", "reduce_dtype"):
+        choices = {"param_dtype": DTYPES, "reduce_dtype": DTYPES, "offload": ("cpu",)}
+        for name, accepted in choices.items():
             value = getattr(self, name)
-            if value is not None and value not in DTYPES:
-                raise ConfigError(
-                    Problem(
-                        name,
-                        "is not a supported dtype",
-                        value,
-                        ", ".join(DTYPES),
-                        nearest(value, DTYPES),
-                    )
-                )
+            if value is not None and value not in accepted:
+                expected, hint = ", ".join(accepted), nearest(value, accepted)
+                raise ConfigError(Problem(name, "is not supported", value, expected, hint))
         self._model: nn.Module = nn.Identity()
         self._units: list[str] = []
         # The next step's micro-batches with samples in all processes
         self._with_samples: Sequence[int] = ()
         self._used: UsedParameters | None = None
+
+    def processes(self, device: str, replicas: int) -> int:
+        if self.shard_size is not None and (self.shard_size < 1 or replicas % self.shard_size):
+            message = "does not divide the processes into groups of one size"
+            expected = f"a divisor of replicas={replicas}"
+            raise ConfigError(Problem("strategy.shard_size", message, self.shard_size, expected))
+        return super().processes(device, replicas)
 
     def wrap(self, model: nn.Module) -> nn.Module:
         unit_modules = (
@@ -198,18 +204,23 @@ class FSDP(OneReplicaEach):
             )
         require_all_called(model, self._units)
         require_no_parameter_hooks(model)
-        mesh = DeviceMesh.from_group(dist.group.WORLD, self._device.type)  # pyright: ignore[reportArgumentType]
-        cut = partial(self._shard, mesh=mesh)
-        self.layout = Shards(
-            self.peers, mesh=mesh, device=self._device, template=template(model), cut=cut
+        size, shards = self.peers.size, self.shard_size or self.peers.size
+        mesh = (
+            DeviceMesh.from_group(dist.group.WORLD, self._device.type)  # pyright: ignore[reportArgumentType]
+            if shards == size
+            else init_device_mesh(
+                self._device.type, (size // shards, shards), mesh_dim_names=("copy", "shard")
+            )
         )
+        cut = partial(self._shard, mesh=mesh)
+        self.layout = Shards(self.peers, mesh=mesh, template=template(model), cut=cut)
         cut(model)
         self._used = UsedParameters(model, reshards=self.reshard_after_forward)
         refuse_second_derivatives(model)
         return model
 
     def _require_no_exchange(self) -> None:
-        for name in ("param_dtype", "reduce_dtype"):
+        for name in ("param_dtype", "reduce_dtype", "offload"):
             if getattr(self, name) is not None:
                 message = "needs more than one process: a single one has nothing to exchange"
                 raise ConfigError(
@@ -233,6 +244,9 @@ class FSDP(OneReplicaEach):
             policy=MixedPrecisionPolicy(param, reduce),
             output_dtype=None if param is None else torch.float32,
             reshard=self.reshard_after_forward,
+            offload=CPUOffloadPolicy(pin_memory=self._device.type == "cuda")
+            if self.offload
+            else OffloadPolicy(),
         )
 
     def evaluating(self, model: nn.Module) -> AbstractContextManager[None]:

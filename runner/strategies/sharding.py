@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
@@ -35,6 +35,7 @@ def shard(
     policy: MixedPrecisionPolicy,
     output_dtype: torch.dtype | None,
     reshard: bool,
+    offload: OffloadPolicy,
 ) -> None:
     """Shard a model's parameters over the processes, in place.
 
@@ -46,6 +47,7 @@ def shard(
         policy: Dtypes in which weights and gradients are exchanged and computed.
         output_dtype: Dtype to which the model's outputs are converted; None: unchanged.
         reshard: Whether to free a unit's weights between its forward and backward pass.
+        offload: Where the shards are between their uses.
     """
     if policy.param_dtype is not None:
         _normalise_in_float32(model)
@@ -55,12 +57,22 @@ def shard(
     # Submodules come before the module that contains them.
     for name in reversed(units):
         fully_shard(
-            model.get_submodule(name), mesh=mesh, mp_policy=policy, reshard_after_forward=reshard
+            model.get_submodule(name),
+            mesh=mesh,
+            mp_policy=policy,
+            reshard_after_forward=reshard,
+            offload_policy=offload,
         )
     root_policy = MixedPrecisionPolicy(
         policy.param_dtype, policy.reduce_dtype, output_dtype, policy.cast_forward_inputs
     )
-    fully_shard(model, mesh=mesh, mp_policy=root_policy, reshard_after_forward=False)
+    fully_shard(
+        model,
+        mesh=mesh,
+        mp_policy=root_policy,
+        reshard_after_forward=False,
+        offload_policy=offload,
+    )
     for part in parts(model):
         # Gloo cannot average, and the gradient of a step is a sum.
         part.set_force_sum_reduction_for_comms(True)
@@ -130,13 +142,15 @@ def template(model: nn.Module) -> nn.Module:
 
 
 @torch.no_grad()
-def fill(copied: nn.Module, model: nn.Module, device: torch.device) -> None:
+def fill(copied: nn.Module, model: nn.Module) -> None:
     """Allocate a sharded `template`, and copy the sharded model's values."""
-    copied.to_empty(device=device)
+    copied.to_empty(device=next(model.parameters()).device)
     for target, source in zip(copied.parameters(), model.parameters(), strict=True):
         target.copy_(source)
-    for target, source in zip(copied.buffers(), model.buffers(), strict=True):
-        target.copy_(source)
+    for target, source in zip(copied.modules(), model.modules(), strict=True):
+        for name, buffer in source.named_buffers(recurse=False):
+            # On the device, where the weights may not be
+            setattr(target, name, buffer.clone())
     _set_root(copied)
 
 

@@ -105,6 +105,8 @@ def test_an_unresponsive_rank_0_is_named(tmp_path):
         (["strategy.backend=mpi"], "built without MPI", "gloo or nccl"),
         (["strategy.bucket_mb=0"], "must be greater than 0", ""),
         (["strategy=ddp", "strategy.hook=zip"], "no such hook", "fp16, bf16, powersgd"),
+        (["strategy=fsdp", "strategy.shard_size=3"], "does not divide the processes into groups", "a divisor of replicas=4"),
+        (["strategy=fsdp", "strategy.offload=disk"], "is not supported", "cpu"),
         (["strategy=ddp", "strategy.rank_invariant=true"], "depends on the number of processes", "strategy=elastic"),
     ],
 )

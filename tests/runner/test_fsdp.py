@@ -110,6 +110,23 @@ def test_clipping_averages_and_adamw_agree_and_recomputing_keeps_the_bits(tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.fsdp
+def test_groups_of_processes_with_copies_agree_with_one_process(tmp_path):
+    reference = run(tmp_path / "alone", 1, *MILD, *MORE, "strategy=single", "replicas=4")
+    folder = run(tmp_path / "four", 4, *MILD, *FSDP, *MORE, "replicas=4", "strategy.shard_size=2", "checkpoint.sharded=true")
+    assert_close(folder, reference, tolerance=2e-3)
+    head, _ = trace_reader.read_trace(folder / "trace.jsonl")
+    other, _ = trace_reader.read_trace(run(tmp_path / "two", 2, *MILD, *FSDP, *MORE, "max_steps=0") / "trace.jsonl")
+    assert head["initial"] == other["initial"], "both have two shards"
+
+
+@pytest.mark.slow
+@pytest.mark.fsdp
+def test_weights_kept_on_the_cpu_keep_the_bits(two, tmp_path):
+    assert weights(run(tmp_path, 2, *MILD, *FSDP, "strategy.offload=cpu")) == weights(two)
+
+
+@pytest.mark.slow
+@pytest.mark.fsdp
 @pytest.mark.parametrize("options", [["strategy.param_dtype=bfloat16", "strategy.reduce_dtype=float32"], ["precision=fp16", "memory_format=channels_last"]])
 def test_half_precision_stays_close(two, tmp_path, options):
     folder = run(tmp_path, 2, *MILD, *FSDP, *options)
