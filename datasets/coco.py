@@ -14,10 +14,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, final
 
-from samewise.datasets.parts.annotated_images import Annotated, AnnotatedImages, Cache
+from samewise.datasets.parts.annotated_images import Annotated, AnnotatedImages, Cache, Masks
 from samewise.datasets.parts.classes import object_names, require_count, require_known
 from samewise.datasets.parts.keyed_split import select_split
 from samewise.datasets.parts.lists import read_text
+from samewise.datasets.parts.masks import encode_annotation
 from samewise.datasets.parts.names import relative_names, require_distinct
 from samewise.runner.errors import DataError, Problem, first_few, nearest, number_of
 
@@ -63,6 +64,11 @@ class COCO(AnnotatedImages):
         size: [height, width] in pixels, to which images are resized as they are read; None keeps
             their size.
         cache: "memory" keeps all images, decoded.
+        masks: As in `AnnotatedImages`: by the annotations' polygons and run lengths.
+        unlisted: "drop" leaves out objects of categories that are not among `classes`; "refuse":
+            such a category is an error.
+        least_area: In training, images whose objects have at most this area altogether, in square
+            pixels, are left out.
 
     Raises:
         DataError: A file is missing or damaged, or an annotation is impossible; it names the file
@@ -85,6 +91,9 @@ class COCO(AnnotatedImages):
         key: str = "",
         size: Sequence[int] | None = None,
         cache: Cache = "none",
+        masks: Masks = "none",
+        unlisted: Literal["refuse", "drop"] = "refuse",
+        least_area: float = 0.0,
     ) -> None:
         base = Path(root).expanduser()
         path = base / annotations
@@ -95,6 +104,13 @@ class COCO(AnnotatedImages):
         )
         if classes_from is not None and class_list is None:
             names = _numbering(names, path, base / classes_from, keep=category_ids == "keep")
+        if unlisted == "drop":
+            names = {x: name for x, name in names.items() if name in (class_list or ())}
+            content["annotations"] = [
+                x
+                for x in content["annotations"]
+                if not isinstance(x, dict) or _id(x.get("category_id")) in names
+            ]
         labels = {
             number: number if category_ids == "keep" else place
             # Label 0 is the background
@@ -123,7 +139,7 @@ class COCO(AnnotatedImages):
         for number, label in labels.items():
             label_names[label] = names[number]
         images_by_id = _images(content["images"], base / images, path)
-        _add_all(content["annotations"], images_by_id, labels, path)
+        _add_all(content["annotations"], images_by_id, labels, path, masks=masks != "none")
         chosen = [images_by_id[number] for number in sorted(images_by_id)]
         empty = len(content["annotations"]) - sum(len(x.boxes) for x in chosen)
         self.left_out = f"{number_of(empty, 'object')} with a box of no area" if empty else ""
@@ -132,6 +148,8 @@ class COCO(AnnotatedImages):
                 select_split([x.name for x in chosen], split, shares, key=key, where=str(path))
             )
             chosen = [x for x in chosen if x.name in selected]
+        if training and least_area:
+            chosen = [x for x in chosen if sum(x.areas) > least_area]
         # If several categories have one label, the first of them counts
         numbers = {label: number for number, label in reversed(labels.items())}
         last = max(count, num_classes or 0)
@@ -141,17 +159,28 @@ class COCO(AnnotatedImages):
             else []
         )
         super().__init__(
-            base / images, chosen, classes=label_names, training=training, size=size, cache=cache
+            base / images,
+            chosen,
+            classes=label_names,
+            training=training,
+            size=size,
+            cache=cache,
+            masks=masks,
         )
 
 
 def _add_all(
-    entries: list[Any], images: dict[int, Annotated], labels: dict[int, int], path: Path
+    entries: list[Any],
+    images: dict[int, Annotated],
+    labels: dict[int, int],
+    path: Path,
+    *,
+    masks: bool,
 ) -> None:
     """Add all annotations to their images; a DataError names the annotation."""
     for place, annotation in enumerate(entries):
         try:
-            _add(annotation, images, labels)
+            _add(annotation, images, labels, masks=masks)
         except DataError as error:
             number = annotation.get("id") if isinstance(annotation, dict) else None
             where = (
@@ -162,7 +191,9 @@ def _add_all(
             raise DataError(*(replace(problem, path=where) for problem in error.problems)) from None
 
 
-def _add(annotation: Any, images: dict[int, Annotated], labels: dict[int, int]) -> None:
+def _add(
+    annotation: Any, images: dict[int, Annotated], labels: dict[int, int], *, masks: bool
+) -> None:
     """Add an annotation to its image; a DataError has no place yet."""
     if not isinstance(annotation, dict):
         raise DataError(
@@ -203,12 +234,14 @@ def _add(annotation: Any, images: dict[int, Annotated], labels: dict[int, int]) 
             )
         )
     x, y, width, height = _numbers(box)
+    size, segmentation = (images[image].height, images[image].width), annotation.get("segmentation")
     images[image].add(
         [x, y, x + width, y + height],
         labels[category],
         crowd=bool(crowd),
         # Some programs write negative areas
         area=None if area is None else abs(area),
+        mask=encode_annotation(segmentation, *size) if masks else b"",
         empty="drop",
         slack=_ROUNDING,
         hint="COCO's boxes are [x, y, width, height], not [x1, y1, x2, y2]; correct the annotation"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from samewise.datasets.digits import Digits
-from samewise.datasets.parts.annotated_images import annotated_sample
+from samewise.datasets.parts.annotated_images import annotated_sample, class_map_sample
 from samewise.datasets.parts.generated import Generated, generator_of
 from samewise.runner.errors import ConfigError, Problem
 
@@ -23,7 +23,8 @@ class DigitsOnCanvas(Generated):
     """Samples of `AnnotatedImages`: digits of several sizes and tints on uniform noise.
 
     A sample has `image` uint8[3, H, W], `boxes` float32[N, 4] (x1, y1, x2, y2) in pixels, `labels`
-    int64[N] (digit + 1) and `image_id`.
+    int64[N] (digit + 1) and `image_id`. With masks it also has `masks` uint8[N, H, W], each digit's
+    ink; a sample of classes has `image` and `mask` uint8[H, W] alone, 0 being the background.
 
     A canvas is a function of its index: it has 1 to `digits` digits, whose frames do not overlap.
     The splits draw from different handwritings. All arithmetic is in integers, so the pixels are
@@ -39,6 +40,7 @@ class DigitsOnCanvas(Generated):
         largest: Greatest height and width of a digit's frame, in pixels.
         turned: Exchange height and width of half of the canvases, at random: images then have two
             aspect ratios.
+        masks: "objects" adds a mask for each digit, "classes" replaces boxes by a map of labels.
         seed: The data's own seed, independent of the experiment's.
 
     Raises:
@@ -56,6 +58,7 @@ class DigitsOnCanvas(Generated):
         smallest: int = 16,
         largest: int = 48,
         turned: bool = False,
+        masks: Literal["none", "objects", "classes"] = "none",
         seed: int = 0,
     ) -> None:
         for name, value, least in (
@@ -81,6 +84,7 @@ class DigitsOnCanvas(Generated):
         self.classes = ["background", *self._digits.classes]
         self._height, self._width, self._most = height, width, digits
         self._smallest, self._largest, self._turned = smallest, largest, turned
+        self._masks = masks
 
     def make(self, index: int, draw: torch.Generator) -> dict[str, Any]:
         height, width = self._shape(draw)
@@ -88,16 +92,24 @@ class DigitsOnCanvas(Generated):
         boxes: list[list[int]] = []
         labels: list[int] = []
         frames: list[tuple[int, int, int, int]] = []
+        masks = torch.zeros(self._most, height, width, dtype=torch.uint8)
         for _ in range(_upto(self._most, draw) + 1):
             frame = _free_frame(frames, height, width, self._smallest, self._largest, draw)
             if frame is None:
                 break
             frames.append(frame)
             digit = self._digits[_upto(len(self._digits), draw)]
-            boxes.append(_draw(canvas, digit["image"][0], frame, draw))
+            boxes.append(_draw(canvas, digit["image"][0], frame, draw, masks[len(labels)]))
             labels.append(digit["label"] + 1)
+        drawn, label = masks[: len(labels)], torch.tensor(labels)
+        if self._masks == "classes":
+            return class_map_sample(canvas, drawn, label, number=index)
         return annotated_sample(
-            canvas, torch.tensor(boxes, dtype=torch.float32), torch.tensor(labels), number=index
+            canvas,
+            torch.tensor(boxes, dtype=torch.float32),
+            label,
+            number=index,
+            masks=drawn if self._masks == "objects" else None,
         )
 
     def aspect_ratios(self) -> Tensor:
@@ -117,6 +129,7 @@ class DigitsOnCanvas(Generated):
             self._smallest,
             self._largest,
             self._turned,
+            *([] if self._masks == "none" else [self._masks]),
         )
         return blake2b(repr(settings).encode(), digest_size=16).hexdigest()
 
@@ -158,9 +171,16 @@ def _free_frame(
 
 
 def _draw(
-    canvas: Tensor, digit: Tensor, frame: tuple[int, int, int, int], draw: torch.Generator
+    canvas: Tensor,
+    digit: Tensor,
+    frame: tuple[int, int, int, int],
+    draw: torch.Generator,
+    mask: Tensor,
 ) -> list[int]:
-    """Draw uint8[8, 8], enlarged to the frame, into uint8[3, H, W]; return its ink's box."""
+    """Draw uint8[8, 8], enlarged to the frame, into uint8[3, H, W]; return its ink's box.
+
+    The ink is 1 in `mask`, uint8[H, W].
+    """
     first_row, first_column, tall, wide = frame
     pixels = digit[torch.arange(tall) * 8 // tall][:, torch.arange(wide) * 8 // wide].to(
         torch.int64
@@ -168,6 +188,7 @@ def _draw(
     tint = torch.randint(192, 256, (3, 1, 1), generator=draw)
     place = canvas[:, first_row : first_row + tall, first_column : first_column + wide]
     place.copy_(torch.maximum(place, (pixels * tint // 255).to(torch.uint8)))
+    mask[first_row : first_row + tall, first_column : first_column + wide] = pixels >= _INK
     rows, columns = (pixels >= _INK).any(1).nonzero()[:, 0], (pixels >= _INK).any(0).nonzero()[:, 0]
     return [
         first_column + int(columns[0]),

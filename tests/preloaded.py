@@ -19,6 +19,7 @@ gc.disable()
 RECIPES = (
     "classification",
     "detection",
+    "segmentation",
     "speech_recognition",
     "separation",
     "vocoder",

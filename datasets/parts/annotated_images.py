@@ -23,12 +23,14 @@ from torchvision.transforms.v2 import functional
 
 from samewise.datasets.parts.contents import add_files, spaced_indices
 from samewise.datasets.parts.decode import image_preparation, read_image
+from samewise.datasets.parts.masks import IGNORED, decode
 from samewise.datasets.parts.names import require_listed
 from samewise.datasets.parts.upright import orientation
 from samewise.runner.errors import ConfigError, DataError, Problem
 
 Cache = Literal["none", "memory"]
 EmptyBoxes = Literal["refuse", "drop"]
+Masks = Literal["none", "objects", "classes"]
 _HEADERS = 1000
 """Number of files whose EXIF orientation is looked up at the start."""
 
@@ -46,6 +48,7 @@ class Annotated:
         labels: A label for each box, from 1; 0 is the background.
         crowd: For each box, whether it stands for a group of objects.
         areas: An area for each box, in square pixels: the object mask's where there is a mask.
+        masks: The run lengths of each object's mask (`parts.masks`), if masks are read.
     """
 
     name: str
@@ -56,6 +59,7 @@ class Annotated:
     labels: list[int] = field(default_factory=list)
     crowd: list[bool] = field(default_factory=list)
     areas: list[float] = field(default_factory=list)
+    masks: list[bytes] = field(default_factory=list)
 
     def add(
         self,
@@ -64,6 +68,7 @@ class Annotated:
         *,
         crowd: bool = False,
         area: float | None = None,
+        mask: bytes = b"",
         where: str = "",
         empty: EmptyBoxes = "refuse",
         slack: float = 0.0,
@@ -76,6 +81,7 @@ class Annotated:
             label: Its class.
             crowd: Whether it stands for a group of objects.
             area: The area of its mask; None: the box's own.
+            mask: The run lengths of its mask.
             where: The annotation's place, for messages.
             empty: "drop" leaves out a box without area; "refuse" raises an error.
             slack: Pixels by which a box may reach beyond the image.
@@ -113,6 +119,7 @@ class Annotated:
         self.labels.append(label)
         self.crowd.append(crowd)
         self.areas.append((x2 - x1) * (y2 - y1) if area is None else area)
+        self.masks.append(mask)
 
 
 class AnnotatedImages(Dataset[dict[str, Any]], abc.ABC):
@@ -124,7 +131,8 @@ class AnnotatedImages(Dataset[dict[str, Any]], abc.ABC):
     float32[N, 4] (x1, y1, x2, y2), "labels": int64[N], "image_id": int}`. In evaluation
     (`training=False`) it also has `"crowd": bool[N]`, `"area": float32[N]` in square pixels of the
     file, however the image is resized, `"file_size"`, the file's (height, width), and `"probe"`, by
-    which `require_whole` detects what transforms did.
+    which `require_whole` detects what transforms did. With masks of objects it has `"masks":
+    tv_tensors.Mask uint8[N, H, W]`; with masks of classes it is as `class_map_sample` returns it.
 
     Args:
         folder: The folder of the images.
@@ -135,6 +143,7 @@ class AnnotatedImages(Dataset[dict[str, Any]], abc.ABC):
             None keeps their size.
         cache: "memory" decodes all images once, at the start, and keeps them: set `size`, or have
             much memory.
+        masks: "objects": a mask for each box. "classes": a map of labels instead of boxes.
 
     Raises:
         DataError: An image file is missing; or, with cache="memory", it is damaged or its size
@@ -151,6 +160,7 @@ class AnnotatedImages(Dataset[dict[str, Any]], abc.ABC):
         training: bool,
         size: Sequence[int] | None = None,
         cache: Cache = "none",
+        masks: Masks = "none",
     ) -> None:
         if size is not None and (len(size) != 2 or min(size) < 1):
             raise ConfigError(
@@ -189,6 +199,10 @@ class AnnotatedImages(Dataset[dict[str, Any]], abc.ABC):
         self._areas = torch.tensor(
             [area for image in chosen for area in image.areas], dtype=torch.float32
         )
+        self._masks = masks
+        encoded = [mask for image in chosen for mask in image.masks]
+        self._mask_ends = torch.tensor([0, *map(len, encoded)]).cumsum(0)
+        self._mask_bytes = np.frombuffer(b"".join(encoded), np.uint8)
         # Shares of the image are a common format. Boxes of whole numbers up to 1 may be tiny ones
         # in pixels.
         if len(self._boxes) and self._boxes.max() <= 1 and bool(self._boxes.frac().any()):
@@ -209,9 +223,15 @@ class AnnotatedImages(Dataset[dict[str, Any]], abc.ABC):
         boxes = self._boxes[place] * torch.tensor([scale_x, scale_y, scale_x, scale_y])
         # A batch shares no memory with the data set
         crowd, labels = self._crowd[place], self._labels[place].clone()
+        masks = None if self._masks == "none" else self._decode(index, (height, width))
+        if self._masks == "classes" and masks is not None:
+            return class_map_sample(image, masks, labels, number=int(self._numbers[index]))
         if self._training:
             boxes, labels = boxes[~crowd], labels[~crowd]
-        sample = annotated_sample(image, boxes, labels, number=int(self._numbers[index]))
+            masks = None if masks is None else masks[~crowd]
+        sample = annotated_sample(
+            image, boxes, labels, number=int(self._numbers[index]), masks=masks
+        )
         if not self._training:
             sample |= {
                 "crowd": crowd.clone(),
@@ -264,8 +284,21 @@ class AnnotatedImages(Dataset[dict[str, Any]], abc.ABC):
             self._areas,
         ):
             digest.update(packed.contiguous().view(-1).numpy())
+        if self._masks != "none":
+            digest.update(self._masks.encode())
+            digest.update(self._mask_ends.numpy())
+            digest.update(self._mask_bytes)
         add_files(digest, self.path, len(self), most=len(self))
         return digest.hexdigest()
+
+    def _decode(self, index: int, size: tuple[int, int]) -> Tensor:
+        """Return the masks of an image's objects, uint8[N, height, width] of this size."""
+        ends = self._mask_ends[int(self._offsets[index]) : int(self._offsets[index + 1]) + 1]
+        parts = np.split(self._mask_bytes[ends[0] : ends[-1]], (ends[1:-1] - ends[0]).numpy())
+        masks = decode(
+            [part.tobytes() for part in parts[: len(ends) - 1]], *self._sizes[index].tolist()
+        )
+        return functional.resize_mask(masks, list(size))
 
     def _read(self, index: int) -> Tensor:
         image = read_image(self.path(index))
@@ -305,9 +338,12 @@ class AnnotatedImages(Dataset[dict[str, Any]], abc.ABC):
 
 
 def annotated_sample(
-    image: Tensor, boxes: Tensor, labels: Tensor, *, number: int
+    image: Tensor, boxes: Tensor, labels: Tensor, *, number: int, masks: Tensor | None = None
 ) -> dict[str, Any]:
-    """Return a sample of `AnnotatedImages` from uint8[3, H, W], float32[N, 4] and int64[N]."""
+    """Return a sample of `AnnotatedImages` from uint8[3, H, W], float32[N, 4] and int64[N].
+
+    Masks, if there are any, are uint8[N, H, W].
+    """
     height, width = image.shape[-2:]
     return {
         "image": tv_tensors.Image(image),
@@ -315,6 +351,25 @@ def annotated_sample(
             boxes, format=tv_tensors.BoundingBoxFormat.XYXY, canvas_size=(height, width)
         ),  # pyright: ignore[reportCallIssue]
         "labels": labels,
+        "image_id": number,
+        **({} if masks is None else {"masks": tv_tensors.Mask(masks)}),
+    }
+
+
+def class_map_sample(
+    image: Tensor, masks: Tensor, labels: Tensor, *, number: int
+) -> dict[str, Any]:
+    """Return `image`, `mask` uint8[H, W] and `image_id` from uint8[3, H, W] and N objects' masks.
+
+    The mask has each pixel's label, 0 outside all objects. As in torchvision's
+    references/segmentation, pixels of several objects do not count.
+    """
+    zeros = torch.zeros(1, *image.shape[-2:], dtype=torch.uint8)
+    class_map = torch.cat([zeros, masks * labels.to(torch.uint8)[:, None, None]]).amax(0)
+    class_map[masks.sum(0) > 1] = IGNORED
+    return {
+        "image": tv_tensors.Image(image),
+        "mask": tv_tensors.Mask(class_map),
         "image_id": number,
     }
 

@@ -19,7 +19,7 @@ LESS_IS_BETTER = re.compile(
     r"(^|[/_])(loss|error|perplexity|cer|wer|nats|bits|mse|mae|mape|rmse|distance)$"
 )
 MORE_IS_BETTER = re.compile(
-    r"(^|[/_])(accuracy|top\d+|precision|recall|f1|auroc|kappa|matthews|r2|pearson|spearman|psnr|map(_\d+)?|si_sdri?|sdri?)$"
+    r"(^|[/_])(accuracy|top\d+|precision|recall|f1|auroc|kappa|matthews|miou|r2|pearson|spearman|psnr|map(_\d+)?|si_sdri?|sdri?)$"
 )
 _COMMON = (
     "loss",

@@ -17,8 +17,12 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 FILE = Path(__file__).with_name("kept.json")
 EXPERIMENTS = sorted(file.stem for file in (ROOT / "configs" / "experiment").glob("*.yaml"))
-SMALLER = {"airbench_cifar10": ["model.widths=[16,32,32]"]}
-"""Further overrides: without instructions for bfloat16 the full width takes minutes."""
+SMALLER = {
+    "airbench_cifar10": ["model.widths=[16,32,32]"],
+    "fcn_coco": ["model=deeplabv3_mobilenet_v3_large", "max_steps=4"],
+    "deeplabv3_coco": ["model=deeplabv3_mobilenet_v3_large", "max_steps=4"],
+}
+"""Further overrides: the full width, without instructions for bfloat16, and dilated ResNets take minutes."""
 
 
 def shown(experiment: str) -> str:

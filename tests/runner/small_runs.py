@@ -13,6 +13,7 @@ SMALL = [
 EXPERIMENTS = {
     "classification": ["experiment=resnet18_digits", "model.width=8", "callbacks=[ema]", "callbacks.ema.every_steps=1"],
     "detection": ["experiment=retinanet_bccd", "batch_size=4", "dataset.valid_samples=4", "model.channels=32", "model.score_thresh=0", "callbacks=[ema]"],
+    "segmentation": ["experiment=fcn_digit_masks", "dataset.valid_samples=4"],
     "speech_recognition": ["experiment=wav2letter_spoken_digits", "model.width=16", "model.top_width=32", "callbacks=none"],
     "audio_classification": ["experiment=audio_classification_spoken_digits", "model.width=4"],
     "regression": ["experiment=linear_diabetes", "model.widths=[8]", "recipe.loss.delta=0.5", "loss=huber"],

@@ -15,6 +15,7 @@ COMMON = [*QUIET, "reproducibility.threads=1", "checkpoint.every_steps=3"]
 SMALL = {
     "detection": ["experiment=retinanet_coco", "transforms=detection_ssd", "batch_size=2", "replicas=2", "model.channels=16", "evaluate.every_epochs=5"],
     "regression": ["recipe=regression", "recipe.reads=image", "model=resnet18_regression", "model.model.width=4", "optimizer.lr=0.01"],
+    "segmentation": ["experiment=fcn_digit_masks", "transforms=segmentation", "replicas=2"],
     "separation": ["experiment=conv_tasnet_spoken_digits"],
     "vocoder": ["experiment=wavernn_spoken_digits"],
     "audio_classification": ["experiment=audio_classification_spoken_digits", "model.width=4"],
