@@ -116,14 +116,14 @@ class Segmentation(Recipe):
         for images, masks in _of_one_size(batch):
             logits = self._outputs(model, images)["out"]
             losses += self._pixel_losses(logits, masks).double().sum((1, 2)).tolist()
-            found, counts = logits.argmax(1), masks != IGNORED
-            cells = masks[counts].long() * self.num_classes + found[counts]
+            predicted, counts = logits.argmax(1), masks != IGNORED
+            cells = masks[counts].long() * self.num_classes + predicted[counts]
             confusion += cells.bincount(minlength=len(confusion)).cpu()
             if self.metrics:
                 activated = logits.sigmoid() if self._separate else logits.softmax(1)
                 rows = activated.movedim(1, -1)[counts]
                 likely.append((rows.cpu(), masks[counts].long().cpu()))
-            for row in zip(images, masks, found, strict=True):
+            for row in zip(images, masks, predicted, strict=True):
                 shown += [_small(*row)] if len(shown) < self.shown else []
         confusion = confusion.view(self.num_classes, self.num_classes)
         return MeasuredSegmentation(losses, batch["pixels"], confusion, shown, likely)

@@ -86,9 +86,9 @@ def save_segmentations(path: Path, shown: Sequence[Tensor], num_classes: int) ->
 
 def _overlay(image: Tensor, labels: Tensor) -> Tensor:
     """Return uint8[3, H, W], in which labels other than 0 are coloured; 255 is grey."""
-    found = [label for label in labels.unique().tolist() if label]
-    if not found:
+    present = [label for label in labels.unique().tolist() if label]
+    if not present:
         return image
-    masks = torch.stack([labels == label for label in found])
-    colours = [(224, 224, 192) if label == 255 else colour(label) for label in found]
+    masks = torch.stack([labels == label for label in present])
+    colours = [(224, 224, 192) if label == 255 else colour(label) for label in present]
     return draw_segmentation_masks(image, masks, alpha=0.6, colors=colours)
