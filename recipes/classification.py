@@ -140,6 +140,8 @@ class Classification(Recipe):
         )
         self._views = check_kind(test_time_augmentation, "recipe.test_time_augmentation")
         self._range_is_known = num_classes is not None
+        self._teacher: nn.Module | None = None
+        self._temperature, self._alpha = 1.0, 0.0
 
     def collate(self, samples: Sequence[Any]) -> Batch:
         """Collate samples: dicts with `image` and `label`, or pairs of both, as in torchvision.
@@ -201,9 +203,26 @@ class Classification(Recipe):
                     label, logits
                 ) + self.label_smoothing / logits.shape[1]
             total = of_samples(self.criterion, logits, label).sum()
-        return Loss(
-            total, count=len(logits), parts={"accuracy": hits(logits.detach(), batch["label"])}
-        )
+        parts = {"accuracy": hits(logits.detach(), batch["label"])}
+        if self._teacher is not None:
+            with torch.no_grad():
+                taught = self._logits(self._teacher, batch)
+            own, targets = ((x / self._temperature).log_softmax(1) for x in (logits, taught))
+            distance = F.kl_div(own, targets, reduction="sum", log_target=True)
+            parts["distillation"] = self._temperature**2 * distance.detach()
+            total = (1 - self._alpha) * total + self._alpha * self._temperature**2 * distance
+        return Loss(total, count=len(logits), parts=parts)
+
+    def distil(self, teacher: nn.Module, *, temperature: float, alpha: float) -> None:
+        """Add the divergence of softened outputs from the teacher's (Hinton et al. 2015, section 2).
+
+        The loss is `(1 - alpha) * loss + alpha * temperature**2 * KL(teacher, model)`, the part
+        `distillation` the last two factors.
+        """
+        if self._separate:
+            message = "needs a softmax over the classes, which the recipe's loss does not have"
+            raise ConfigError(Problem("distil.teacher", message, expected="loss=cross_entropy"))
+        self._teacher, self._temperature, self._alpha = teacher, temperature, alpha
 
     def measure(self, model: nn.Module, batch: Batch) -> MeasuredClassification:
         logits = self._mean_logits(model, batch)

@@ -19,6 +19,7 @@ from samewise.runner.bundles import data_files, rebuilding
 from samewise.runner.bundles.archive import CODE, DATA, FACTS, LOCK, OWN, RUN, Part
 from samewise.runner.config import saved
 from samewise.runner.config.project import Project
+from samewise.runner.config.schema import SOURCES
 from samewise.runner.config.tree import at
 from samewise.runner.config.yaml_files import read_yaml
 from samewise.runner.errors import ConfigError, Problem
@@ -102,7 +103,7 @@ def gather(
 
 def outside_weights(whole: Mapping[str, Any]) -> dict[str, str]:
     """Return the settings that name files of weights on this machine, which no bundle contains."""
-    settings = {key: at(whole, key) for key in ("initialise.weights", "resume_from")}
+    settings = {key: at(whole, key) for key in SOURCES}
     return {
         key: value
         for key, value in settings.items()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, final
 
-from samewise.runner.errors import ConfigError, Problem, nearest
+from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.interfaces import Callback
 
 
@@ -27,6 +27,5 @@ class FunctionCallback(Callback):
         moments = [name.removeprefix("on_") for name in vars(Callback) if name.startswith("on_")]
         moment = at if at in moments else at.removesuffix("_end")
         if moment not in moments:
-            hint = nearest(at, moments)
-            raise ConfigError(Problem("at", "is no moment", at, ", ".join(moments), hint))
+            raise ConfigError(Problem("at", "is no moment", at, ", ".join(moments)))
         setattr(self, f"on_{moment}", function)

@@ -14,6 +14,7 @@ from samewise.runner.config.catalogue import choices_of
 from samewise.runner.config.compose import Composed, compose
 from samewise.runner.config.fingerprint import data_places, identity
 from samewise.runner.config.project import Project, override_of_experiment
+from samewise.runner.config.schema import SOURCES
 from samewise.runner.config.tree import at, differences, plain, same
 from samewise.runner.config.yaml_files import write_yaml
 from samewise.runner.errors import ConfigError, Problem
@@ -60,7 +61,7 @@ def render_whole(composed: Composed, *, project: Project, head: list[str]) -> st
     """The same with all values and full paths: for a project that has no other configs."""
     places = data_places(composed.whole)
     # Paths are relative to the current folder, and the new project is in another
-    for key in ("initialise.weights", "resume_from"):
+    for key in SOURCES:
         value = at(composed.whole, key)
         if isinstance(value, str) and Path(value).expanduser().exists():
             places[key] = Path(value).expanduser()

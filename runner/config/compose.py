@@ -21,7 +21,6 @@ from samewise.runner.config import monitors, other_choice
 from samewise.runner.config import overrides as faults
 from samewise.runner.config.file_faults import NO_FOLDER, is_choice, problem_in_file
 from samewise.runner.config.fingerprint import (
-    CONTENTS,
     combine,
     fingerprint_of,
     is_outside,
@@ -36,7 +35,7 @@ from samewise.runner.config.references import (
     require_modest_references,
     restore_references,
 )
-from samewise.runner.config.schema import Experiment
+from samewise.runner.config.schema import SOURCES, Experiment
 from samewise.runner.config.tree import plain
 from samewise.runner.config.yaml_files import require_modest, write_yaml
 from samewise.runner.errors import ConfigError, Problem
@@ -212,10 +211,14 @@ def compose(overrides: Sequence[str], *, project: Project, strict: bool = True) 
 
 def named_sources(cfg: DictConfig) -> dict[str, str]:
     """Return the files of a config that are named `run:RUN` or `hf:NAME`, by setting."""
-    values = {
-        key: str(OmegaConf.select(cfg, key, throw_on_resolution_failure=False)) for key in CONTENTS
+    return {
+        # A run as a teacher gives the weights
+        key.replace("teacher", "weights"): source
+        for key in (*SOURCES, "distil.teacher")
+        if (
+            source := str(OmegaConf.select(cfg, key, throw_on_resolution_failure=False))
+        ).startswith(("run:", hugging_face.PREFIX))
     }
-    return {key: x for key, x in values.items() if x.startswith(("run:", hugging_face.PREFIX))}
 
 
 def settle(
@@ -231,9 +234,14 @@ def settle(
     Returns:
         Problems of the metrics and of the sources.
     """
-    return monitors.settle(cfg, overrides, before), [
-        *(problem for key in CONTENTS for problem in _settle_sources(cfg, key)),
-    ]
+    teacher: Any = OmegaConf.select(cfg, "distil.teacher", throw_on_resolution_failure=False)
+    if is_run := isinstance(teacher, str) and teacher.startswith("run:"):
+        cfg.distil.weights = teacher
+    problems = [problem for key in SOURCES for problem in _settle_sources(cfg, key)]
+    if is_run and cfg.distil.weights != teacher:
+        config = RunFolder(Path(cfg.distil.weights).parents[1]).config
+        cfg.distil.teacher = load(config).whole["model"]
+    return monitors.settle(cfg, overrides, before), problems
 
 
 def _has_choice_among_values(cfg: DictConfig) -> bool:
@@ -266,7 +274,7 @@ def _settle_sources(cfg: DictConfig, key: str) -> list[Problem]:
         elif (
             isinstance(source, str)
             and source.startswith(hugging_face.PREFIX)
-            and key == "initialise.weights"
+            and key != "resume_from"
         ):
             OmegaConf.update(cfg, key, hugging_face.settle_commit(source))
     except ConfigError as error:

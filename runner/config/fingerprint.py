@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from samewise.runner.config.schema import SOURCES
 from samewise.runner.config.tree import at, flat, without
 from samewise.runner.errors import ConfigError
 from samewise.runner.records import hugging_face, sources
@@ -49,9 +50,6 @@ OUTSIDE = frozenset(
     }
 )
 """Paths that cannot change a result."""
-
-CONTENTS = ("initialise.weights", "resume_from")
-"""Settings that name files, which count by their content."""
 
 ADDED = (
     *("evaluate.limit", "loader.limit", "clip_value", "clip_adaptive", "skip_spikes"),
@@ -171,6 +169,9 @@ def identity(whole: dict[str, Any]) -> dict[str, Any]:
         identified["dataset"] = _remove_host_settings(identified["dataset"])
     if isinstance(initialise, dict) and "weights" in initialise:
         identified["initialise"]["weights"] = _content(cast(dict[str, Any], initialise)["weights"])
+    distil = identified.pop("distil", None) or {}
+    if distil.get("teacher") is not None:
+        identified["distil"] = {**distil, "weights": _content(distil["weights"])}
     _spell_out(identified)
     _remove_unchanged(identified)
     # Configs of versions without this setting have the same identity as its default
@@ -180,8 +181,8 @@ def identity(whole: dict[str, Any]) -> dict[str, Any]:
 
 
 def contents(whole: Mapping[str, Any]) -> dict[str, str]:
-    """Return the digest of each file in `CONTENTS`, by setting."""
-    values = {path: _content(at(whole, path)) for path in CONTENTS}
+    """Return the digest of each file in `SOURCES`, by setting."""
+    values = {path: _content(at(whole, path)) for path in SOURCES}
     return {path: x for path, x in values.items() if str(x).startswith(DIGEST)}
 
 

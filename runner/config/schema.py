@@ -18,6 +18,10 @@ SPLITS = ("train", "valid", "test")
 """The splits of a data set; the last is optional."""
 
 
+SOURCES = ("initialise.weights", "distil.weights", "resume_from")
+"""The settings that name files of weights, by whose content an experiment is known."""
+
+
 class Device(StrEnum):
     """The device to compute on."""
 
@@ -110,6 +114,20 @@ class Evaluate:
     result; added on resuming, it counts earlier evaluations."""
     pictures: bool = True
     """Draw plots and pictures of the last evaluation. Changes no result."""
+
+
+@dataclass
+class Distil:
+    """A frozen teacher, from whose outputs the model learns too (arXiv 1503.02531)."""
+
+    teacher: Any = None
+    """A trained run (`run:RUN`, its best checkpoint; `run:RUN/last`), or a model; null: none."""
+    weights: str | None = None
+    """The weights of a teacher that is a model, as for `initialise.weights`."""
+    temperature: float = 4.0
+    """The temperature of both softmaxes; the loss is multiplied by its square."""
+    alpha: float = 0.9
+    """The share of the teacher's loss; the labels' has the rest."""
 
 
 @dataclass
@@ -282,6 +300,7 @@ class Experiment:
     """Parameter groups by pattern, with the options in which they differ from the optimizer."""
     initialise: Any = None
     """Initial weights: from a file, or by module type."""
+    distil: Distil = field(default_factory=Distil)
     precision: Any = MISSING
     """fp32, tf32, bf16 or fp16."""
     strategy: Any = MISSING

@@ -90,6 +90,7 @@ OBSERVER = Kind(
 KINDS = {
     "recipe": Kind("a recipe", ("samewise.recipes",), f"{INTERFACES}.Recipe"),
     "model": MODULE,
+    "distil.teacher": MODULE,
     "dataset.*": DATASET,
     "transforms.*.*.*": TRANSFORM,
     "optimizer": OPTIMIZER,
@@ -121,6 +122,7 @@ KINDS = {
 PARTS = {
     "recipe": (MODULE, TRANSFORM, METRIC),
     "model": (MODULE,),
+    "distil.teacher": (MODULE,),
     "dataset.*": (DATASET, TRANSFORM),
     "transforms.*.*.*": (TRANSFORM,),
     "callbacks.*": (OBSERVER,),

@@ -72,11 +72,6 @@ class Phase:
                     f'a tuple: ("{self.modules}",)',
                 )
             )
-        for name in ("every", "times"):
-            value: Any = getattr(self, name)
-            if not callable(value) and (not isinstance(value, int) or value < 1):
-                message = f"`{name}` of phase '{self.name}' is no number of steps or times"
-                raise ConfigError(Problem("recipe", message, value, "a whole number from 1"))
 
     def turns(self, step: int) -> list[Phase]:
         """Return the phase as often as it trains in a step (from 0), each with its `turn`."""
@@ -205,6 +200,23 @@ class Recipe(abc.ABC):
                 )
             )
         return MeanLosses()
+
+    def distil(self, teacher: nn.Module, *, temperature: float, alpha: float) -> None:
+        """Learn from a teacher too: called before training, if the config has one.
+
+        Args:
+            teacher: A trained model, frozen, in eval mode, on the device.
+            temperature: The config's `distil.temperature`.
+            alpha: The config's `distil.alpha`.
+
+        Raises:
+            ConfigError: The recipe cannot; the default.
+        """
+        message, expected = (
+            f"{type(self).__name__} has no `distil`",
+            "null, or recipe=classification",
+        )
+        raise ConfigError(Problem("distil.teacher", message, expected=expected))
 
     def read(self, file: Path) -> Any:
         """A user's file as a sample for `collate`, without what is to be predicted.

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from samewise.runner.config.schema import SOURCES
 from samewise.runner.config.tree import at
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.records import kept_sources, locks, shapes
@@ -45,11 +46,7 @@ def trained_from(runs: Sequence[ListedRun], run_root: Path) -> list[str]:
 
 def _names_checkpoint(folder: str, deleted: Collection[Path]) -> bool:
     text, config = read_text(RunFolder(Path(folder)).config) or "", settings_of(folder)
-    values = [
-        value
-        for key in ("initialise.weights", "resume_from")
-        if isinstance(value := at(config, key), str)
-    ]
+    values = [value for key in SOURCES if isinstance(value := at(config, key), str)]
     # A link may lead to a checkpoint
     checkpoints = [Path(os.path.realpath(os.path.expanduser(value))) for value in values]
     return any(

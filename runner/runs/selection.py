@@ -16,7 +16,8 @@ import yaml
 
 from samewise.runner.config import saved
 from samewise.runner.config.compose import Composed
-from samewise.runner.config.fingerprint import CONTENTS, identity
+from samewise.runner.config.fingerprint import identity
+from samewise.runner.config.schema import SOURCES
 from samewise.runner.config.tree import at, flat
 from samewise.runner.config.yaml_files import read_yaml
 from samewise.runner.errors import ConfigError, Problem, nearest
@@ -223,7 +224,7 @@ def varying(runs: Sequence[ListedRun]) -> dict[str, dict[str, Any]]:
         }
     )
     # Files by the users' names
-    for path in CONTENTS:
+    for path in SOURCES:
         naming = {x: run for x, run in composed.items() if run and path in settings[x]}
         values = [settings[folder][path] for folder in naming]
         names = saved.named_contents(path, values, [*naming.values()])

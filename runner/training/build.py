@@ -46,6 +46,7 @@ from samewise.runner.training.components import (
     make_order,
     make_part,
     make_splits,
+    make_teacher,
     require_decoded,
     training_images,
 )
@@ -92,6 +93,10 @@ def build(
     _require_phases(recipe)
     data = _make_data(cfg, make, recipe, split, samples)
     model = _make_model(cfg, make, recipe, data, strategy.device)
+    # An evaluation has no use for the teacher, whose file may not exist there
+    if cfg.distil.teacher is not None and split is None:
+        teacher = make_teacher(cfg, make, strategy.device)
+        recipe.distil(teacher, temperature=cfg.distil.temperature, alpha=cfg.distil.alpha)
     network = _wrap(cfg, recipe, model, configured, strategy)
     # After `wrap`: optimizers must hold the shards that it may have made of the parameters
     optimizers = _optimizers(cfg, project, recipe, model, strategy)
@@ -419,8 +424,13 @@ def _phases(
     }
     names = [phase.name for phase in recipe.phases]
     if unknown := [name for name in cfg.clip_norms if name not in names]:
-        path, hint = f"clip_norms.{unknown[0]}", nearest(unknown[0], names)
-        raise ConfigError(Problem(path, "is not a phase of the recipe", hint=hint))
+        raise ConfigError(
+            Problem(
+                f"clip_norms.{unknown[0]}",
+                "is not a phase of the recipe",
+                hint=nearest(unknown[0], names),
+            )
+        )
     return [
         TrainingPhase(
             number,

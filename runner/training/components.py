@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from inspect import signature
 from pathlib import Path
@@ -37,6 +38,7 @@ from samewise.runner.errors import (
 from samewise.runner.interfaces import Batch, Recipe, class_names
 from samewise.runner.optim.groups import freeze_groups
 from samewise.runner.optim.initialise import initialise
+from samewise.runner.optim.weights import load_weights
 from samewise.runner.records.digest import tensor_kind
 from samewise.runner.strategies.tree import own_elements
 from samewise.runner.training.run import Split
@@ -129,6 +131,31 @@ def make_model(
     if make("precision").is_double:
         model.double()
     return model.to(device)
+
+
+def make_teacher(cfg: DictConfig, make: Make, device: torch.device) -> nn.Module:
+    """Make the frozen teacher of `distil` with its weights, in evaluation mode."""
+    if cfg.distil.weights is None or isinstance(cfg.distil.teacher, str):
+        expected = "distil.teacher=run:RUN; or a model with distil.weights"
+        raise ConfigError(Problem("distil", "has no trained teacher", expected=expected))
+    with streams.scope(cfg.seed, "teacher"):
+        teacher = make("distil.teacher")
+    try:
+        load_weights(
+            teacher,
+            cfg.distil.weights,
+            strict=True,
+            made_by=str(cfg.distil.teacher.get("_target_", "")),
+        )
+    except ConfigError as error:
+        at_teacher = [
+            # Its other hints are about settings of `initialise`
+            replace(x, path="distil.weights", hint="" if "initialise." in x.hint else x.hint)
+            for x in error.problems
+        ]
+        raise ConfigError(*at_teacher) from error.__cause__
+    dtype = torch.float64 if make("precision").is_double else None
+    return teacher.eval().requires_grad_(False).to(device=device, dtype=dtype)
 
 
 def _require_shapes(model: nn.Module) -> None:

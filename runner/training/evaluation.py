@@ -192,11 +192,6 @@ def unfit(part: Recipe | Scores, message: str, expected: str) -> ConfigError:
     return ConfigError(Problem("recipe", f"{type(part).__name__}.{message}", expected=expected))
 
 
-def require_monitored(run: Run, names: Iterable[str]) -> None:
-    """Raise a ConfigError unless `evaluate.monitor` and `evaluate.also` are computed."""
-    require_computed(run, monitored(run), names)
-
-
 def watched(run: Run) -> dict[str, str]:
     """Return the metrics by which callbacks and the schedule decide, by path in the config."""
     of_callbacks = {
@@ -368,7 +363,7 @@ def evaluating(model: nn.Module) -> Generator[None]:
 
 
 def _compare_with_best(run: Run) -> None:
-    require_monitored(run, run.progress.metrics)
+    require_computed(run, monitored(run), run.progress.metrics)
     progress = run.progress
     progress.best = _better(run, progress.best, run.evaluate.monitor, str(run.evaluate.mode))
     progress.also = {

@@ -36,7 +36,7 @@ def loss_of(
     Returns:
         The batch on the device, transformed, and its loss.
     """
-    turn = (phase.spec.turn,) if phase.spec.turn else ()
+    turn = filter(None, [phase.spec.turn])
     streams.enter(run.seed, "step", run.step, micro.number, phase.number, *turn)
     batch = run.transforms["train"](micro.sent() if micro.sent else run.to_device(micro.batch))
     with run.precision.autocast():

@@ -9,6 +9,7 @@ from typing import Any
 from samewise.runner.config import saved
 from samewise.runner.config.compose import Composed
 from samewise.runner.config.fingerprint import combine, fingerprint_of
+from samewise.runner.config.schema import SOURCES
 from samewise.runner.config.tree import differences
 from samewise.runner.errors import first_few
 from samewise.runner.records import shapes
@@ -116,11 +117,7 @@ def recorded_config(folder: RunFolder, overrides: Sequence[str]) -> Composed:
     Overrides that move its files of weights are applied if the files' content is the same.
     """
     original = saved.config_in(folder.config)
-    changes = [
-        override
-        for override in overrides
-        if override.partition("=")[0] in ("initialise.weights", "resume_from")
-    ]
+    changes = [override for override in overrides if override.partition("=")[0] in SOURCES]
     record = (
         read_json(folder.summary, shapes.SUMMARY)
         or read_json(folder.environment, shapes.ENVIRONMENT)

@@ -44,6 +44,7 @@ LOWEST: dict[str, float] = {
     "tracking.log_every_steps": 1,
     "tracking.flush_timeout_s": 0,
     "reproducibility.threads": 1,
+    "distil.alpha": 0,
 }
 """The least that each number may be."""
 
@@ -55,6 +56,7 @@ HIGHEST: dict[str, float] = {
     "evaluate.batch_size": 2**31,
     "reproducibility.threads": 1024,
     "sweeper.trials": 100_000,
+    "distil.alpha": 1,
 }
 """The most that each may be: far above what is of use, and below what takes the machine down."""
 
@@ -76,6 +78,7 @@ _POSITIVE = (
     "clip_value",
     "clip_adaptive",
     "skip_spikes",
+    "distil.temperature",
     "reference_batch_size",
     "reference_power",
 )

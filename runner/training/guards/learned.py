@@ -62,7 +62,22 @@ class UntrainedParameters(Guard):
 
     def before_step(self, run: Run, micro_batches: Sequence[MicroBatch]) -> Iterable[Caution]:
         if self._is_first:
-            self._trained = _trained(run)
+            # The first entry has all parameters that wait, however long
+            waiting = [
+                x for phase in run.phases for later in phase.waiting[:1] for x in later.parameters
+            ]
+            skipped = [
+                x
+                for phase in run.phases
+                if not phase.spec.turns(run.step)
+                for x in phase.parameters
+            ]
+            untrained = {*map(id, (*waiting, *skipped))}
+            self._trained = {
+                name: x
+                for name, x in run.model.named_parameters()
+                if x.requires_grad and id(x) not in untrained
+            }
             hooks = [x.register_post_accumulate_grad_hook for x in self._trained.values()]
             self._hooks = [hook(self._reached.add) for hook in hooks]
         return ()
@@ -79,21 +94,6 @@ class UntrainedParameters(Guard):
             )
             hint = "train them in a phase, or freeze them: initialise.frozen=[NAMES]"
             yield Caution(Problem("model", message, hint=hint))
-
-
-def _trained(run: Run) -> dict[str, nn.Parameter]:
-    """Return the parameters that the coming step trains, by name."""
-    # The first entry has all parameters that wait, however long
-    waiting = {
-        id(x) for phase in run.phases for later in phase.waiting[:1] for x in later.parameters
-    }
-    skipped = [x for x in run.phases if not x.spec.turns(run.step)]
-    waiting |= {id(x) for phase in skipped for x in phase.parameters}
-    return {
-        name: x
-        for name, x in run.model.named_parameters()
-        if x.requires_grad and id(x) not in waiting
-    }
 
 
 def _learned(
