@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
                     "fingerprint": composed.fingerprint,
                     "problems": values,
                     "notes": notes,
-                    "layers": list(map(vars, summary)),
+                    "layers": summary,
                 },
                 indent=2,
             )

@@ -38,6 +38,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="additional steps to record with torch's profiler; 0: no trace (default: 3)",
     )
     parser.add_argument(
+        "--by",
+        choices=["operators", "layers", "functions"],
+        default="operators",
+        help="what to print the traced time of: operators (default), or the layers or functions "
+        "that call them; profile.json has all",
+    )
+    parser.add_argument(
         "--out",
         type=Path,
         metavar="FOLDER",
@@ -62,6 +69,7 @@ examples:
   samewise profile experiment=resnet18_digits
   samewise profile experiment=resnet18_digits loader.num_workers=2                    did it help?
   samewise profile experiment=resnet18_digits replicas=2 strategy=elastic strategy.nproc=2
+  samewise profile experiment=resnet18_digits --by layers
   samewise profile experiment=resnet18_digits --steps 50 --traced 0 --json"""
 
 
@@ -75,7 +83,9 @@ def run(args: argparse.Namespace) -> int:
     composed = prepare_composed(args)
     options = {
         "json": args.json,
-        "scope": {"steps": args.steps, "traced": args.traced, "out": ""},
+        "by": args.by,
+        "steps": args.steps,
+        "traced": args.traced,
     }
 
     from omegaconf import OmegaConf
@@ -84,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
     from samewise.runner.training.launch import launch, processes, rank
 
     out = folder_for(args.out, composed)
-    options["scope"]["out"] = str(out)
+    options["out"] = str(out)
     composed_there = replace(composed, place=out, cfg=copy.deepcopy(composed.cfg))
     with remove_if_empty(out):
         if is_rank():

@@ -8,7 +8,6 @@ import tempfile
 import time
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 from samewise.runner.config.compose import Composed
 from samewise.runner.data import streams
 from samewise.runner.errors import ConfigError, Problem, SamewiseError, first_line
+from samewise.runner.measuring import operators
 from samewise.runner.measuring.ranges import (
     RANGES,
     Clock,
@@ -41,21 +41,6 @@ from samewise.runner.training.run import Run
 
 _WARMUP_STEPS = 2
 """Steps before the measured ones: buffers are made, kernels chosen, workers started."""
-
-
-@dataclass(frozen=True)
-class Scope:
-    """Extent of a measurement.
-
-    Args:
-        steps: Steps to measure for time.
-        traced: Further steps under torch's profiler, which slows them down.
-        out: Folder for the profile.
-    """
-
-    steps: int
-    traced: int
-    out: str
 
 
 @contextmanager
@@ -105,12 +90,14 @@ def rehearse(composed: Composed) -> Generator[Run]:
             run.strategy.end()
 
 
-def take_profile(composed: Composed, scope: Scope) -> dict[str, Any]:
+def take_profile(composed: Composed, *, steps: int, traced: int, out: Path) -> dict[str, Any]:
     """Measure a config's training, in this process and its other ranks, and write the profile.
 
     Args:
         composed: The config.
-        scope: Extent of the measurement.
+        steps: Most steps to measure for time.
+        traced: Further steps under torch's profiler, which slows them down.
+        out: Folder for the profile.
 
     Returns:
         The profile, the same on all ranks.
@@ -118,11 +105,10 @@ def take_profile(composed: Composed, scope: Scope) -> dict[str, Any]:
     Raises:
         ConfigError: The experiment has too few steps, or cannot be trained.
     """
-    out = Path(scope.out)
     with rehearse(composed) as run:
         # On CUDA the steps are measured again with a wait at each range
         repeats = 2 if run.strategy.device.type == "cuda" else 1
-        min_steps = _WARMUP_STEPS + repeats + scope.traced
+        min_steps = _WARMUP_STEPS + repeats + traced
         if run.total_steps < min_steps:
             raise ConfigError(
                 Problem(
@@ -132,12 +118,12 @@ def take_profile(composed: Composed, scope: Scope) -> dict[str, Any]:
                     f"at least {min_steps}",
                 )
             )
-        steps = min(scope.steps, (run.total_steps - _WARMUP_STEPS - scope.traced) // repeats)
+        steps = min(steps, (run.total_steps - _WARMUP_STEPS - traced) // repeats)
         clock = Clock(run.strategy.device)
         # On one of several ranks, a forward pass would wait for the others
         activations = memory.activations_of(run) if run.strategy.peers.size == 1 else {}
         measurement = _measure_steps(
-            with_clock(run, clock), clock, steps=steps, traced=scope.traced, out=out
+            with_clock(run, clock), clock, steps=steps, traced=traced, out=out
         )
         if run.strategy.device.type == "cuda":
             measurement["memory_peak"] = torch.cuda.max_memory_allocated()
@@ -192,9 +178,9 @@ def _measure_steps(run: Run, clock: Clock, *, steps: int, traced: int, out: Path
             for _ in range(steps):
                 step()
         range_ms = {name: 1000 * seconds / steps for name, seconds in clock.stop().items()}
-        if traced:
-            _trace(run, clock, step, traced, out)
+        tables = _trace(run, clock, step, traced, out) if traced else {}
     return {
+        **tables,
         "measured_ms": sum(range_ms.values()),
         "fastest_ms": 1000 * min(durations),
         "median_ms": 1000 * statistics.median(durations),
@@ -206,8 +192,8 @@ def _measure_steps(run: Run, clock: Clock, *, steps: int, traced: int, out: Path
     }
 
 
-def _trace(run: Run, clock: Clock, step: Any, traced: int, out: Path) -> None:
-    """Run some steps under torch's profiler, for a Perfetto trace."""
+def _trace(run: Run, clock: Clock, step: Any, traced: int, out: Path) -> dict[str, operators.Table]:
+    """Run some steps under torch's profiler, for a Perfetto trace and tables."""
     activities = [
         ProfilerActivity.CPU,
         *([ProfilerActivity.CUDA] if run.strategy.device.type == "cuda" else []),
@@ -216,6 +202,8 @@ def _trace(run: Run, clock: Clock, step: Any, traced: int, out: Path) -> None:
     snapshot = _snapshot(run.strategy.device, out / f"rank-{run.strategy.peers.rank}.memory.pickle")
     with (
         snapshot,
+        operators.mark_layers(run.model),
+        operators.timed_rpc() as calls,
         profile(
             activities=activities, record_shapes=True, profile_memory=True, with_stack=True
         ) as profiler,
@@ -225,6 +213,7 @@ def _trace(run: Run, clock: Clock, step: Any, traced: int, out: Path) -> None:
                 step()
     clock.marks = False
     profiler.export_chrome_trace(str(out / f"rank-{run.strategy.peers.rank}.trace.json.gz"))
+    return operators.tables(profiler.events() or [], calls, traced)
 
 
 @contextmanager
@@ -245,14 +234,15 @@ def _snapshot(device: torch.device, file: Path) -> Generator[None]:
 
 def profile_rank(composed: Composed, options: Mapping[str, Any]) -> None:
     """Run `samewise profile` as one rank; the main rank prints the result."""
-    result, out = take_profile(composed, Scope(**options["scope"])), options["scope"]["out"]
+    out = Path(options["out"])
+    result = take_profile(composed, steps=options["steps"], traced=options["traced"], out=out)
     if "files" in result and options["json"]:
-        print(to_json({**result, "folder": out}, indent=2))
+        print(to_json({**result, "folder": str(out)}, indent=2))
     elif "files" in result:
-        print("\n".join(report_lines(result, Path(out))))
+        print("\n".join(report_lines(result, out, options["by"])))
 
 
-def report_lines(result: Mapping[str, Any], out: Path) -> Iterator[str]:
+def report_lines(result: Mapping[str, Any], out: Path, by: str) -> Iterator[str]:
     """Yield the profile as lines of text."""
     main_rank = result["ranks"][0]
     rank_text = f", rank 0 of {len(result['ranks'])}" if len(result["ranks"]) > 1 else ""
@@ -292,19 +282,19 @@ def report_lines(result: Mapping[str, Any], out: Path) -> Iterator[str]:
         for name in memory.PARTS
         if main_rank["memory"].get(name)
     )
+    if by in main_rank:
+        yield from operators.table_lines(main_rank, by)
+        for rank, tables in enumerate(result["ranks"] if main_rank["communication"] else []):
+            computation, communication = operators.sum_apart(tables)
+            yield (
+                f"  rank {rank}: computation {computation:.4g} ms, communication with the wait "
+                f"for other ranks {communication:.4g} ms, some of it meanwhile"
+            )
     yield f"written to {out}"
     for file in result["files"]:
-        yield f"  {file:<28} {_meaning(file)}".rstrip()
+        yield f"  {file}"
     if result["device"] == "cpu":
         yield "  (no memory snapshot: torch takes one on CUDA only)"
-
-
-def _meaning(file: str) -> str:
-    kinds = {
-        ".trace.json.gz": "for https://ui.perfetto.dev or chrome://tracing",
-        ".memory.pickle": "for https://pytorch.org/memory_viz",
-    }
-    return next((meaning for end, meaning in kinds.items() if file.endswith(end)), "")
 
 
 if __name__ == "__main__":

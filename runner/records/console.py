@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import IO, Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
 from samewise.runner.secrets import printable, redact, unfiltered_stream
+
+
+def align(rows: Sequence[Sequence[str]], sides: str) -> Iterator[str]:
+    """Yield rows of cells as lines of columns; a side is `<` or `>`, for each column."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = zip(row, sides, widths, strict=True)
+        yield "  ".join(f"{cell:{side}{width}}" for cell, side, width in cells).rstrip()
 
 
 class PlainConsole(Console):

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from math import ceil, prod
 from typing import Any
@@ -17,38 +16,17 @@ from torch.utils.flop_counter import FlopCounterMode
 from samewise.runner.data import streams
 from samewise.runner.data.device import copied
 from samewise.runner.data.loading import MicroBatch
+from samewise.runner.records.console import align
 from samewise.runner.records.digest import tensors_in
 from samewise.runner.strategies.tree import unchanged_buffers
 from samewise.runner.training.losses import first_samples, loss_of
 from samewise.runner.training.run import Run
 
-
-@dataclass(frozen=True)
-class Layer:
-    """A module of a model.
-
-    Args:
-        name: Path in the model; empty for the model itself.
-        type: Class.
-        output: Shapes of the tensors that its first call returned for a batch of one or two
-            samples; empty if it was not called.
-        parameters: Number of parameters, each once, with those of the modules inside.
-        trained: How many of them are trained.
-        operations: Floating-point operations for one sample in a forward pass of each phase,
-            with those of the modules inside; a multiplication and an addition are two. As in
-            torch's `FlopCounterMode`, matrix products, convolutions and attention count.
-    """
-
-    name: str
-    type: str
-    output: list[list[int]]
-    parameters: int
-    trained: int
-    operations: int
+Layer = dict[str, Any]
 
 
 def summarise(run: Run, depth: int) -> list[Layer]:
-    """Return the model and the modules inside it, in the model's order.
+    """Describe the model and the modules inside it.
 
     Takes a forward pass of two samples at most. Where that fails, there are no shapes, and no
     operations.
@@ -56,6 +34,14 @@ def summarise(run: Run, depth: int) -> list[Layer]:
     Args:
         run: The run.
         depth: How many levels of modules to return; 0: only the model.
+
+    Returns:
+        Modules in the model's order. `name` is the path in the model, empty for the model itself,
+        and `type` the class. `output` has the shapes of the tensors that the first call returned.
+        `parameters` counts those of the modules inside too, each once, and `trained` those of them
+        that are trained. `operations` are floating-point operations for a sample in a forward pass
+        of each phase, those of the modules inside too: a multiplication and an addition are two.
+        As in torch's `FlopCounterMode`, matrix products, convolutions and attention count.
     """
     samples = min(2, ceil(run.batch_size / run.micro_batches))
     outputs, operations = dict[str, list[list[int]]](), Counter[str | None]()
@@ -63,15 +49,17 @@ def summarise(run: Run, depth: int) -> list[Layer]:
         _forward(run, samples, outputs, operations)
     del operations[None]
     return [
-        Layer(
-            name,
-            type(module).__name__,
-            outputs.get(name, []),
-            sum(x.numel() for x in module.parameters()),
-            sum(x.numel() for x in module.parameters() if x.requires_grad),
-            sum(operations[x] for x in operations if not name or f"{x}.".startswith(f"{name}."))
+        {
+            "name": name,
+            "type": type(module).__name__,
+            "output": outputs.get(name, []),
+            "parameters": sum(x.numel() for x in module.parameters()),
+            "trained": sum(x.numel() for x in module.parameters() if x.requires_grad),
+            "operations": sum(
+                operations[x] for x in operations if not name or f"{x}.".startswith(f"{name}.")
+            )
             // samples,
-        )
+        }
         for name, module in run.model.named_modules()
         if not name or name.count(".") < depth
     ]
@@ -100,18 +88,24 @@ def _forward(
         calls.pop()
         outputs.setdefault(name, [list(x.shape) for x in tensors_in(output)])
 
-    with ExitStack() as stack:
-        stack.enter_context(streams.preserve_generators())
-        stack.enter_context(unchanged_buffers(run.model))
-        for name, module in run.model.named_modules():
-            before = module.register_forward_pre_hook(partial(enter, name))
-            stack.callback(before.remove)
-            stack.callback(module.register_forward_hook(partial(leave, name)).remove)
+    with streams.preserve_generators(), unchanged_buffers(run.model):
         batch = first_samples(run, samples)
-        stack.enter_context(counter)
-        for phase in run.phases:
-            with phase.training(run.step):
-                loss_of(run, phase, MicroBatch(0, copied(batch)), model=run.model)
+        with watched_calls(run.model, enter, leave), counter:
+            for phase in run.phases:
+                with phase.training(run.step):
+                    loss_of(run, phase, MicroBatch(0, copied(batch)), model=run.model)
+
+
+@contextmanager
+def watched_calls(
+    model: nn.Module, enter: Callable[..., None], leave: Callable[..., None]
+) -> Generator[None]:
+    """Call functions with each module's name and its hook's arguments, before and after a pass."""
+    with ExitStack() as stack:
+        for name, module in model.named_modules():
+            stack.callback(module.register_forward_pre_hook(partial(enter, name)).remove)
+            stack.callback(module.register_forward_hook(partial(leave, name)).remove)
+        yield
 
 
 _ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # pyright: ignore
@@ -129,16 +123,14 @@ def table_lines(layers: Sequence[Layer]) -> Iterator[str]:
     rows = [("layer", "type", "output", "parameters", "Mflop")]
     rows += [
         (
-            x.name or "model",
-            x.type,
-            ", ".join(" x ".join(map(str, shape)) for shape in x.output[:1])
-            + ", ..." * (len(x.output) > 1),
-            f"{x.parameters:,}" + f" ({x.trained:,} trained)" * (x.trained < x.parameters),
-            f"{x.operations / 1e6:,.2f}",
+            x["name"] or "model",
+            x["type"],
+            ", ".join(" x ".join(map(str, shape)) for shape in x["output"][:1])
+            + ", ..." * (len(x["output"]) > 1),
+            f"{x['parameters']:,}"
+            + f" ({x['trained']:,} trained)" * (x["trained"] < x["parameters"]),
+            f"{x['operations'] / 1e6:,.2f}",
         )
         for x in layers
     ]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = zip(row, widths, "<<<>>", strict=True)
-        yield "  ".join(f"{cell:{side}{width}}" for cell, width, side in cells)
+    return align(rows, "<<<>>")

@@ -10,7 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from samewise_tiny import QUIET
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+
+from samewise.runner.measuring import operators
 
 LAB = """
 import time
@@ -82,20 +87,81 @@ def test_a_planted_slowness_is_found_in_its_part(part: str, here: Path, samewise
     assert max(found["ranks"][0]["parts_ms"].items(), key=lambda one: one[1])[0] == part
 
 
+class Heavy(torch.autograd.Function):
+    """Twenty products in its backward pass."""
+
+    @staticmethod
+    def forward(context: Any, value: Tensor) -> Tensor:
+        return value.clone()
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> Any:
+        for _ in range(20):
+            torch.mm(gradients[0], gradients[0])
+        return gradients[0]
+
+
+class Slow(nn.Module):
+    def forward(self, value: Tensor) -> Any:
+        return Heavy.apply(value)
+
+
+def test_operators_belong_to_layers_and_functions_in_both_passes() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), Slow(), nn.ReLU())
+    with operators.mark_layers(model), profile(activities=[ProfilerActivity.CPU], profile_memory=True, with_stack=True) as profiler:
+        for _ in range(2):
+            model(torch.ones(8, 8)).sum().backward()
+    events = profiler.events()
+    found = operators.tables(events, [("f on rank1", 3.0)], 2)
+    averages = {row.key: row for row in profiler.key_averages()}
+    for name in ("aten::mm", "aten::addmm", "aten::threshold_backward"):
+        assert found["operators"][name]["calls"] == averages[name].count / 2
+        assert found["operators"][name]["ms"] == pytest.approx(averages[name].self_cpu_time_total / 2000)
+    # Products of the backward pass: twenty of Heavy, and one for the first layer's weight, whose input needs no gradient
+    assert found["operators"]["aten::mm"]["calls"] == 21
+    assert max(found["layers"], key=lambda name: found["layers"][name]["calls"]) == "1"
+    assert {"0", "1", "2", "model"} >= set(found["layers"]) - {"-"}
+    assert any(name.endswith(": forward") and "test_profile.py" in name for name in found["functions"])
+    assert found["calls"] == {"f on rank1": {"calls": 0.5, "ms": 1.5}}
+    assert not found["kernels"]
+    for event in events:  # as on CUDA, where an operator has the kernels that it launched
+        if event.name == "aten::mm":
+            event.append_kernel("ampere_fp16_s16816gemm_fp16_64x64_nn", 0, 4.0)
+            event.append_kernel("splitKreduce_kernel", 0, 1.0)
+        if event.name == "aten::addmm":
+            event.append_kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 0, 8.0)
+    found = operators.tables(events, [], 2)
+    assert next(iter(found["layers"])) == "1", "by the time on the device"
+    assert found["operators"]["aten::mm"]["device_ms"] == pytest.approx(21 * 5.0 / 1000)
+    assert found["communication"] == {"ncclDevKernel_AllReduce_Sum_f32_RING_LL": {"calls": 1.0, "device_ms": 0.008}}
+    assert operators.sum_apart(found)[1] == 0.008
+    lines = list(operators.table_lines(found, "layers"))
+    assert [line.endswith(", on Tensor Cores") for line in lines if "kernel" in line or "gemm" in line] == [False, False, True, False]
+
+
+@pytest.mark.slow
+def test_communication_is_apart_and_remote_calls_are_named(here: Path, samewise: Callable[..., Any]) -> None:
+    done = samewise("profile", *SMALL, "strategy=rpc", "strategy.nproc=2", "strategy.split=[second]", "--steps", 1, "--traced", 1, "--json")
+    assert done.returncode == 0, done.stderr
+    first, second = json.loads(done.stdout)["ranks"]
+    assert first["calls"]["_remote_forward on rank1"]["calls"] == 1
+    assert {"gloo:all_gather"} <= first["communication"].keys() & second["communication"].keys()
+
+
 def digests(folder: Path) -> dict[str, str]:
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 def test_a_profile_has_the_bits_of_training_and_touches_no_run(here: Path, samewise: Callable[..., Any]) -> None:
-    profile = ["profile", *SMALL, "--steps", 2, "--traced", 2, "--json"]
-    first = json.loads(samewise(*profile).stdout)
+    command = ["profile", *SMALL, "--steps", 2, "--traced", 2, "--json"]
+    first = json.loads(samewise(*command).stdout)
     assert not (here / "runs").exists()
     assert samewise("train", *SMALL).returncode == 0
     trained = [json.loads(line) for line in next(here.glob("runs/*/*/trace.jsonl")).read_text().splitlines()]
     assert trained[-1]["step"] == 6
     assert first["chain"] == trained[-1]["chain"], "the steps that were measured and watched are those of training"
     before = digests(here / "runs")
-    second = json.loads(samewise(*profile).stdout)
+    second = json.loads(samewise(*command).stdout)
     assert second["chain"] == first["chain"]
     assert second["fingerprint"] == first["fingerprint"]
     assert digests(here / "runs") == before
