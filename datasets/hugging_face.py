@@ -110,7 +110,7 @@ class _Rows(Dataset[dict[str, Any]], abc.ABC):
         )
         require_count(root, self.classes, num_classes)
         split_numbers = numbers[split if split in table_by_split else "train"]
-        self._labels = torch.tensor([split_numbers[place] for place in places], dtype=torch.int64)
+        self.labels = torch.tensor([split_numbers[place] for place in places], dtype=torch.int64)
 
     def __len__(self) -> int:
         return len(self._places)
@@ -172,7 +172,7 @@ class _Rows(Dataset[dict[str, Any]], abc.ABC):
         They do not depend on where the data are.
         """
         digest = blake2b(
-            repr((self.classes, self._labels.tolist(), self._places)).encode(), digest_size=16
+            repr((self.classes, self.labels.tolist(), self._places)).encode(), digest_size=16
         )
         for index in spaced_indices(len(self), CONTENTS):
             digest.update(self._bytes(index))
@@ -230,7 +230,7 @@ class HuggingFaceImages(_Rows):
         image = turn_upright(image, raw, self.name_of(index)) if self._upright else image
         return {
             "image": image if self._transform is None else self._transform(image),
-            "label": int(self._labels[index]),
+            "label": int(self.labels[index]),
         }
 
     @property
@@ -308,7 +308,7 @@ class HuggingFaceRecordings(_Rows):
         return {
             "waveform": crop_or_pad(section, self._frames),
             "length": len(section),
-            "label": int(self._labels[index]),
+            "label": int(self.labels[index]),
             "name": f"row {self._places[index]}",
         }
 

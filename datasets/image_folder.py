@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import final
 
-from samewise.datasets.parts.folders import IMAGES, find_classes, list_by_class
+from samewise.datasets.parts.folders import IMAGES, TENSORS, find_classes, list_by_class
 from samewise.datasets.parts.image_files import Cache, DecodedBy, ImageFiles, ImageMode
 from samewise.datasets.parts.in_memory import Transform
 from samewise.datasets.parts.keyed_split import select_split
@@ -71,7 +71,7 @@ class ImageFolder(ImageFiles):
             classes=classes,
             num_classes=num_classes,
         )
-        endings = (*IMAGES, ".npy") if mode == "channels" else IMAGES
+        endings = {"channels": (*IMAGES, ".npy"), "tensors": TENSORS}.get(mode, IMAGES)
         label_of_file, left_out = list_by_class(split_folder, class_list, endings=endings)
         if not label_of_file:
             expected = f"folders by class with files {', '.join(endings)}"

@@ -35,6 +35,8 @@ class ImageTable(ImageFiles):
         key: The hash's key: another key splits differently.
         classes: Class names in the order of their numbers; None: all that occur in any split.
         num_classes: The expected number of classes; None allows any number.
+        weight: The column of the images' weights, which becomes the attribute `weights`, for
+            `order=weighted`; None: there are none.
         mode, channels, cache, decode, transform: As in `ImageFiles`.
 
     Raises:
@@ -56,6 +58,7 @@ class ImageTable(ImageFiles):
         key: str = "",
         classes: Sequence[str] | None = None,
         num_classes: int | None = None,
+        weight: str | None = None,
         mode: ImageMode = "rgb",
         channels: int | None = None,
         cache: Cache = "none",
@@ -65,7 +68,7 @@ class ImageTable(ImageFiles):
         path = Path(table_path).expanduser()
         folder = Path(root).expanduser() if root is not None else path.parent
         targets = [label] if isinstance(label, str) else label
-        columns = [image, *targets, *([split_column] if split_column else [])]
+        columns = [image, *targets, *filter(None, [split_column, weight])]
         rows = read_rows(path, columns, item="image", setting="dataset.table_path")
         listed = [row.text(image, setting="image") for row in rows]
         names = relative_names(folder, listed, where=str(path))
@@ -73,6 +76,10 @@ class ImageTable(ImageFiles):
             rows, names, split, split_column=split_column, shares=shares, key=key, item="image"
         )
         require_listed(folder, chosen, listed_in=path.name)
+        place_of = {name: place for place, name in enumerate(names)}
+        places = [place_of[name] for name in chosen]
+        if weight:
+            self.weights = numbers_in(rows, [weight], setting="weight")[places, 0]
         if isinstance(label, str):
             texts = {
                 name: row.text(label, setting="label")
@@ -93,9 +100,7 @@ class ImageTable(ImageFiles):
         else:
             class_list = list(label)
             require_count(str(path), class_list, num_classes, files={})
-            place_of = {name: place for place, name in enumerate(names)}
-            numbers = numbers_in(rows, class_list, setting="label")
-            labels = numbers[[place_of[name] for name in chosen]]
+            labels = numbers_in(rows, class_list, setting="label")[places]
         super().__init__(
             folder,
             chosen,

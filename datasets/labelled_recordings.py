@@ -83,7 +83,7 @@ class LabelledRecordings(Dataset[dict[str, Any]]):
             max(1, round(seconds * sample_rate)),
             split == "train",
         )
-        self._labels = torch.tensor(
+        self.labels = torch.tensor(
             [self.classes.index(matched[name]["label"]) for name in chosen], dtype=torch.int64
         )
         self._recordings = (
@@ -91,7 +91,7 @@ class LabelledRecordings(Dataset[dict[str, Any]]):
         )
 
     def __len__(self) -> int:
-        return len(self._labels)
+        return len(self.labels)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         if self._recordings is None:
@@ -104,7 +104,7 @@ class LabelledRecordings(Dataset[dict[str, Any]]):
         return {
             "waveform": crop_or_pad(section, self._frames),
             "length": len(section),
-            "label": int(self._labels[index]),
+            "label": int(self.labels[index]),
             "name": self._recordings.names[index],
         }
 
@@ -123,7 +123,7 @@ class LabelledRecordings(Dataset[dict[str, Any]]):
         parts = (
             self._recordings.fingerprint() if self._recordings else "",
             self.classes,
-            self._labels.tolist(),
+            self.labels.tolist(),
             self._frames,
             self._training,
         )

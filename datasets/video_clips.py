@@ -99,7 +99,7 @@ class VideoClips(Dataset[dict[str, Any]]):
                 )
             )
         self._names = np.array([os.fsencode(name) for name in label_of_file])
-        self._labels = list(label_of_file.values())
+        self.labels = list(label_of_file.values())
         for index in spaced_indices(len(self._names), _FIRST):
             require_exact(self.path(index))
         self._length, self._stride, self._clip, self._transform = frames, stride, clip, transform
@@ -111,7 +111,7 @@ class VideoClips(Dataset[dict[str, Any]]):
         clip = read_frames(self.path(index), self._choose_frames)
         return {
             "image": clip if self._transform is None else self._transform(clip),
-            "label": self._labels[index],
+            "label": self.labels[index],
         }
 
     def path(self, index: int) -> Path:
@@ -124,7 +124,7 @@ class VideoClips(Dataset[dict[str, Any]]):
         They cover the decoder, classes, names, labels, the sizes of up to 100,000 files, and the
         first and last 64 KiB of 64.
         """
-        digest = blake2b(repr((versions(), self.classes, self._labels)).encode(), digest_size=16)
+        digest = blake2b(repr((versions(), self.classes, self.labels)).encode(), digest_size=16)
         digest.update(b"\0".join(self._names.tolist()))
         add_sizes(digest, self.path, len(self))
         for index in spaced_indices(len(self), CONTENTS):

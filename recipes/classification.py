@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import default_collate
 
-from samewise.datasets.parts.channels import read_channels
+from samewise.datasets.parts.channels import read_channels, read_tensor
 from samewise.datasets.parts.decode import read_image
-from samewise.datasets.parts.folders import IMAGES, VIDEOS
+from samewise.datasets.parts.folders import IMAGES, TENSORS, VIDEOS
 from samewise.datasets.parts.upright import read_upright
 from samewise.datasets.parts.video_files import centre, clip_frames, read_frames
 from samewise.recipes.parts import pictures
@@ -58,7 +58,7 @@ class Classification(Recipe):
             that losses can be compared between settings.
         top_k: The k of each reported top-k accuracy; only 1 and numbers below K are reported.
         channels: Channels of the images that `predict` reads: 1 is grey and 3 colour; any number
-            with the mode "channels".
+            with the modes "channels" and "tensors".
         reads: How `predict` reads files: `frames` of a video, None for images, and their `stride`;
             the `mode` of images, as in `datasets.parts.image_files.ImageFiles`; and whether they
             are turned `upright` (`datasets.parts.upright`).
@@ -107,7 +107,8 @@ class Classification(Recipe):
                     "recipe.top_k", "is not a list of ranks", list(top_k), "whole numbers from 1"
                 )
             )
-        self._as_stored = (reads or {}).get("mode") == "channels"
+        self._mode = (reads or {}).get("mode")
+        self._as_stored = self._mode in ("channels", "tensors")
         self._read_image = read_upright if (reads or {}).get("upright") else read_image
         if channels < 1 or (channels not in (1, 3) and not self._as_stored):
             expected = "1 (grey) or 3 (colour); or others if the data set has mode: channels"
@@ -120,7 +121,7 @@ class Classification(Recipe):
         self._frames, self._stride = (reads or {}).get("frames"), (reads or {}).get("stride") or 1
         self.takes, self.extensions = ("videos", VIDEOS) if self._frames else ("images", IMAGES)
         if self._as_stored:
-            self.extensions = (*IMAGES, ".npy")
+            self.extensions = TENSORS if self._mode == "tensors" else (*IMAGES, ".npy")
         self.num_classes = num_classes
         self.label_smoothing = label_smoothing
         self.top_k = tuple(top_k)
@@ -146,8 +147,8 @@ class Classification(Recipe):
     def collate(self, samples: Sequence[Any]) -> Batch:
         """Collate samples: dicts with `image` and `label`, or pairs of both, as in torchvision.
 
-        An image is a tensor[C, H, W] or a clip[T, C, H, W] (unchanged), a PIL image or an array[H,
-        W] or [H, W, C] (converted to uint8[C, H, W]). A label is an integer, or float[K], which for
+        An image is a tensor[C, H, W], a clip[T, C, H, W] or a vector[F] (unchanged), a PIL image or
+        an array[H, W] or [H, W, C] (converted to uint8[C, H, W]). A label is an integer, or float[K], which for
         a cross-entropy adds up to 1. Images that the device decodes (`datasets.parts.encoded`) stay
         encoded.
 
@@ -266,7 +267,7 @@ class Classification(Recipe):
                 file, partial(clip_frames, frames=frames, stride=self._stride, start=centre)
             )
         elif self._as_stored:
-            image = read_channels(file, self.channels)
+            image = self._read_stored(file)
         else:
             image = self._read_image(file, mode="gray" if self.channels == 1 else "rgb")
         return {"image": image, "label": 0, "file": str(file)}
@@ -290,9 +291,13 @@ class Classification(Recipe):
         """
         if not self._as_stored:
             return self._read_image(file)
-        return pictures.thumbnails(read_channels(Path(file), self.channels)[None], longest=1280)[
-            0
-        ].expand(3, -1, -1)
+        (picture,) = pictures.thumbnails(self._read_stored(file)[None], longest=1280)
+        return picture.expand(3, -1, -1)
+
+    def _read_stored(self, file: str | Path) -> Tensor:
+        """Return a file's channels, or its tensor."""
+        is_tensor = self._mode == "tensors"
+        return read_tensor(file) if is_tensor else read_channels(file, self.channels)
 
     def inputs(self, batch: Batch) -> Tensor:
         """Return the model's input."""

@@ -298,7 +298,7 @@ def evaluate(
     Args:
         run: As in `load`.
         overrides: As in `load`.
-        split: train, valid or test.
+        split: train, valid, test, or a further one of the data set.
         checkpoint: As in `load`.
         weights: Only those that a callback keeps under this name, as `ema`; None: all.
         pictures: A folder for pictures; None: in the run's folder.

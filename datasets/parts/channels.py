@@ -1,4 +1,4 @@
-"""Reads images with any number of channels and more than 8 bits.
+"""Reads images with any number of channels and more than 8 bits, and tensors of any shape.
 
 Formats are NPY, TIFF (several samples or pages), PNG of 8 or 16 bits, and other image formats.
 """
@@ -29,7 +29,7 @@ from samewise.datasets.parts.decode import (
     unpack_png,
 )
 from samewise.datasets.parts.limits import PIXELS
-from samewise.runner.errors import DataError, Problem, number_of
+from samewise.runner.errors import DataError, Problem, first_line, number_of
 
 
 def read_channels(path: str | os.PathLike[str], channels: int) -> Tensor:
@@ -69,6 +69,31 @@ def read_channels(path: str | os.PathLike[str], channels: int) -> Tensor:
             Problem(name, summary, expected=f"{channels}, as dataset.channels says", hint=hint)
         )
     return image
+
+
+def read_tensor(path: str | os.PathLike[str]) -> Tensor:
+    """Read the array of an `.npy` file, or the tensor that `torch.save` wrote.
+
+    Returns:
+        The tensor in its stored shape and type; floating point as float32.
+
+    Raises:
+        DataError: The file cannot be read, or holds anything else.
+    """
+    raw = read_file(path)
+    try:
+        value = (
+            _load_npy(raw)
+            if raw.startswith(b"\x93NUMPY")
+            else torch.load(io.BytesIO(raw), map_location="cpu", weights_only=True)
+        )
+        tensor = torch.as_tensor(value)
+    # torch.load raises errors of many kinds for a damaged file
+    except Exception as error:
+        reason = f"is not an array or a tensor: {first_line(error)}"
+        expected = "an array that numpy.save wrote, or a tensor that torch.save wrote"
+        raise DataError(Problem(os.fspath(path), reason, expected=expected)) from None
+    return tensor.float() if tensor.is_floating_point() else tensor
 
 
 def _array(raw: bytes, name: str, channels: int) -> np.ndarray:

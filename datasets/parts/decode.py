@@ -131,6 +131,8 @@ def image_preparation(
         if size
         else {}
     )
+    if mode == "tensors":
+        return {"numbers": "of any shape, as stored; floating point as float32"}
     return {
         "colours": f"{channels} channels, as stored" if mode == "channels" else mode,
         "numbers": "[C, H, W], as stored" if mode == "channels" else "uint8[C, H, W], 0 to 255",

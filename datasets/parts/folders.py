@@ -24,6 +24,8 @@ VIDEOS = (".mp4", ".avi", ".mkv", ".mov", ".webm", ".m4v", ".mpg", ".mpeg")
 TABLES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
 """Endings of tables."""
 ANNOTATIONS = (".xml",)
+TENSORS = (".npy", ".pt", ".pth")
+"""Endings of what numpy.save and torch.save write."""
 
 _ARCHIVES = {".tar", ".tgz", ".gz", ".zip"}
 _RUBBISH = {

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from samewise.datasets.parts.channels import read_channels
+from samewise.datasets.parts.channels import read_channels, read_tensor
 from samewise.datasets.parts.contents import add_files
 from samewise.datasets.parts.decode import image_preparation, read_file, read_image
 from samewise.datasets.parts.encoded import EncodedImages
@@ -24,7 +24,7 @@ from samewise.runner.errors import ConfigError, DataError, Problem
 from samewise.runner.interfaces import Batch
 
 Cache = Literal["none", "memory"]
-ImageMode = Literal["rgb", "gray", "channels"]
+ImageMode = Literal["rgb", "gray", "channels", "tensors"]
 DecodedBy = Literal["worker", "device"]
 
 _BLOCK = 256
@@ -41,7 +41,8 @@ class ImageFiles(Dataset[dict[str, Any]], abc.ABC):
         labels: A label for each file; or numbers for each, float32[N, T], to learn by regression.
         classes: The names of the labels, or of the T numbers.
         mode: "rgb" (C is 3), "gray" (C is 1) or "channels": `channels` as they are stored
-            (`parts.channels`), which may be float32.
+            (`parts.channels`), which may be float32. "tensors": arrays (.npy) and tensors (.pt) of
+            any shape in place of images.
         channels: C, with mode="channels".
         cache: "memory" decodes all images once, at the start, into one tensor; they must have the
             same size.
@@ -53,7 +54,7 @@ class ImageFiles(Dataset[dict[str, Any]], abc.ABC):
 
     Raises:
         ConfigError: decode="device" is combined with a setting that needs pixels (a cache, a
-            transform, mode="channels"), or `channels` is missing.
+            transform, a mode without colours), or `channels` is missing.
         DataError: With cache="memory", a file is damaged or its image has another size.
     """
 
@@ -91,9 +92,9 @@ class ImageFiles(Dataset[dict[str, Any]], abc.ABC):
         # them all, reference count by reference count.
         self._names = np.array([os.fsencode(name) for name in names])
         if isinstance(labels, Tensor):
-            self._labels, self.columns, unused = labels, {"label": labels}, set[int]()
+            self.labels, self.columns, unused = labels, {"label": labels}, set[int]()
         else:
-            self._labels, self.columns = torch.tensor(labels, dtype=torch.int64), {}
+            self.labels, self.columns = torch.tensor(labels, dtype=torch.int64), {}
             unused = set(range(len(self.classes))) - set(labels)
         self.unused_classes = [self.classes[label] for label in sorted(unused)]
         self._mode: ImageMode = mode
@@ -107,7 +108,7 @@ class ImageFiles(Dataset[dict[str, Any]], abc.ABC):
     def __getitem__(self, index: int) -> dict[str, Any]:
         if self.encoded:
             path = self.path(index)
-            assert self._mode != "channels", "refused above"
+            assert self._mode in ("rgb", "gray"), "others are refused above"
             return {
                 "image": EncodedImages.from_file(read_file(path), str(path), mode=self._mode),
                 "label": self._label(index),
@@ -119,7 +120,7 @@ class ImageFiles(Dataset[dict[str, Any]], abc.ABC):
         }
 
     def _label(self, index: int) -> int | Tensor:
-        return self._labels[index] if self.columns else int(self._labels[index])
+        return self.labels[index] if self.columns else int(self.labels[index])
 
     def path(self, index: int) -> Path:
         """Return the file of a sample."""
@@ -141,7 +142,7 @@ class ImageFiles(Dataset[dict[str, Any]], abc.ABC):
     def _fetch(self, indices: Sequence[int]) -> Batch:
         assert self._cached is not None
         chosen = torch.as_tensor(indices)
-        return {"image": self._cached[chosen], "label": self._labels[chosen]}
+        return {"image": self._cached[chosen], "label": self.labels[chosen]}
 
     def fingerprint(self) -> str:
         """Return 32 hex digits that identify the samples.
@@ -156,11 +157,13 @@ class ImageFiles(Dataset[dict[str, Any]], abc.ABC):
             digest_size=16,
         )
         digest.update(b"\0".join(self._names.tolist()))
-        digest.update(self._labels.numpy())
+        digest.update(self.labels.numpy())
         add_files(digest, self.path, len(self))
         return digest.hexdigest()
 
     def _read(self, index: int) -> Tensor:
+        if self._mode == "tensors":
+            return read_tensor(self.path(index))
         return (
             read_channels(self.path(index), self._channels)
             if self._mode == "channels"
@@ -210,8 +213,8 @@ class ImageFiles(Dataset[dict[str, Any]], abc.ABC):
 def _needs_pixels(mode: ImageMode, cache: Cache, transform: Transform | None) -> str:
     """Return the setting that needs decoded images; empty if none does."""
     return (
-        "mode: channels"
-        if mode == "channels"
+        f"mode: {mode}"
+        if mode not in ("rgb", "gray")
         else "cache: memory"
         if cache == "memory"
         else "a transform of each image"

@@ -43,7 +43,7 @@ class InMemoryImages(Dataset[dict[str, Any]], abc.ABC):
         assert (labels.dtype, labels.shape) == (torch.int64, images.shape[:1]), labels.shape
         self.classes = list(classes)
         self._images = images.contiguous()
-        self._labels = labels.contiguous()
+        self.labels = labels.contiguous()
         self._transform = transform
 
     def __len__(self) -> int:
@@ -53,7 +53,7 @@ class InMemoryImages(Dataset[dict[str, Any]], abc.ABC):
         image = self._images[index]
         return {
             "image": image if self._transform is None else self._transform(image),
-            "label": int(self._labels[index]),
+            "label": int(self.labels[index]),
         }
 
     @property
@@ -67,12 +67,12 @@ class InMemoryImages(Dataset[dict[str, Any]], abc.ABC):
         chosen = torch.from_numpy(np.fromiter(indices, dtype=np.int64, count=len(indices)))
         return {
             "image": self._images.index_select(0, chosen),
-            "label": self._labels.index_select(0, chosen),
+            "label": self.labels.index_select(0, chosen),
         }
 
     def fingerprint(self) -> str:
         """Return 32 hex digits that cover every pixel, every label and the classes' names."""
         digest = xxhash.xxh3_128(repr((tuple(self._images.shape), self.classes)).encode())
         digest.update(self._images.numpy())
-        digest.update(self._labels.numpy())
+        digest.update(self.labels.numpy())
         return digest.hexdigest()

@@ -33,14 +33,14 @@ def as_record(sample: Any, entry: str = "image") -> Mapping[str, Any]:
 
 
 def as_tensor(image: Any) -> Tensor:
-    """Return a tensor[C, H, W] or clip[T, C, H, W] unchanged, other images as uint8[C, H, W].
+    """Return a tensor[C, H, W], clip[T, C, H, W] or vector[F] unchanged, others as uint8[C, H, W].
 
     Other images are PIL images and arrays[H, W] or [H, W, C].
 
     Raises:
         DataError: The image is something else.
     """
-    if type(image) is Tensor and image.dim() in (3, 4):
+    if type(image) is Tensor and image.dim() in (1, 3, 4):
         return image
     if isinstance(image, Tensor):
         # A tv_tensors.Image: the subclass would slow down every further operation

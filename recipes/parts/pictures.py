@@ -38,10 +38,12 @@ def thumbnails(images: Tensor, *, longest: int = 96) -> Tensor:
 
     Args:
         images: [S, C, H, W], or clips [S, C, T, H, W], of which the middle frame is shown. Of more
-            than three channels the first three are shown, of two the first.
+            than three channels the first three are shown, of two the first. Tensors [S, W] and [S,
+            H, W] are shown as grey images.
         longest: Upper limit of the longer side in pixels.
     """
     images = (images[:, :, images.shape[2] // 2] if images.dim() == 5 else images).to(torch.float32)
+    images = images.reshape(len(images), *[1] * (4 - images.dim()), *images.shape[1:])
     images = images if images.shape[1] in (1, 3) else images[:, : 3 if images.shape[1] > 3 else 1]
     shrink = max(images.shape[-2:]) / longest
     if shrink > 1:

@@ -87,7 +87,7 @@ def add_checkpoint(parser: argparse.ArgumentParser) -> None:
 def note_weights(composed: Composed, args: argparse.Namespace) -> None:
     """Note if the best checkpoint was chosen by a metric of other weights than those in use."""
     name, _, metric = str(composed.cfg.evaluate.monitor).partition("/")
-    if args.checkpoint == "best" and metric.startswith("valid/") and args.weights != name:
+    if args.checkpoint == "best" and metric.startswith("valid") and args.weights != name:
         print(
             f"note: the best checkpoint was chosen by {name}/{metric}; --weights {name} "
             "uses those weights",

@@ -46,8 +46,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--split",
         default="valid",
-        choices=("train", "valid", "test"),
-        help="which split to evaluate on (default: valid)",
+        help="which split to evaluate on: train, valid, test, or a further one of the data set "
+        "(default: valid)",
     )
     pictures = (
         "where to write pictures of one run (default: RUN/eval/SPLIT-STEP, with -NAME added for "

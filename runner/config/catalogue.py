@@ -43,6 +43,7 @@ GROUPS = {
     "(recipe=classification); none: the recipe's own.",
     "metrics": "More metrics of an evaluation, for the recipes that take them "
     "(recipe=classification); several as metrics=[f1,auroc].",
+    "order": "The order of samples in training; none: `loader.shuffle` decides.",
     "checkpoint": "When checkpoints are written and which are kept.",
     "tracking": "Where metrics, configs and pictures go.",
     "reproducibility": "Determinism, and what to do where it is not possible.",

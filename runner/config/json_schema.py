@@ -238,7 +238,12 @@ class Writer:
                 | {"description": f"The data set of the {split} split."}
                 for split in SPLITS
             }
-            return closed_object(facts | splits | {"defaults": DEFAULTS}, additionalProperties=free)
+            further = self._changes_schema("dataset.*") | {"else": True}
+            return closed_object(
+                facts | splits | {"defaults": DEFAULTS},
+                patternProperties={f"^({'|'.join(SPLITS)})_": further},
+                additionalProperties=free,
+            )
         if group == "transforms":
             schema = {
                 "type": ["object", "string"],

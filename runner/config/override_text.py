@@ -26,6 +26,7 @@ _ONE = (
     "recipe",
     "model",
     "dataset",
+    "order",
     "transforms",
     "optimizer",
     "scheduler",

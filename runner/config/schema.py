@@ -8,6 +8,7 @@ nor mlflow.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -17,9 +18,23 @@ from omegaconf import MISSING
 SPLITS = ("train", "valid", "test")
 """The splits of a data set; the last is optional."""
 
-
 SOURCES = ("initialise.weights", "distil.weights", "resume_from")
 """The settings that name files of weights, by whose content an experiment is known."""
+
+
+def splits_in(dataset: Mapping[str, Any]) -> list[str]:
+    """Return the splits of a config's `dataset`: usual ones, then those such as `valid_NAME`.
+
+    Of the latter only components count, since `valid_folder` is a setting of some data sets.
+    """
+    further = [
+        name
+        for name in dataset
+        if name.startswith(tuple(f"{split}_" for split in SPLITS))
+        and isinstance(value := dataset.get(name), Mapping)
+        and "_target_" in value
+    ]
+    return [*(name for name in SPLITS if dataset.get(name) is not None), *further]
 
 
 class Device(StrEnum):
@@ -92,7 +107,7 @@ class Loader:
 
 @dataclass
 class Evaluate:
-    """When and how the validation split is evaluated."""
+    """When and how the validation splits, `valid` and `valid_NAME`, are evaluated."""
 
     every_epochs: int | float | None = 1
     """Evaluate every N epochs, and always at the end; null: only at the end. A fraction, such as
@@ -288,7 +303,8 @@ class Experiment:
     model: Any = MISSING
     """The network: a torch.nn.Module."""
     dataset: Any = MISSING
-    """Facts about the data, and its splits `train`, `valid` and, optionally, `test`."""
+    """Facts about the data, and its splits `train`, `valid` and, optionally, `test`; further
+    training and evaluation sets are `train_NAME`, `valid_NAME` and `test_NAME`."""
     transforms: Any = MISSING
     """`train` and `eval`, each with `sample` (CPU, in the worker) and `batch` (on the device)
     lists."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import traceback
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-from torch.utils.data import Dataset
+from torch.utils.data import ConcatDataset, Dataset
 
 from samewise.runner.data import streams
 from samewise.runner.errors import (
@@ -19,6 +20,7 @@ from samewise.runner.errors import (
     raised_at,
     summarise_error,
 )
+from samewise.runner.interfaces import class_names, of_labels
 from samewise.runner.records.digest import combine, entries, value_digest
 
 _GEOMETRIC = ("torchvision.transforms.v2._geometry", "torchvision.transforms.v2._auto_augment")
@@ -96,6 +98,27 @@ class WithTransform(Dataset[Any]):
 
     def _transform(self, value: Any) -> Any:
         return apply(self.transforms, value, self.path)
+
+
+class Joined(ConcatDataset[Any]):
+    """Several training sets as one, with the attributes that samewise reads from a data set.
+
+    Args:
+        parts: The data sets, by name: `train`, and any `train_NAME`.
+    """
+
+    def __init__(self, parts: Mapping[str, Any]) -> None:
+        super().__init__(parts.values())
+        self.parts = parts
+        self.classes = max((class_names(x) for x in self.datasets), key=len)
+        self.category_ids = of_labels(self.datasets[0], "category_ids")
+        self.encoded = any(getattr(x, "encoded", False) for x in self.datasets)
+
+    def path(self, index: int) -> Any:
+        """Return the file of a sample, from its set."""
+        number = bisect_right(self.cumulative_sizes, index)
+        part: Any = self.datasets[number]
+        return part.path(index - [0, *self.cumulative_sizes][number])
 
 
 def apply(transforms: Sequence[Callable[[Any], Any]], value: Any, path: str) -> Any:
@@ -211,6 +234,9 @@ def fingerprint(dataset: Any, name: str = "dataset") -> str:
     Raises:
         DataError: The method, or making a sample, failed.
     """
+    if isinstance(dataset, Joined):
+        parts = [fingerprint(part, f"dataset.{x}") for x, part in dataset.parts.items()]
+        return f"{value_digest(parts):016x}"
     place = "in fingerprint()"
     try:
         if hasattr(dataset, "fingerprint"):

@@ -17,11 +17,11 @@ from torch.nn.parameter import is_lazy
 from samewise.runner.config.check import at_source
 from samewise.runner.config.instantiate import instantiate
 from samewise.runner.config.project import Project
-from samewise.runner.config.schema import SPLITS
+from samewise.runner.config.schema import splits_in
 from samewise.runner.config.slots import DATASET, MAP_STYLE
 from samewise.runner.config.tree import plain
 from samewise.runner.data import streams
-from samewise.runner.data.dataset import WithTransform, apply
+from samewise.runner.data.dataset import Joined, WithTransform, apply
 from samewise.runner.data.device import map_tensors
 from samewise.runner.data.keyed import Key, KeyedDataset
 from samewise.runner.data.loading import Loader
@@ -216,7 +216,7 @@ def make_splits(
         DataError: A split has no samples.
     """
     splits: dict[str, Split] = {}
-    there = [name for name in SPLITS if cfg.dataset.get(name) is not None]
+    there = splits_in(cfg.dataset)
     if only is not None and only not in there:
         raise ConfigError(
             Problem(
@@ -225,19 +225,13 @@ def make_splits(
                 hint="one of: " + ", ".join(there),
             )
         )
-    for name in there if only is None else [only]:
+    further = [name for name in there if name.startswith("train_")]
+    for name in [x for x in there if x not in further] if only is None else [only]:
         stage = "train" if name == "train" else "eval"
-        with streams.scope(cfg.seed, "dataset"):
-            dataset = _make_from_root(make, f"dataset.{name}", plain(cfg.dataset[name]).get("root"))
-        if not DATASET.includes(type(dataset)):
-            raise ConfigError(
-                Problem(
-                    f"dataset.{name}",
-                    f"is not {DATASET.description}",
-                    type(dataset).__name__,
-                    hint=MAP_STYLE,
-                )
-            )
+        dataset = _make_dataset(cfg, make, name)
+        if stage == "train" and further:
+            dataset = Joined({name: dataset, **{x: _make_dataset(cfg, make, x) for x in further}})
+            _require_same_numbering({x: class_names(part) for x, part in dataset.parts.items()})
         splits[name] = Split(
             name, dataset, _key_split(cfg, make, recipe, dataset, name, stage=stage)
         )
@@ -248,6 +242,22 @@ def make_splits(
             raise DataError(Problem(f"dataset.{name}", "has no samples"))
     _require_same_numbering({name: class_names(split.dataset) for name, split in splits.items()})
     return splits
+
+
+def _make_dataset(cfg: DictConfig, make: Make, name: str) -> Any:
+    """Make the data set of a split, map-style."""
+    with streams.scope(cfg.seed, "dataset"):
+        dataset = _make_from_root(make, f"dataset.{name}", plain(cfg.dataset[name]).get("root"))
+    if not DATASET.includes(type(dataset)):
+        raise ConfigError(
+            Problem(
+                f"dataset.{name}",
+                f"is not {DATASET.description}",
+                type(dataset).__name__,
+                hint=MAP_STYLE,
+            )
+        )
+    return dataset
 
 
 def _require_same_numbering(classes: Mapping[str, Sequence[str]]) -> None:

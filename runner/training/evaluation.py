@@ -27,7 +27,7 @@ from samewise.runner.training.run import Run, Split
 
 
 def evaluate(run: Run) -> None:
-    """Evaluate the trained model and those of callbacks on the validation split.
+    """Evaluate the trained model and those of callbacks on the validation splits.
 
     Logs the metrics, compares them with the best, and gives them to schedule and callbacks.
     """
@@ -49,10 +49,12 @@ def evaluate(run: Run) -> None:
 
 
 def validate(run: Run) -> dict[str, Scores]:
-    """Return the scores of `models_to_evaluate` on the validation split: `valid`, `ema/valid`."""
+    """Return the scores of `models_to_evaluate` on the validation splits: `valid`, `ema/valid`."""
     return {
-        f"{prefix}valid": measure_split(run, "valid", model)
+        f"{prefix}{split.name}": measure_split(run, split.name, model)
         for prefix, model in models_to_evaluate(run).items()
+        for split in run.splits.values()
+        if split.is_validation
     }
 
 
@@ -312,7 +314,7 @@ def _share(run: Run, split: Split) -> Sequence[int]:
 
 def samples_taken(run: Run, split: Split) -> int:
     """Return the number of samples, from the first, that an evaluation measures."""
-    limit, size = run.evaluate.limit if split.name == "valid" else None, len(split.dataset)
+    limit, size = run.evaluate.limit if split.is_validation else None, len(split.dataset)
     return size if limit is None else min(limit * run.evaluate.batch_size, size)
 
 

@@ -17,8 +17,8 @@ from samewise.runner.config.compose import Composed
 from samewise.runner.config.fingerprint import OURS
 from samewise.runner.config.instantiate import locate
 from samewise.runner.config.project import Project
-from samewise.runner.config.schema import SPLITS
-from samewise.runner.errors import ConfigError, Problem, first_few
+from samewise.runner.config.schema import SPLITS, splits_in
+from samewise.runner.errors import ConfigError, Problem, first_few, nearest
 from samewise.runner.interfaces import class_names
 from samewise.runner.records import checkpoint, kept_checkpoints, shapes, sources
 from samewise.runner.records.files import read_json, read_mapping, write_json
@@ -181,9 +181,11 @@ def evaluate_once(
 
 def _require_split(split: str, composed: Composed) -> None:
     """Raise a ConfigError unless there is such a split, and no override limits another."""
-    if split not in SPLITS:
-        raise ConfigError(Problem("--split", "no such split", split, ", ".join(SPLITS)))
-    if split != "valid" and any(
+    splits = dict.fromkeys((*SPLITS, *splits_in(composed.cfg.dataset)))
+    if split not in splits:
+        hint = nearest(split, splits)
+        raise ConfigError(Problem("--split", "no such split", split, ", ".join(splits), hint))
+    if not split.startswith("valid") and any(
         override.lstrip("+").startswith("evaluate.limit=") for override in composed.overrides
     ):
         raise ConfigError(
@@ -199,7 +201,7 @@ def _require_split(split: str, composed: Composed) -> None:
 def _set_classes(cfg: DictConfig, project: Project, classes: Sequence[str]) -> None:
     """Set the run's class names in samewise's data sets, unless the config names others."""
     # Data that lack a class then keep the numbers of the other classes
-    for name in SPLITS:
+    for name in splits_in(cfg.dataset):
         node: Any = cfg.dataset.get(name)
         if (
             not isinstance(node, DictConfig)

@@ -39,6 +39,11 @@ class Split:
     keyed: KeyedDataset
     loader: Loader | None = None
 
+    @property
+    def is_validation(self) -> bool:
+        """Whether the split is evaluated in training: `valid` or `valid_NAME`."""
+        return self.name.partition("_")[0] == "valid"
+
 
 @dataclass
 class Progress:

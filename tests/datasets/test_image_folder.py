@@ -54,6 +54,33 @@ def test_images_kept_in_memory_are_those_in_the_files(root: Path):
     assert files.fingerprint() == kept.fingerprint()
 
 
+class Code:
+    """What a pickle would run."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return exec, ("raise SystemExit('the pickle was run')",)
+
+
+def test_arrays_and_tensors_are_those_of_torchvisions_dataset_folder(tmp_path: Path):
+    draw = np.random.default_rng(0)
+    for number, (name, kind) in enumerate((name, kind) for name in ("ant", "bee") for kind in (np.float64, np.int16, np.uint8)):
+        (tmp_path / name).mkdir(exist_ok=True)
+        array = (draw.random((3, 2, 4)) * 100).astype(kind)
+        np.save(tmp_path / name / f"{number}.npy", array)
+        torch.save(torch.from_numpy(array).sum(2), tmp_path / name / f"{number}.pt")
+    theirs = torchvision.datasets.DatasetFolder(str(tmp_path), lambda file: np.load(file) if file.endswith("y") else torch.load(file), (".npy", ".pt"))
+    ours = ImageFolder(root=str(tmp_path), folder="", mode="tensors")
+    assert [(str(ours.path(index)), ours[index]["label"]) for index in range(len(ours))] == theirs.samples
+    for index, (value, _) in enumerate(theirs):
+        expected = torch.as_tensor(value)
+        assert torch.equal(ours[index]["image"], expected.float() if expected.is_floating_point() else expected)
+    torch.save(Code(), tmp_path / "ant" / "0.pt")
+    (tmp_path / "bee" / "3.npy").write_bytes((tmp_path / "bee" / "3.npy").read_bytes()[:-9])
+    for index in (1, 6):
+        with pytest.raises(DataError, match=f"{ours.path(index)}: is not an array or a tensor"):
+            ours[index]
+
+
 def test_every_file_of_a_format_that_is_read_is_a_sample_and_others_are_counted(root: Path, samewise: Callable[..., Any], tmp_path: Path):
     before = len(ImageFolder(root=str(root), folder="train"))
     for name in ("4.jfif", "5.JPE", "6.gif", "7.dib"):

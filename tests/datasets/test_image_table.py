@@ -115,3 +115,8 @@ def test_a_table_that_contains_its_images_names_the_data_set_that_reads_them(tmp
     parquet.write_table(arrow.table({"file": [stored], "kind": ["a"]}), tmp_path / "t.parquet")
     with pytest.raises(DataError, match=r"t\.parquet: has .*binary.* in the column 'file', not text or numbers; hint: dataset=hugging_face_images"):
         load(tmp_path / "t.parquet")
+
+
+def test_a_column_holds_the_weights_of_the_samples(root: Path) -> None:
+    data = load(write(root, "csv"), weight="kind")
+    assert data.weights.tolist() == [float(data.classes[data[index]["label"]]) for index in range(len(data))]

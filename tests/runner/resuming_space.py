@@ -39,6 +39,7 @@ SCHEDULERS = {
 SOON_STOPPED = ["callbacks.early_stopping.patience=2", "callbacks.early_stopping.min_delta=0.5"]
 KINDS = ("weight_norm", "spectral_norm", "orthogonal")
 ORDER = "loader.order={_target_: samewise.runner.data.order."
+MORE = "+dataset.train_more={_target_: samewise.datasets.generated.GeneratedClassification, size: 8, channels: 3, length: 10, split: more}"
 FURTHER = {
     "callbacks": [
         [],
@@ -64,6 +65,8 @@ FURTHER = {
         ["loader.shuffle=false", "loader.drop_last=true"],
         [ORDER + "First, _partial_: true, samples: 25}"],
         [ORDER + "RepeatedAugmentation, _partial_: true, repeats: 2, batch_size: 12, replicas: 1}"],
+        ["order=weighted"],
+        ["order=mixed", MORE, "loader.order.weights={train: 1, train_more: 2}"],
     ],
     "evaluate": [[], ["evaluate.every_steps=2"], ["evaluate.every_epochs=null"]],
     "checkpoint": [[], ["checkpoint.background=false"], ["checkpoint.keep_every_steps=2", "checkpoint.keep_last=1"]],

@@ -132,6 +132,11 @@ MORE = {
     "bf16, an average of weights, and torchmetrics": ["precision=bf16", "callbacks=ema", "callbacks.ema.every_steps=2", "metrics=[f1,average_precision]"],
     "adamw": ["optimizer=adamw", "~optimizer.momentum", "~optimizer.nesterov"],
     "workers": ["loader.num_workers=2"],
+    "mixed training sets, two validation sets": [
+        "order=mixed",
+        "loader.order.weights={train: 2, train_more: 1}",
+        *(f"+dataset.{name}=${{dataset.valid}}" for name in ("train_more", "valid_more")),
+    ],
 }
 COVERED = ("accumulation and clipping", "adamw", "workers")
 """By other tests: of steps against a reference, of each optimizer, and of one process."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import mlflow
 import pytest
 import torch
 from PIL import Image
@@ -61,6 +62,35 @@ def test_a_limited_evaluation_uses_the_first_batches_and_its_output_says_so(same
     refused = samewise("eval", folder, "--split", "train", "evaluate.limit=1")
     assert refused.returncode == 2
     assert "evaluate.limit: limits the validation split, not train" in refused.stderr
+
+
+@pytest.mark.slow
+def test_several_validation_sets_are_measured_monitored_and_recorded_by_their_names(samewise, tmp_path) -> None:
+    shifted = "{_target_: samewise.datasets.generated.GeneratedClassification, size: 32, length: 40, split: other}"
+    store, monitor = f"tracking.uri=sqlite:///{tmp_path}/mlflow.db", "evaluate.monitor=ema/valid_shifted/accuracy"
+    overrides = [
+        f"+dataset.valid_shifted={shifted}",
+        f"+dataset.test_far={shifted.replace('other', 'far')}",
+        "callbacks=ema",
+        monitor,
+        "max_steps=8",
+        "tracking=mlflow",
+        store,
+    ]
+    _, folder = train(samewise, tmp_path, *overrides)
+    metrics = json.loads((folder / "summary.json").read_text())["metrics"]
+    assert {f"{weights}{split}/loss" for weights in ("", "ema/") for split in ("valid", "valid_shifted")} <= metrics["final"].keys()
+    for split, *change in (["valid_shifted"], ["valid", f"dataset.valid={shifted}"], ["test_far", f"dataset.test_far={shifted}"]):
+        measured = json.loads(samewise("eval", folder, "--split", split, "--checkpoint", "last", "--json", *change).stdout)
+        assert measured["samples"] == 40
+        assert {name.replace(split, "valid_shifted"): value for name, value in measured["metrics"].items()}.items() <= metrics["final"].items()
+    (run,) = mlflow.MlflowClient(store.partition("=")[2]).search_runs(["1"])
+    assert run.data.metrics["valid_shifted/accuracy"] == metrics["final"]["valid_shifted/accuracy"]
+    assert {tag.value for x in run.inputs.dataset_inputs for tag in x.tags} == {"training", "validation", "valid_shifted", "test_far"}
+    unknown = samewise("eval", folder, "--split", "valid_shiftd")
+    assert (unknown.returncode, "did you mean 'valid_shifted'?" in unknown.stderr) == (2, True)
+    wrong = samewise("train", *TINY, overrides[0], "evaluate.monitor=valid_shifted/acuracy", "evaluate.mode=max", f"run_root={tmp_path}")
+    assert (wrong.returncode, "did you mean 'valid_shifted/accuracy'?" in wrong.stderr) == (2, True)
 
 
 COLOURS = {"airplane": (200, 30, 30), "cat": (30, 200, 30), "ship": (30, 30, 200), "truck": (200, 200, 30)}

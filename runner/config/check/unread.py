@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from samewise.runner.config.compose import Composed
 from samewise.runner.config.origins import OURS, locate_problems, own_defaults, set_at
-from samewise.runner.config.schema import SPLITS
+from samewise.runner.config.schema import SPLITS, splits_in
 from samewise.runner.config.tree import at
 from samewise.runner.errors import Problem, did_you_mean
 
@@ -47,7 +47,9 @@ def _unread_keys(composed: Composed, *, alike: bool) -> list[Problem]:
 
     Samewise's own data sets provide values that not every model uses.
     """
-    candidates = list(_candidates(OmegaConf.to_container(composed.cfg, resolve=False)))
+    splits = [f"dataset.{name}" for name in splits_in(composed.cfg.dataset)]
+    whole = OmegaConf.to_container(composed.cfg, resolve=False)
+    candidates = [problem for problem in _candidates(whole) if problem.path not in splits]
     users = composed.project.configs or any(
         re.match(r"\+*(dataset|transforms)\.", override) for override in composed.overrides
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, final
 
@@ -27,25 +27,33 @@ from samewise.runner.training.evaluation import (
     versions_of,
     watched,
 )
-from samewise.runner.training.run import Caution, Guard, Run
+from samewise.runner.training.run import Caution, Guard, Run, Split
 
 
 @final
 class Rehearsal(Guard):
-    """Evaluates one batch before the first step, to find errors now and not an epoch later.
+    """Evaluates a batch of each split before the first step, to find errors before an epoch.
 
     Batches of a single sample are two.
     """
 
     def before_evaluation(self, run: Run) -> Iterable[Caution]:
-        """Evaluate the batch.
+        """Evaluate the batches.
 
         Raises:
             ConfigError: A metric is not computed by which the run, a callback or the schedule
                 decides; or the recipe's `measure` or `scores` does not keep to its interface.
         """
+        metrics = set[str]()
+        for part in run.splits.values():
+            if part.is_validation:
+                metrics |= yield from self._evaluate(run, part)
+        _require_metrics(run, metrics)
+
+    def _evaluate(self, run: Run, part: Split) -> Generator[Caution, None, set[str]]:
+        """Evaluate a split's batch, and return the names of its metrics."""
         own = not type(run.recipe).__module__.startswith("samewise.")
-        part, versions = run.splits["valid"], versions_of(run.model)
+        versions = versions_of(run.model)
         scores = run.recipe.scores(part.dataset)
         second = run.recipe.scores(part.dataset) if own else None
         shared = _shared(scores, second)
@@ -54,7 +62,7 @@ class Rehearsal(Guard):
             number_of_batches = 2 if run.evaluate.batch_size == 1 else 1
             for number, batch in enumerate(islice(loader_of(run, part), number_of_batches)):
                 sent = run.to_device(batch)
-                if number == 0:
+                if number == 0 and part.name == "valid":
                     # A copy, since some transforms write into a batch
                     yield from _randomness(run, part.keyed.dataset, deep_copy(sent))
                 measured = measure_batch(run, run.model, number, sent)
@@ -75,7 +83,8 @@ class Rehearsal(Guard):
                     )
         yield from _changed_tensors(run, versions)
         _require_new_scores(run, scores, second, shared)
-        _require_metrics(run, scores)
+        prefix = f"{part.name}/"
+        return {*metrics_of(scores, prefix), *(prefix + name for name in scores.sometimes)}
 
 
 def _changed_tensors(
@@ -118,9 +127,8 @@ def _require_new_scores(
     raise unfit(run.recipe, f"scores returns {message}", expected)
 
 
-def _require_metrics(run: Run, scores: Scores) -> None:
+def _require_metrics(run: Run, metrics: Iterable[str]) -> None:
     """Raise a ConfigError unless all metrics are computed by which something decides."""
-    metrics = {*metrics_of(scores), *(f"valid/{name}" for name in scores.sometimes)}
     added = tuple(name for callback in run.callbacks.values() for name in callback.adds)
     # Callbacks know only the beginnings of names before the first step
     required = [(path, name) for path, name in monitored(run) if not name.startswith(added)]
