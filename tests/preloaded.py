@@ -26,6 +26,7 @@ RECIPES = (
     "audio_classification",
     "adversarial",
     "regression",
+    "autoencoder",
     "language_modelling",
 )
 for name in (

@@ -54,6 +54,8 @@ SMALL = {
     "regression": ["experiment=linear_diabetes", "model.widths=[8]", "model.dropout=0.2", "loss=l1", "dataset.samples=53", "batch_size=16", PARTIAL],
     # masks and dropout drawn, clipping, micro-batches, a partial batch
     "language_modelling": ["experiment=gpt_unicode_names", "recipe.objective=masked", "model.dropout=0.1", "dataset.samples=53", "accumulate=2", PARTIAL],
+    # noise in the model, a partial batch
+    "autoencoder": ["experiment=vae_mnist", "dataset.samples=53", "batch_size=16", PARTIAL],
     # the permutation found for each mixture, clipping, an average of weights, a partial batch
     "separation": ["experiment=conv_tasnet_spoken_digits", "dataset.samples=54", "clip_norm=0.5", *EMA, PARTIAL],
 }

@@ -41,6 +41,7 @@ SMALL = {
     "conv_tasnet_spoken_digits": ("conv_tasnet", "mix", "separation"),
     "wavernn_spoken_digits": ("wavernn", "ljspeech", "libritts", "vocoder", "recordings"),
     "gan_digits": ("gan", "adversarial"),
+    "autoencoder_digits": ("autoencoder", "vae"),
     "linear_diabetes": ("regression", "mlp", "number", "diabetes", "pearson", "spearman", "mape"),
     "gpt_unicode_names": ("language", "text_files", "unicode_names"),
     "audio_classification_spoken_digits": ("audio", "labelled_recordings", "sounds", "spectrogram"),

@@ -20,6 +20,7 @@ DRAWN = {
     "segmentation": {"segmentations.png", "confusion_matrix.png", "class_iou.csv"},
     "speech_recognition": {"transcripts.csv", "spectrograms.png"},
     "audio_classification": {"confusion_matrix.png", "predictions.png", "class_accuracy.csv"},
+    "autoencoder": {"reconstructions.png"},
     "regression": {"predictions.png"},
     "language_modelling": {"tokens.csv"},
     "separation": {"mixtures.csv", "spectrograms.png"},
@@ -121,6 +122,15 @@ def test_weights_that_the_run_does_not_keep_are_refused(samewise, runs, command,
     assert done.returncode == 2
     assert "--weights: the run does not have these weights" in done.stderr
     assert "no callback of the run keeps others" in done.stderr
+
+
+def test_an_image_is_reconstructed_and_its_code_is_a_row(samewise, runs, tmp_path):
+    Image.new("L", (8, 8), 200).save(tmp_path / "a.png")
+    (found,) = predict(samewise, runs["autoencoder"], tmp_path / "a.png", "--output", tmp_path, "--out", tmp_path / "codes.csv")
+    assert [Path(path).name for path in found["files"]] == ["a_reconstruction.png"]
+    with open(tmp_path / "codes.csv") as table:
+        (row,) = csv.DictReader(table)
+    assert [float(row[f"code_{number}"]) for number in range(8)] == pytest.approx(found["code"])
 
 
 def test_a_recording_is_transcribed(samewise, runs, tmp_path):

@@ -78,6 +78,7 @@ RECIPES = {
     "conv_tasnet_spoken_digits": ["dataset.samples=32"],
     "wavernn_spoken_digits": ["dataset.clips=32"],
     "linear_diabetes": ["dataset.samples=32"],
+    "vae_mnist": ["dataset.samples=32"],
 }
 
 

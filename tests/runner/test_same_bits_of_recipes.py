@@ -14,6 +14,7 @@ from samewise_tiny import QUIET
 COMMON = [*QUIET, "reproducibility.threads=1", "checkpoint.every_steps=3"]
 SMALL = {
     "detection": ["experiment=retinanet_coco", "transforms=detection_ssd", "batch_size=2", "replicas=2", "model.channels=16", "evaluate.every_epochs=5"],
+    "autoencoder": ["experiment=autoencoder_digits", "model.variational=true"],
     "regression": ["recipe=regression", "recipe.reads=image", "model=resnet18_regression", "model.model.width=4", "optimizer.lr=0.01"],
     "segmentation": ["experiment=fcn_digit_masks", "transforms=segmentation", "replicas=2"],
     "separation": ["experiment=conv_tasnet_spoken_digits"],

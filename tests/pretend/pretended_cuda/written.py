@@ -24,6 +24,7 @@ RECIPES: Final[Mapping[str, tuple[str, ...]]] = {
     "language_modelling": ("experiment=gpt_unicode_names", "recipe.objective=masked"),
     "adversarial": ("experiment=gan_digits", "replicas=2"),
     "regression": ("experiment=linear_diabetes",),
+    "autoencoder": ("experiment=autoencoder_digits",),
 }
 """An experiment of each recipe."""
 Written = Mapping[str, Mapping[str, Mapping[str, int]]]
