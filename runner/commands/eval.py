@@ -10,7 +10,7 @@ from typing import Any
 
 from samewise.runner.commands import add_changes, add_checkpoint, add_packages, add_trust
 from samewise.runner.config import project
-from samewise.runner.errors import SamewiseError, first_few, number_of
+from samewise.runner.errors import ConfigError, Problem, SamewiseError, first_few, number_of
 from samewise.runner.processes.variables import prepare
 from samewise.runner.records import found, sweep_folder
 from samewise.runner.records.console import show_progress
@@ -70,7 +70,11 @@ def run(args: argparse.Namespace) -> int:
 
     # A run's name comes first
     runs, sweeps = (x.matching(args.run, run_root=args.run_root) for x in (found, sweep_folder))
-    if sweeps and not runs:
+    is_sweep = bool(sweeps and not runs)
+    if args.pictures if is_sweep else args.csv:
+        option, count = ("--pictures", "one run") if is_sweep else ("--csv", "a sweep's points")
+        raise ConfigError(Problem(option, f"is for {count}", args.run))
+    if is_sweep:
         return _evaluate_points(sweep_folder.find(args.run, run_root=args.run_root), args)
     folder = saved.find(args.run, run_root=args.run_root)
     composed = saved.trusted_config_of(folder, args.overrides, trust=args.trust)
