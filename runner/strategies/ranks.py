@@ -244,6 +244,36 @@ class OneReplicaEach(RankStrategy, abc.ABC):
             copy_buffers(buffers, from_rank(0, buffers))
 
 
+@dataclass(kw_only=True, eq=False)
+class OneReplica(RankStrategy, abc.ABC):
+    """Strategy whose processes share a model's computation, and carry one replica together."""
+
+    pretends = False
+
+    @property
+    @abc.abstractmethod
+    def parts(self) -> int:
+        """Number of parts into which the model is divided, one for each process."""
+
+    def processes(self, device: str, replicas: int) -> int:
+        name = f"strategy={type(self).__module__.rpartition('.')[2]}"
+        # Each replica would need its own processes.
+        if replicas > 1:
+            reason = f"{name} divides the model, not the batch: it carries one replica"
+            hint = "replicas=1, and accumulate=N for micro-batches"
+            raise ConfigError(Problem("replicas", reason, replicas, "1", hint))
+        size = self.size if is_rank() else self.count_processes(device, otherwise=self.parts)
+        if size != self.parts:
+            reason = f"{name} with a model in {self.parts} parts needs a process for each"
+            expected = f"{self.parts}, or null"
+            raise ConfigError(Problem("strategy.nproc", reason, size, expected))
+        return size
+
+    def begin(self, device: str, replicas: int, accumulate: int) -> None:
+        self.processes(device, replicas)
+        self._meet(device, accumulate)
+
+
 def _join(
     *, backend: str, join_timeout_s: float, timeout_s: float, init_method: str | None
 ) -> Peers:

@@ -21,7 +21,7 @@ from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.strategies.base import Tally, add_tallies
 from samewise.runner.strategies.packing import from_rank
 from samewise.runner.strategies.peers import Processes
-from samewise.runner.strategies.ranks import RankStrategy
+from samewise.runner.strategies.ranks import OneReplica
 from samewise.runner.strategies.surroundings import Generators, Surroundings
 from samewise.runner.strategies.tree import copy_buffers
 
@@ -192,7 +192,7 @@ class CallCapture(StandIn):
 
 
 @dataclass(kw_only=True, eq=False)
-class StageStrategy(RankStrategy, abc.ABC):
+class StageStrategy(OneReplica, abc.ABC):
     """Strategy with one stage of the model per process.
 
     `RankStrategy` has the other settings; `nproc=null` means one process per stage.
@@ -205,8 +205,6 @@ class StageStrategy(RankStrategy, abc.ABC):
     Raises:
         ConfigError: `split` is empty.
     """
-
-    pretends = False
 
     split: Sequence[str]
     rank_invariant: bool = True
@@ -224,44 +222,9 @@ class StageStrategy(RankStrategy, abc.ABC):
                 )
             )
 
-    def processes(self, device: str, replicas: int) -> int:
-        # Each replica would need its own processes.
-        if replicas > 1:
-            reason, hint = (
-                f"{self._strategy_name} cuts the model, not the batch: it carries one replica",
-                "replicas=1, and accumulate=N for micro-batches",
-            )
-            raise ConfigError(Problem("replicas", reason, replicas, "1", hint))
-        return self._require_one_for_each_stage(
-            self.count_processes(device, otherwise=len(self.split) + 1)
-        )
-
-    def begin(self, device: str, replicas: int, accumulate: int) -> None:
-        self.processes(device, replicas)
-        self._require_one_for_each_stage(self.size)
-        self._meet(device, accumulate)
-
     @property
-    def _strategy_name(self) -> str:
-        return f"strategy={type(self).__name__.lower()}"
-
-    def _require_one_for_each_stage(self, size: int) -> int:
-        stages = len(self.split) + 1
-        if size != stages:
-            reason = (
-                f"{self._strategy_name} with {stages} stages (cut at {', '.join(self.split)}) "
-                f"cannot run in {size} process{'es' * (size > 1)}"
-            )
-            raise ConfigError(
-                Problem(
-                    "strategy.nproc",
-                    reason,
-                    size,
-                    f"{stages}, or null",
-                    "strategy.split needs one name for each process after the first",
-                )
-            )
-        return size
+    def parts(self) -> int:
+        return len(self.split) + 1
 
     def _keep_stages(self, stages: list[nn.Module]) -> None:
         """Keep the model's stages, whose gradients `reduce` sends to all."""
