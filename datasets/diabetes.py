@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from samewise.datasets.digits import scikit_learn_file
-from samewise.datasets.parts.number_rows import NumberRows
+from samewise.datasets.parts.in_memory import NumberRows
 
 
 @final

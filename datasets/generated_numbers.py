@@ -8,7 +8,7 @@ from typing import final
 import torch
 
 from samewise.datasets.parts.generated import generator_of
-from samewise.datasets.parts.number_rows import NumberRows
+from samewise.datasets.parts.in_memory import NumberRows
 from samewise.runner.errors import require_at_least
 
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, final
 
+from samewise.datasets.parts.in_memory import NumberRows
 from samewise.datasets.parts.lists import numbers_in, read_rows
-from samewise.datasets.parts.number_rows import NumberRows
 from samewise.datasets.parts.table_splits import select_rows
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -22,20 +22,6 @@ from samewise.runner.interfaces import Batch, Form, Loss, Phase, Prediction, Rec
 
 _SHOWN = 32
 """Number of a split's images that are drawn beside their reconstructions."""
-
-
-class MeasuredAutoencoder(NamedTuple):
-    """Measurements of one evaluation batch of B images, on the CPU.
-
-    Args:
-        loss: float32[B].
-        mse: float32[B], each image's mean squared error over its pixels.
-        pairs: float32[P, 2, C, H, W], the first images and their reconstructions.
-    """
-
-    loss: Tensor
-    mse: Tensor
-    pairs: Tensor
 
 
 @final
@@ -79,10 +65,11 @@ class Autoencoding(Recipe):
         losses, parts, _ = self._reconstruct(model, batch["image"])
         return Loss(losses.sum(), count=len(losses), parts=parts)
 
-    def measure(self, model: nn.Module, batch: Batch) -> MeasuredAutoencoder:
+    def measure(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Return each image's loss and squared error, and the first images with their outputs."""
         losses, _, outputs = self._reconstruct(model, batch["image"])
         pairs = torch.stack([batch["image"], outputs], 1)[:_SHOWN].float()
-        return MeasuredAutoencoder(losses.cpu(), _mse(batch["image"], outputs), pairs.cpu())
+        return losses.cpu(), _mse(batch["image"], outputs), pairs.cpu()
 
     def scores(self, dataset: Any) -> AutoencoderScores:
         return AutoencoderScores(peak=self.peak)
@@ -140,11 +127,14 @@ class AutoencoderScores(Scores):
     """
 
     def __init__(self, *, peak: float) -> None:
-        self._peak, self._measured = peak, list[MeasuredAutoencoder]()
+        self._peak = peak
+        self._losses, self._errors, self._pairs = list[float](), list[float](), list[Tensor]()
 
-    def add(self, measured: MeasuredAutoencoder) -> None:
-        shown = sum(len(x.pairs) for x in self._measured)
-        self._measured.append(measured._replace(pairs=measured.pairs[: _SHOWN - shown]))
+    def add(self, measured: tuple[Tensor, Tensor, Tensor]) -> None:
+        losses, errors, pairs = measured
+        self._losses += losses.tolist()
+        self._errors += errors.tolist()
+        self._pairs += pairs[: _SHOWN - len(self._pairs)]
 
     def compute(self) -> dict[str, float]:
         """Return the means of `loss`, `mse` and `psnr` (in dB) over the images.
@@ -152,18 +142,15 @@ class AutoencoderScores(Scores):
         Raises:
             DataError: The evaluated split is empty.
         """
-        if not self._measured:
+        if not self._losses:
             raise DataError("the evaluated split is empty")
-        losses, errors = (
-            torch.cat([x[place] for x in self._measured]).tolist() for place in (0, 1)
-        )
-        values = {"loss": losses, "mse": errors, "psnr": [_psnr(x, self._peak) for x in errors]}
+        ratios = [_psnr(x, self._peak) for x in self._errors]
+        values = {"loss": self._losses, "mse": self._errors, "psnr": ratios}
         return {name: math.fsum(x) / len(x) for name, x in values.items()}
 
     def save_pictures(self, folder: Path) -> None:
         """Write `reconstructions.png`: images, each followed by its reconstruction."""
-        pairs = torch.cat([x.pairs for x in self._measured])
-        save_image_grid(folder / "reconstructions.png", pairs.flatten(0, 1))
+        save_image_grid(folder / "reconstructions.png", torch.cat(self._pairs))
 
 
 @final

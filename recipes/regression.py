@@ -158,7 +158,7 @@ class RegressionScores(Scores):
         for name in each[0]:
             reported[name] = math.fsum(errors[name] for errors in each) / len(each)
         if len(each) > 1:
-            for target, errors in zip(self._names(len(each)), each, strict=True):
+            for target, errors in zip(_names(self._targets, len(each)), each, strict=True):
                 reported |= {f"{name}/{target}": value for name, value in errors.items()}
         return reported | self._metrics.compute()
 
@@ -168,11 +168,8 @@ class RegressionScores(Scores):
     def save_pictures(self, folder: Path) -> None:
         """Write `predictions.png`: the outputs over the true values, for each target."""
         _, outputs, labels = map(torch.cat, zip(*self._measured, strict=True))
-        names = self._names(outputs.shape[1])
+        names = _names(self._targets, outputs.shape[1])
         pictures.save_scatter(folder / "predictions.png", labels, outputs, names)
-
-    def _names(self, count: int) -> list[str]:
-        return _names(self._targets, count)
 
 
 @final

@@ -1,4 +1,4 @@
-"""Base of data sets whose images are all in memory."""
+"""Bases of data sets that are in memory: columns of numbers, and images with labels."""
 
 from __future__ import annotations
 
@@ -21,7 +21,45 @@ Every transform of torchvision.transforms.v2 qualifies.
 """
 
 
-class InMemoryImages(Dataset[dict[str, Any]], abc.ABC):
+class NumberRows(Dataset[dict[str, Any]], abc.ABC):
+    """Samples `{"features": float32[F], "label": float32[T]}` from tensors of N rows.
+
+    Args:
+        classes: The targets' names.
+        columns: float32[N, F] `features`, float32[N, T] `label`, and any further tensors [N, ...].
+    """
+
+    def __init__(self, classes: Sequence[str], **columns: Tensor) -> None:
+        self.classes = list(classes)
+        self.columns = {name: values.contiguous() for name, values in columns.items()}
+
+    def __len__(self) -> int:
+        return len(self.columns["label"])
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {name: values[index] for name, values in self.columns.items()}
+
+    @property
+    def batch(self) -> Callable[[Sequence[int]], Batch] | None:
+        """Function that fetches many samples at once, collated; None if each is transformed."""
+        return self._fetch
+
+    def _fetch(self, indices: Sequence[int]) -> Batch:
+        """Return copies of the rows."""
+        # torch.as_tensor takes ten times as long for a list of integers
+        chosen = torch.from_numpy(np.fromiter(indices, dtype=np.int64, count=len(indices)))
+        return {name: values.index_select(0, chosen) for name, values in self.columns.items()}
+
+    def fingerprint(self) -> str:
+        """Return 32 hex digits that cover every number, and the names of targets or classes."""
+        shape = [tuple(self.columns["image"].shape)] if "image" in self.columns else []
+        digest = xxhash.xxh3_128(repr((*shape, self.classes)).encode())
+        for values in self.columns.values():
+            digest.update(values.numpy())
+        return digest.hexdigest()
+
+
+class InMemoryImages(NumberRows):
     """Samples `{"image": uint8[C, H, W], "label": int}` from one tensor, which a subclass loads.
 
     Args:
@@ -41,38 +79,16 @@ class InMemoryImages(Dataset[dict[str, Any]], abc.ABC):
     ) -> None:
         assert images.dtype == torch.uint8 and images.dim() in (4, 5), images.shape
         assert (labels.dtype, labels.shape) == (torch.int64, images.shape[:1]), labels.shape
-        self.classes = list(classes)
-        self._images = images.contiguous()
-        self.labels = labels.contiguous()
+        super().__init__(classes, image=images, label=labels)
         self._transform = transform
 
-    def __len__(self) -> int:
-        return len(self._images)
-
     def __getitem__(self, index: int) -> dict[str, Any]:
-        image = self._images[index]
+        image = self.columns["image"][index]
         return {
             "image": image if self._transform is None else self._transform(image),
-            "label": int(self.labels[index]),
+            "label": int(self.columns["label"][index]),
         }
 
     @property
     def batch(self) -> Callable[[Sequence[int]], Batch] | None:
-        """Function that fetches many samples at once, collated; None if each is transformed."""
         return self._fetch if self._transform is None else None
-
-    def _fetch(self, indices: Sequence[int]) -> Batch:
-        """Return copies: `{"image": uint8[B, C, H, W], "label": int64[B]}`."""
-        # torch.as_tensor takes ten times as long for a list of integers
-        chosen = torch.from_numpy(np.fromiter(indices, dtype=np.int64, count=len(indices)))
-        return {
-            "image": self._images.index_select(0, chosen),
-            "label": self.labels.index_select(0, chosen),
-        }
-
-    def fingerprint(self) -> str:
-        """Return 32 hex digits that cover every pixel, every label and the classes' names."""
-        digest = xxhash.xxh3_128(repr((tuple(self._images.shape), self.classes)).encode())
-        digest.update(self._images.numpy())
-        digest.update(self.labels.numpy())
-        return digest.hexdigest()
