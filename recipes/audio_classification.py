@@ -13,7 +13,7 @@ from samewise.datasets.parts.audio_files import read_audio
 from samewise.datasets.parts.folders import SOUNDS
 from samewise.datasets.parts.recordings import crop_or_pad
 from samewise.recipes.classification import Classification
-from samewise.recipes.parts.classification_scores import MeasuredClassification
+from samewise.recipes.parts import pictures
 from samewise.runner.errors import ConfigError, DataError, Problem
 from samewise.runner.interfaces import Batch
 
@@ -103,11 +103,9 @@ class AudioClassification(Classification):
             )
         return batch["features"] if self.dimensions == 1 else batch["features"][:, None]
 
-    def measure(self, model: nn.Module, batch: Batch) -> MeasuredClassification:
-        """Measure as for images; the pictures show the features, low frequencies at the bottom."""
-        # Raises if the transforms add no features
-        self.inputs(batch)
-        return super().measure(model, {**batch, "image": batch["features"][:, None].flip(2)})
+    def thumbnails(self, batch: Batch, shown: Tensor) -> Tensor:
+        """Return pictures of the features, low frequencies at the bottom."""
+        return pictures.thumbnails(batch["features"][shown, None].flip(2))
 
     def read(self, file: Path) -> dict[str, Any]:
         """Read a recording, with a placeholder label."""

@@ -250,10 +250,14 @@ class Classification(Recipe):
             confidence=probabilities.max(1).values.cpu(),
             num_classes=logits.shape[1],
             shown=shown.cpu(),
-            thumbnails=pictures.thumbnails(batch["image"][shown]).cpu(),
+            thumbnails=self.thumbnails(batch, shown).cpu(),
             probabilities=probabilities.cpu() if self.metrics else None,
             labels=true_labels.cpu() if is_multilabel else None,
         )
+
+    def thumbnails(self, batch: Batch, shown: Tensor) -> Tensor:
+        """Return the samples at some positions of a batch, small, for pictures."""
+        return pictures.thumbnails(batch["image"][shown])
 
     def scores(self, dataset: Any) -> ClassificationScores:
         return ClassificationScores(

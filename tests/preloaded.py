@@ -28,6 +28,7 @@ RECIPES = (
     "regression",
     "autoencoder",
     "language_modelling",
+    "text_classification",
 )
 for name in (
     *("filelock", "matplotlib.figure", "psutil", "rich.console", "rich.progress", "torch.distributed.fsdp", "torchvision.transforms.v2"),

@@ -189,6 +189,9 @@ class LabelledTexts(Dataset[dict[str, Any]]):
         labels: Their classes' numbers.
         classes: The classes' names.
         tokenizer, vocabulary, length: As in `Tokenizer`.
+
+    Raises:
+        DataError: A text is empty.
     """
 
     def __init__(
@@ -202,6 +205,8 @@ class LabelledTexts(Dataset[dict[str, Any]]):
         length: int | None = None,
     ) -> None:
         self.texts, self.labels, self.classes = list(texts), list(labels), list(classes)
+        if empty := [number for number, text in enumerate(texts) if not text]:
+            raise DataError(Problem("dataset", f"sample {empty[0]} is an empty text"))
         self._tokenizer = Tokenizer(tokenizer, vocabulary=vocabulary, length=length)
 
     def __len__(self) -> int:

@@ -5,7 +5,7 @@ It needs samewise's extra `transformers`, and does not use its loading of weight
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final, Literal, final
 
 import torch
@@ -51,6 +51,91 @@ COMPUTED_WITH: Final = (
 """Settings that change what is computed with the same weights."""
 
 
+def make_model(
+    config_class: str,
+    model_class: str,
+    settings: Mapping[str, Any] | None,
+    *,
+    ours: Collection[str],
+    **fixed: Any,
+) -> tuple[Any, nn.Module]:
+    """Make a model of transformers, and its config.
+
+    Args:
+        config_class: Its class's name.
+        model_class: The model's.
+        settings: Settings of the config.
+        ours: Those that have no effect here.
+        fixed: Settings in their place.
+
+    Raises:
+        ConfigError: transformers is not installed, or has no such setting.
+    """
+    try:
+        import transformers
+    except ImportError:
+        hint = "pip install '.[transformers]' in samewise's folder"
+        raise ConfigError(
+            Problem(
+                "", "needs the package transformers, which is not installed", model_class, hint=hint
+            )
+        ) from None
+    config: Any = getattr(transformers, config_class)
+    allowed = [
+        name
+        for name in config.__annotations__
+        if not name.startswith("_") and name not in ours and name != "model_type"
+    ]
+    options = dict(settings or {})
+    # transformers also accepts other settings, such as a kernel to download
+    if unknown := [name for name in options if name not in allowed]:
+        raise ConfigError(
+            *(
+                Problem(
+                    f"settings.{name}",
+                    f"is not a setting of {config_class}",
+                    options[name],
+                    hint=nearest(name, allowed),
+                )
+                for name in unknown
+            )
+        )
+    made_config = config(attn_implementation="sdpa", **fixed, **options)
+    return made_config, getattr(transformers, model_class)(made_config)
+
+
+def setting_problems(
+    config: Any, names: Iterable[str], checkpoint: Mapping[str, Any], *, encoder: str
+) -> list[Problem]:
+    """Return the settings of a checkpoint with which the same weights compute something else.
+
+    Args:
+        config: The model's config.
+        names: Settings that change what is computed.
+        checkpoint: The checkpoint's config.json.
+        encoder: The kind of model.
+    """
+    if checkpoint.get("model_type", encoder) != encoder:
+        kind = str(checkpoint["model_type"])
+        return [Problem("model.encoder", "differs from the checkpoint's", encoder, kind)]
+    plain = {
+        name: list(value) if isinstance(value, tuple) else value
+        for name in names
+        if (value := getattr(config, name, None)) is not None
+    }
+    return [
+        Problem(
+            f"model.settings.{name}",
+            "differs from the checkpoint's",
+            value,
+            str(checkpoint[name]),
+            f"++model.settings.{name}={checkpoint[name]}",
+        )
+        for name, value in plain.items()
+        if checkpoint.get(name, value) != value
+    ]
+
+
 @final
 class TransformersCTC(nn.Module):
     """An encoder of transformers with CTC: float32[B, 1, T] to logits float32[B, num_classes, K].
@@ -80,37 +165,10 @@ class TransformersCTC(nn.Module):
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        try:
-            import transformers
-        except ImportError:
-            hint = "pip install '.[transformers]' in samewise's folder"
-            raise ConfigError(
-                Problem(
-                    "", "needs the package transformers, which is not installed", encoder, hint=hint
-                )
-            ) from None
-        config_class, model_class = (getattr(transformers, name) for name in ENCODERS[encoder])
-        allowed = [
-            name
-            for name in config_class.__annotations__
-            if not name.startswith("_") and name not in OURS and name != "model_type"
-        ]
-        options = dict(settings or {})
-        # transformers also accepts other settings, such as a kernel to download
-        if unknown := [name for name in options if name not in allowed]:
-            raise ConfigError(
-                *(
-                    Problem(
-                        f"settings.{name}",
-                        f"is not a setting of {config_class.__name__}",
-                        options[name],
-                        hint=nearest(name, allowed),
-                    )
-                    for name in unknown
-                )
-            )
-        self.config = config_class(vocab_size=num_classes, attn_implementation="sdpa", **options)
-        model = model_class(self.config)
+        config_class, model_class = ENCODERS[encoder]
+        self.config, model = make_model(
+            config_class, model_class, settings, ours=OURS, vocab_size=num_classes
+        )
         self._encoder = encoder
         # Under the model's own names, so that its published weights fit
         for name, part in model.named_children():
@@ -169,28 +227,4 @@ class TransformersCTC(nn.Module):
 
     def checkpoint_problems(self, config: Mapping[str, Any]) -> list[Problem]:
         """Return a checkpoint's settings with which the same weights compute something else."""
-        if config.get("model_type", self._encoder) != self._encoder:
-            return [
-                Problem(
-                    "model.encoder",
-                    "differs from the checkpoint's",
-                    self._encoder,
-                    str(config["model_type"]),
-                )
-            ]
-        plain = {
-            name: list(value) if isinstance(value, tuple) else value
-            for name in COMPUTED_WITH
-            if (value := getattr(self.config, name, None)) is not None
-        }
-        return [
-            Problem(
-                f"model.settings.{name}",
-                "differs from the checkpoint's",
-                value,
-                str(config[name]),
-                f"++model.settings.{name}={config[name]}",
-            )
-            for name, value in plain.items()
-            if config.get(name, value) != value
-        ]
+        return setting_problems(self.config, COMPUTED_WITH, config, encoder=self._encoder)

@@ -74,7 +74,7 @@ class ClassificationScores(Scores):
         self._several = False
         self._loss = 0.0
         self._hits = dict.fromkeys(self.top_k, 0)
-        self._sheet = pictures.PredictionSheet()
+        self.sheet = pictures.PredictionSheet()
 
     def add(self, measured: MeasuredClassification) -> None:
         classes, labels = measured.num_classes, measured.labels
@@ -94,7 +94,7 @@ class ClassificationScores(Scores):
             if labels is not None and not labels[position].any():
                 continue
             label, prediction = int(measured.label[position]), int(measured.prediction[position])
-            self._sheet.add(
+            self.sheet.add(
                 thumbnail,
                 label,
                 prediction,
@@ -130,13 +130,17 @@ class ClassificationScores(Scores):
             self.classes if len(self.classes) == count else [str(number) for number in range(count)]
         )
 
+    def save_sheet(self, folder: Path) -> None:
+        """Draw some predictions, into `predictions.png`."""
+        self.sheet.save(folder / "predictions.png", self.names())
+
     def save_pictures(self, folder: Path) -> None:
         """Write `predictions.png`, `confusion_matrix.png` and `class_accuracy.csv`.
 
         The last two need images of one label.
         """
         if self.count:
-            self._sheet.save(folder / "predictions.png", self.names())
+            self.save_sheet(folder)
         if self.count and not self._several:
             pictures.save_confusion_matrix(
                 folder / "confusion_matrix.png", self.confusion, self.names()

@@ -92,7 +92,9 @@ def save_classified(
 
 
 @dataclass(frozen=True)
-class _Shown:
+class Shown:
+    """A prediction of a sheet, with the sample as it is drawn."""
+
     image: Tensor
     label: int
     prediction: int
@@ -112,7 +114,7 @@ class PredictionSheet:
         self._sizes = {False: wrong, True: total}
         self._total = total
         # Heaps by whether the prediction is right, with the least loss on top
-        self._heaps: dict[bool, list[tuple[float, int, _Shown]]] = {
+        self._heaps: dict[bool, list[tuple[float, int, Shown]]] = {
             False: [],
             True: [],
         }
@@ -137,7 +139,7 @@ class PredictionSheet:
                 # NaN counts as the largest loss
                 loss if loss == loss else math.inf,
                 -position,
-                _Shown(image, label, prediction, confidence, loss),
+                Shown(image, label, prediction, confidence, loss),
             ),
         )
         if len(heap) < self._sizes[right]:
@@ -145,13 +147,17 @@ class PredictionSheet:
         else:
             heapq.heappushpop(heap, entry)
 
-    def save(self, path: Path, names: Sequence[str], *, columns: int = 8) -> None:
-        """Draw the sheet; wrong predictions come first, in red."""
-        shown = [
+    def shown(self) -> list[Shown]:
+        """Return the predictions, wrong ones first, each kind by falling loss."""
+        return [
             entry[-1]
             for right in (False, True)
             for entry in sorted(self._heaps[right], reverse=True)
         ][: self._total]
+
+    def save(self, path: Path, names: Sequence[str], *, columns: int = 8) -> None:
+        """Draw the sheet; wrong predictions come first, in red."""
+        shown = self.shown()
         rows = max(1, math.ceil(len(shown) / columns))
         from matplotlib.figure import Figure
 
@@ -276,7 +282,7 @@ def save_class_accuracy(path: Path, confusion: Tensor, names: Sequence[str]) -> 
 
 
 def _draw_prediction(
-    axes: Axes, item: _Shown, names: Sequence[str], *, x_left: float, y_top: float
+    axes: Axes, item: Shown, names: Sequence[str], *, x_left: float, y_top: float
 ) -> None:
     picture = item.image.movedim(0, -1).numpy()
     high, wide = picture.shape[:2]

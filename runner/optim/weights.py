@@ -69,6 +69,13 @@ def load_weights(
         _verify(paths, sha256)
         _require_same_model(model, paths[0].parent)
         state = {name: tensor for path in paths for name, tensor in _unwrap(_read(path)).items()}
+    # The first checkpoints of BERT have TensorFlow's names
+    state = {
+        name.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
+            "LayerNorm.beta", "LayerNorm.bias"
+        ): tensor
+        for name, tensor in state.items()
+    }
     target = _target(model, into)
     own_state = target.state_dict()
     state = _rename_parametrised(_fitting_prefix(state, own_state), own_state)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from samewise.datasets.generated_text import GeneratedText
+from samewise.datasets.labelled_texts import TextFolder, TextTable
 from samewise.datasets.parts.tokens import Tokenizer
 from samewise.datasets.text_files import TextFiles
 from samewise.datasets.unicode_names import named_characters
@@ -60,6 +61,23 @@ def test_the_masked_tokens_are_drawn_as_for_bert():
             kept["mask" if token == 256 else "same" if token == target else "other"] += 1
     shares = [kept[kind] / 4000 for kind in ("mask", "same", "other")]
     assert shares == pytest.approx([0.8, 0.1, 0.1], abs=0.02)
+
+
+def test_labelled_texts_come_from_tables_and_from_folders(tmp_path, tokenizer):
+    (tmp_path / "train.tsv").write_text('sentence\tkind\nto be\t2\n"or not"\t10\n')
+    (tmp_path / "dev.tsv").write_text("sentence\tkind\nnot to be or not\t10\n")
+    table = {"train_file": str(tmp_path / "train.tsv"), "text": "sentence", "label": "kind", "num_classes": 2, "length": 5}
+    (held,) = TextTable(file=str(tmp_path / "dev.tsv"), **table, tokenizer=tokenizer)
+    assert (held["tokens"].tolist(), held["label"]) == ([1, 8, 5, 6, 2], 1)
+    assert bytes(TextTable(file=str(tmp_path / "train.tsv"), **table)[1]["tokens"].tolist()) == b'"or n'
+    for name in ("train/neg/a.txt", "train/pos/b.txt", "valid/pos/c.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    folder = TextFolder(root=str(tmp_path), folder="valid", classes_from="train")
+    assert (folder.classes, folder.texts, folder.labels) == (["neg", "pos"], ["valid/pos/c.txt"], [1])
+    (tmp_path / "valid" / "pos" / "c.txt").write_text("")
+    with pytest.raises(DataError, match="sample 0 is an empty text"):
+        TextFolder(root=str(tmp_path), folder="valid", classes_from="train")
 
 
 def test_a_tokenizer_file_gives_its_tokens_and_their_text(tokenizer):

@@ -21,6 +21,7 @@ OF_OTHER_RECIPES = ("conv_tasnet_spoken_digits", "retinanet_bccd", "wav2letter_s
 LONG = (
     "conv_tasnet_libri2mix",
     "conv_tasnet_wsj0_2mix",
+    "bert_sst2",
     "gpt_shakespeare",
     "resnet50_fine_tuned",
     "resnet50_imagenet",

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import samewise_runner_jobs as jobs
 import torch
+from safetensors.torch import load_file, save_file
 
 from samewise.recipes.models.transformers_ctc import TransformersCTC
+from samewise.recipes.models.transformers_text import TransformersClassifier
 from samewise.runner.errors import ConfigError
 from samewise.runner.optim.initialise import initialise
 
@@ -28,6 +30,7 @@ SMALL: dict[str, Any] = {
     "conv_stride": [5, 4, 4],
 }
 ENCODERS = ("wav2vec2", "hubert")
+ENCODERS_OF_TEXTS = {"bert": "Bert", "roberta": "Roberta", "electra": "Electra"}
 
 
 def make(encoder: Any = "wav2vec2", classes: int = 5, **settings: Any) -> TransformersCTC:
@@ -67,6 +70,29 @@ def test_a_sharded_checkpoint_without_a_head_keeps_the_new_head(tmp_path: Path) 
     initialise(model, {"weights": str(tmp_path), "into": "hubert"})
     assert all(torch.equal(value, own.state_dict()[name]) for name, value in model.hubert.state_dict().items())
     assert torch.equal(model.lm_head.weight, before.lm_head.weight)
+
+
+@pytest.mark.parametrize("encoder", ENCODERS_OF_TEXTS)
+def test_a_checkpoint_of_a_text_encoder_gives_the_same_outputs_for_each_padded_text(tmp_path: Path, encoder: Any) -> None:
+    import transformers
+
+    small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    kind = ENCODERS_OF_TEXTS[encoder]
+    own = getattr(transformers, f"{kind}ForSequenceClassification")(getattr(transformers, f"{kind}Config")(vocab_size=50, num_labels=3, **small)).eval()
+    own.save_pretrained(tmp_path)
+    if encoder == "bert":  # the names of the published checkpoint
+        file = tmp_path / "model.safetensors"
+        weights = load_file(file)
+        save_file({name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): weights[name] for name in weights}, file)
+    model = TransformersClassifier(encoder=encoder, vocabulary=50, num_classes=3, settings=small)
+    initialise(model, {"weights": str(tmp_path), "into": "model"})
+    tokens = torch.tensor([[7, 8, 9, 10, 11], [12, 13, 14, -1, -1]])
+    logits = model.eval()(tokens)
+    for row, length in ((0, 5), (1, 3)):
+        assert torch.allclose(logits[row], own(tokens[row : row + 1, :length]).logits[0], atol=1e-6)
+    other = TransformersClassifier(encoder=encoder, vocabulary=50, num_classes=3, settings={**small, "num_attention_heads": 4})
+    with pytest.raises(ConfigError, match=r"model.settings.num_attention_heads: differs from the checkpoint's"):
+        initialise(other, {"weights": str(tmp_path), "into": "model"})
 
 
 @pytest.mark.parametrize(

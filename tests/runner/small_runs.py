@@ -18,6 +18,7 @@ EXPERIMENTS = {
     "audio_classification": ["experiment=audio_classification_spoken_digits", "model.width=4"],
     "autoencoder": ["experiment=autoencoder_digits", "model.widths=[4]", "model.variational=true"],
     "regression": ["experiment=linear_diabetes", "model.widths=[8]", "recipe.loss.delta=0.5", "loss=huber"],
+    "text_classification": ["experiment=transformer_unicode_categories"],
     "language_modelling": ["experiment=gpt_unicode_names"],
     "separation": ["recipe=separation", "model=conv_tasnet_small", "transforms=none", "optimizer=adam", "callbacks=none", "dataset.valid_samples=4"],
     "vocoder": [

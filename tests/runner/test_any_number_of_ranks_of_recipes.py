@@ -52,6 +52,8 @@ SMALL = {
     "vocoder": ["experiment=wavernn_spoken_digits", "dataset.samples=100", "dataset.valid_samples=200", "precision=bf16", *LOSS_FALLS_NEVER],
     # dropout, columns that each rank standardises, a partial batch
     "regression": ["experiment=linear_diabetes", "model.widths=[8]", "model.dropout=0.2", "loss=l1", "dataset.samples=53", "batch_size=16", PARTIAL],
+    # texts of many lengths, dropout, a partial batch
+    "text_classification": ["experiment=transformer_unicode_categories", "model.dropout=0.1", "dataset.samples=53", "accumulate=2", PARTIAL],
     # masks and dropout drawn, clipping, micro-batches, a partial batch
     "language_modelling": ["experiment=gpt_unicode_names", "recipe.objective=masked", "model.dropout=0.1", "dataset.samples=53", "accumulate=2", PARTIAL],
     # noise in the model, a partial batch

@@ -44,6 +44,7 @@ SMALL = {
     "autoencoder_digits": ("autoencoder", "vae"),
     "linear_diabetes": ("regression", "mlp", "number", "diabetes", "pearson", "spearman", "mape"),
     "gpt_unicode_names": ("language", "text_files", "unicode_names"),
+    "transformer_unicode_categories": ("text", "bert", "unicode_categories"),
     "audio_classification_spoken_digits": ("audio", "labelled_recordings", "sounds", "spectrogram"),
 }
 """An experiment of each recipe, and words in the names of the choices that may fit it."""

@@ -23,6 +23,7 @@ DRAWN = {
     "autoencoder": {"reconstructions.png"},
     "regression": {"predictions.png"},
     "language_modelling": {"tokens.csv"},
+    "text_classification": {"confusion_matrix.png", "predictions.csv", "class_accuracy.csv"},
     "separation": {"mixtures.csv", "spectrograms.png"},
     "vocoder": {"clip_0_true.wav", "clip_0_resynthesised.wav", "spectrograms.png"},
 }
@@ -144,6 +145,15 @@ def test_a_recording_is_classified_with_the_class_names_of_the_data_set(samewise
     for found in predict(samewise, runs["audio_classification"], long, short):
         assert found["class"] == f"tone {found['label']}" == next(iter(found["probabilities"]))
         assert found["files"] == []
+
+
+def test_a_text_is_classified_the_same_beside_a_longer_one(samewise, runs, tmp_path):
+    for name, text in {"a": "a river knows the dog", "b": "a house follows the teacher in the morning."}.items():
+        (tmp_path / f"{name}.txt").write_text(text)
+    together = predict(samewise, runs["text_classification"], tmp_path, "--batch", 2)
+    (alone,) = predict(samewise, runs["text_classification"], tmp_path / "a.txt")
+    assert alone["class"] in ("cat", "dog", "bird", "child", "farmer", "teacher", "river", "mountain", "house", "tree")
+    assert together[0]["probabilities"] == pytest.approx(alone["probabilities"], rel=1e-5)
 
 
 def test_a_text_is_continued_the_same_beside_others(samewise, runs, tmp_path):

@@ -20,6 +20,7 @@ SMALL = {
     "separation": ["experiment=conv_tasnet_spoken_digits"],
     "vocoder": ["experiment=wavernn_spoken_digits"],
     "audio_classification": ["experiment=audio_classification_spoken_digits", "model.width=4"],
+    "text_classification": ["experiment=transformer_unicode_categories", "model.dropout=0.1"],
     "language_modelling": ["experiment=gpt_unicode_names", "recipe.objective=masked", "model.dropout=0.1"],
     "speech_recognition": ["experiment=wav2letter_spoken_digits", "model.width=16", "model.top_width=32"],
 }

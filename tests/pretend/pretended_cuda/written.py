@@ -21,6 +21,7 @@ RECIPES: Final[Mapping[str, tuple[str, ...]]] = {
     "speech_recognition": ("experiment=wav2letter_spoken_digits",),
     "separation": ("experiment=conv_tasnet_spoken_digits",),
     "vocoder": ("experiment=wavernn_spoken_digits", "dataset.valid_samples=100"),
+    "text_classification": ("experiment=transformer_unicode_categories",),
     "language_modelling": ("experiment=gpt_unicode_names", "recipe.objective=masked"),
     "adversarial": ("experiment=gan_digits", "replicas=2"),
     "regression": ("experiment=linear_diabetes",),
