@@ -1,15 +1,15 @@
-"""Weights computed from other parameters: weight norm, spectral norm, orthogonal matrices, LoRA."""
+"""Weights computed from other parameters: weight norm, spectral norm, orthogonal, LoRA, pruned."""
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, cast, final
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations, parametrize
+from torch.nn.utils import parametrizations, parametrize, prune
 
 from samewise.runner.errors import ConfigError, Problem, nearest
 from samewise.runner.optim.matching import Named, matching, named_parameters
@@ -66,13 +66,59 @@ def lora(
     return module
 
 
+@final
+class Mask(nn.Module):
+    """Weight with zeros where the mask, bool[...], is false."""
+
+    mask: Tensor
+
+    def __init__(self, mask: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("mask", mask)
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight * self.mask
+
+
+def pruned(
+    module: nn.Module,
+    name: str = "weight",
+    *,
+    amount: float = 0.5,
+    dim: int | None = None,
+    threshold: float | None = None,
+) -> nn.Module:
+    """Set a weight's smallest elements to zero, and keep them there.
+
+    Args:
+        module: Module with the weight; changed in place.
+        name: The weight's name in the module.
+        amount: Share of the elements, or of the slices.
+        dim: Prune whole slices along this dimension, by their 2-norms; 0: outputs. None: elements.
+        threshold: Prune the elements whose magnitude is at most this, whatever their share.
+
+    Returns:
+        The module.
+
+    Raises:
+        ValueError: The amount is not from 0 to 1, or the weight has no such dimension.
+    """
+    weight = cast("Tensor", getattr(module, name)).detach()
+    method = prune.L1Unstructured(amount) if dim is None else prune.LnStructured(amount, 2, dim)
+    mask = method.compute_mask(weight, torch.ones_like(weight)).bool()
+    if threshold is not None:
+        mask = weight.abs() > threshold
+    return parametrize.register_parametrization(module, name, Mask(mask))
+
+
 KINDS: Final[Mapping[str, Callable[..., nn.Module]]] = {
     "weight_norm": parametrizations.weight_norm,
     "spectral_norm": parametrizations.spectral_norm,
     "orthogonal": parametrizations.orthogonal,
     "lora": lora,
+    "pruned": pruned,
 }
-"""Functions of torch.nn.utils.parametrizations, with their arguments, and `lora`."""
+"""Functions of torch.nn.utils.parametrizations, with their arguments, `lora` and `pruned`."""
 
 
 def parametrise(model: nn.Module, rules: Mapping[str, Any]) -> None:
@@ -85,7 +131,8 @@ def parametrise(model: nn.Module, rules: Mapping[str, Any]) -> None:
         model: The model; changed in place. Names of parameters change with it (`fc.weight` to
             `fc.parametrizations.weight.original0`).
         rules: Rules by name: `{match: PATTERN, kind: one of KINDS, ...its arguments}`. Biases that
-            match are left alone.
+            match are left alone. `pruned` with `globally: true` compares the weights of all layers
+            that match.
 
     Raises:
         ConfigError: A rule is malformed or matches nothing, or a weight cannot be parametrised.
@@ -110,7 +157,7 @@ def parametrise(model: nn.Module, rules: Mapping[str, Any]) -> None:
             key
             for key in inspect.signature(KINDS[kind]).parameters
             if key not in ("module", "name")
-        ]
+        ] + ["globally"] * (kind == "pruned")
         unknown = [key for key in settings if key not in accepted]
         if unknown:
             raise ConfigError(
@@ -121,11 +168,21 @@ def parametrise(model: nn.Module, rules: Mapping[str, Any]) -> None:
                     hint=nearest(unknown[0], accepted),
                 )
             )
-        for parameter in matching(pattern, named_parameters(model), path=f"{path}.match"):
-            # A pattern such as `layer4.*` also matches biases, which none of the kinds is for
-            if not parameter.is_bias:
-                _require_own_weight(parameter, kind, pattern, path)
-                _parametrise_weight(parameter, kind, settings, path)
+        matches = matching(pattern, named_parameters(model), path=f"{path}.match")
+        # A pattern such as `layer4.*` also matches biases, which none of the kinds is for
+        weights = [parameter for parameter in matches if not parameter.is_bias]
+        if settings.pop("globally", False):
+            settings["threshold"] = _smallest(weights, settings.get("amount", 0.5))
+        for parameter in weights:
+            _require_own_weight(parameter, kind, pattern, path)
+            _parametrise_weight(parameter, kind, settings, path)
+
+
+def _smallest(weights: Iterable[Named], amount: float) -> float:
+    """Return the largest of the smallest magnitudes that are this share of all weights."""
+    magnitudes = torch.cat([x.tensor.detach().abs().flatten() for x in weights])
+    count = round(amount * len(magnitudes))
+    return float(magnitudes.kthvalue(min(count, len(magnitudes))).values) if count > 0 else -1.0
 
 
 def _require_own_weight(parameter: Named, kind: str, pattern: Any, path: str) -> None:

@@ -16,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from samewise.runner.data import streams
 from samewise.runner.data.device import copied
 from samewise.runner.data.loading import MicroBatch
+from samewise.runner.optim.parametrise import Mask
 from samewise.runner.records.console import align
 from samewise.runner.records.digest import tensors_in
 from samewise.runner.strategies.tree import unchanged_buffers
@@ -38,10 +39,11 @@ def summarise(run: Run, depth: int) -> list[Layer]:
     Returns:
         Modules in the model's order. `name` is the path in the model, empty for the model itself,
         and `type` the class. `output` has the shapes of the tensors that the first call returned.
-        `parameters` counts those of the modules inside too, each once, and `trained` those of them
-        that are trained. `operations` are floating-point operations for a sample in a forward pass
-        of each phase, those of the modules inside too: a multiplication and an addition are two.
-        As in torch's `FlopCounterMode`, matrix products, convolutions and attention count.
+        `parameters` counts those of the modules inside too, each once, `trained` those of them that
+        are trained, and `pruned` the weights that stay zero. `operations` are floating-point
+        operations for a sample in a forward pass of each phase, those of the modules inside too: a
+        multiplication and an addition are two. As in torch's `FlopCounterMode`, matrix products,
+        convolutions and attention count.
     """
     samples = min(2, ceil(run.batch_size / run.micro_batches))
     outputs, operations = dict[str, list[list[int]]](), Counter[str | None]()
@@ -55,6 +57,7 @@ def summarise(run: Run, depth: int) -> list[Layer]:
             "output": outputs.get(name, []),
             "parameters": sum(x.numel() for x in module.parameters()),
             "trained": sum(x.numel() for x in module.parameters() if x.requires_grad),
+            "pruned": sum(int((~x.mask).sum()) for x in module.modules() if isinstance(x, Mask)),
             "operations": sum(
                 operations[x] for x in operations if not name or f"{x}.".startswith(f"{name}.")
             )
@@ -128,7 +131,8 @@ def table_lines(layers: Sequence[Layer]) -> Iterator[str]:
             ", ".join(" x ".join(map(str, shape)) for shape in x["output"][:1])
             + ", ..." * (len(x["output"]) > 1),
             f"{x['parameters']:,}"
-            + f" ({x['trained']:,} trained)" * (x["trained"] < x["parameters"]),
+            + f" ({x['trained']:,} trained)" * (x["trained"] < x["parameters"])
+            + f" ({x['pruned'] / (x['parameters'] or 1):.1%} pruned)" * (x["pruned"] > 0),
             f"{x['operations'] / 1e6:,.2f}",
         )
         for x in layers

@@ -11,6 +11,7 @@ import torchvision
 import yaml
 from samewise_runner_initialised import network, other_weights, same
 from torch import nn
+from torch.nn.utils import prune
 
 from samewise.runner.data import streams
 from samewise.runner.errors import ConfigError
@@ -81,6 +82,30 @@ def test_weights_are_parametrised_by_pattern_and_biases_left_alone(kind: str) ->
     if kind == "orthogonal":
         assert torch.allclose(weight @ weight.T, torch.eye(4), atol=1e-5)
     assert model(torch.ones(2, 3, 3, 3)).shape == (2, 4)
+
+
+@pytest.mark.parametrize("settings", [{"amount": 0.3}, {"amount": 0.7, "globally": True}, {"amount": 0.5, "dim": 0}])
+def test_pruned_weights_are_those_of_torch_and_stay_zero(settings: dict[str, Any], tmp_path: Path) -> None:
+    torch.save(other_weights(), tmp_path / "weights.pt")
+    model, expected = network(), network()
+    rule = {"match": ["convolution", "linear"], "kind": "pruned", **settings}
+    initialise(model, {"weights": str(tmp_path / "weights.pt"), "parametrisations": {"sparse": rule}})
+    expected.load_state_dict(other_weights())
+    amount, places = settings["amount"], [(expected[place], "weight") for place in (0, 3)]
+    if "globally" in settings:
+        prune.global_unstructured(places, prune.L1Unstructured, amount=amount)
+    for layer, name in [] if "globally" in settings else places:
+        prune.ln_structured(layer, name, amount, 2, 0) if "dim" in settings else prune.l1_unstructured(layer, name, amount)
+    assert all(torch.equal(model[place].weight, expected[place].weight) for place in (0, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+    zeros = {place: model[place].weight == 0 for place in (0, 3)}
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.ones(2, 3, 3, 3)).square().sum().backward()
+        optimizer.step()
+    for place, mask in zeros.items():
+        assert torch.equal(model[place].weight == 0, mask)
+        assert 0 < mask.float().mean() < 1
 
 
 @pytest.mark.parametrize("settings", [{"kind": "weight_norm"}, {"kind": "lora", "rank": 1}])
