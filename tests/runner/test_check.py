@@ -57,6 +57,7 @@ ANYWHERE = (
 """Groups whose choices fit any experiment, and therefore each other: composed together, one of each group at a time."""
 NEEDED = {
     "model=timm": ["model.name=resnet10t"],
+    "dataset=number_table": ["dataset.features=[height]", "dataset.targets=[weight]"],
     "sweeper=optuna": ["sweeper.sampler=random"],
 }
 """What a choice requires in addition."""
