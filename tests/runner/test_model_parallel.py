@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -20,7 +21,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from samewise_forked import Forked
-from samewise_runner_jobs import run
+from samewise_runner_jobs import Job, run, weights
 from samewise_tiny import DIGITS
 from torch import Tensor, nn
 from torchvision.ops import StochasticDepth
@@ -286,3 +287,35 @@ def test_a_checkpoint_can_be_resumed_by_one_process(samewise, tmp_path, strategy
     process.send(signal.SIGTERM)
     assert process.wait(200) == 3, process.errors
     assert train(samewise, tmp_path / "moved", "max_steps=20") == train(samewise, tmp_path / "alone", "max_steps=20")
+
+
+HEADER = """
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import rpc
+from torch.distributed.nn.api.remote_module import RemoteModule
+
+from samewise.recipes.classification import Classification
+from samewise.runner.interfaces import Batch, Loss, Phase
+
+"""
+NOT_HERE = """
+if os.environ["RANK"] == "0":
+    import sys; sys.path.insert(0, os.getcwd()); import far
+    del far.Brightness.forward
+"""
+
+
+@pytest.mark.slow
+def test_a_recipe_computes_a_part_in_another_process(tmp_path, monkeypatch):
+    """The recipe of docs/distributed.md, with the bits of one process."""
+    code = re.search(r"```python\n(class Brightness.*?)```", Path("docs/distributed.md").read_text(), re.DOTALL)
+    assert code
+    (tmp_path / "far.py").write_text(HEADER + code[1])
+    (tmp_path / "pyproject.toml").write_text('[tool.samewise]\npackages = ["far"]\n')
+    monkeypatch.chdir(tmp_path)
+    settings = [*TINY, "max_steps=2", "recipe._target_=far.Bright"]
+    job = Job(tmp_path / "two", 2, "strategy=rpc", experiment=settings, before=NOT_HERE)
+    assert job.wait() == [0, 0], job.errors
+    folder = run(tmp_path / "alone", 1, "strategy=single", experiment=settings)
+    assert json.loads((tmp_path / "two" / folder.relative_to(tmp_path / "alone") / "summary.json").read_text())["weights_sha256"] == weights(folder)
