@@ -4,7 +4,11 @@ Everything is deterministic on the CPU. On CUDA, by torch's and torchvision's so
 the focal, L1 and IoU losses, indexing and its backward (sorted under deterministic algorithms), the
 pyramid's nearest interpolation and its backward, and non-maximum suppression (a stable sort, then
 bit masks without atomics). Bilinear resizing has no deterministic backward there, but images need
-no gradient. The backward of RoIAlign has none either: Faster R-CNN has it, RetinaNet does not.
+no gradient. RoIAlign of Faster and Mask R-CNN has none either: under deterministic algorithms
+torchvision computes it by torch's own operators, which takes more memory and time.
+
+torchvision's samplers of proposals draw from torch's generators, which the runner keys by step and
+micro-batch before it asks for the loss.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from torchvision.transforms.v2 import functional
 from samewise.datasets.parts.annotated_images import annotated_sample, require_whole, size_before
 from samewise.datasets.parts.decode import read_image
 from samewise.datasets.parts.folders import IMAGES
+from samewise.datasets.parts.masks import encode
 from samewise.recipes.parts.average_precision import Image
 from samewise.recipes.parts.detected import Detected
 from samewise.recipes.parts.detection_scores import DetectionScores, MeasuredDetection
@@ -40,7 +45,8 @@ class Detection(Recipe):
     4], "labels": list of int64[N], "image_id": list of int}`. Boxes are (x1, y1, x2, y2) in pixels
     of their image, labels count from 1. In evaluation, `file_size`, a list of (height, width),
     holds the sizes of the images before they were resized: results are in those pixels, as is
-    `area`, a list of float32[N].
+    `area`, a list of float32[N]. For models with masks, such as Mask R-CNN, `masks` is a list of
+    uint8[N, H, W].
 
     The model is one of torchvision's detectors, or has their interface: in training `model(images,
     targets)` returns a dict of losses, each a mean over the images; in evaluation `model(images)`
@@ -236,7 +242,7 @@ class Detection(Recipe):
         per_box = {
             name: value[solid]
             for name, value in record.items()
-            if name in ("boxes", "labels", "crowd", "area")
+            if name in ("boxes", "labels", "crowd", "area", "masks")
         }
         per_box["boxes"] = per_box["boxes"].to(torch.float32)
         return {**record, **per_box}
@@ -311,17 +317,22 @@ def _anchors_kept(model: nn.Module, device: torch.device) -> Generator[None]:
 
 def _detect_in_one(model: nn.Module, image: Tensor) -> dict[str, Tensor]:
     (detections,) = model(_floats(image))
-    return {name: detections[name] for name in ("boxes", "labels", "scores")}
+    return {
+        name: detections[name]
+        for name in ("boxes", "labels", "scores", "masks")
+        if name in detections
+    }
 
 
 def _targets(batch: Batch) -> list[dict[str, Tensor]]:
-    crowds = batch.get("crowd") or [None] * len(batch["boxes"])
-    return [
-        {"boxes": boxes, "labels": labels}
-        if crowd is None
-        else {"boxes": boxes[~crowd], "labels": labels[~crowd]}
-        for boxes, labels, crowd in zip(batch["boxes"], batch["labels"], crowds, strict=True)
-    ]
+    names = [name for name in ("boxes", "labels", "masks") if name in batch]
+    targets = [{name: batch[name][x] for name in names} for x in range(len(batch["boxes"]))]
+    if crowds := batch.get("crowd"):
+        return [
+            {name: value[~crowd] for name, value in target.items()}
+            for target, crowd in zip(targets, crowds, strict=True)
+        ]
+    return targets
 
 
 def _at_own_size(
@@ -358,7 +369,18 @@ def _image(batch: Batch, place: int, detections: Mapping[str, Tensor]) -> Image:
         found_boxes=detections["boxes"].float().cpu() * scale,
         found_labels=detections["labels"].cpu(),
         found_scores=detections["scores"].float().cpu(),
+        masks=_encoded(batch["masks"][place], size) if "masks" in batch else None,
+        found_masks=_encoded(detections["masks"][:, 0], size) if "masks" in detections else None,
     )
+
+
+def _encoded(masks: Tensor, size: tuple[int, int]) -> list[bytes]:
+    """Return the run lengths of masks [N, H, W], or of their probabilities, in pixels of `size`."""
+    if not masks.is_floating_point():
+        return encode(functional.resize_mask(masks, list(size)).cpu())
+    is_same = masks.shape[-2:] == size or not len(masks)
+    resized = masks if is_same else functional.resize_image(masks, list(size), antialias=True)
+    return encode((resized > 0.5).to(torch.uint8).cpu())
 
 
 def _short(name: str) -> str:

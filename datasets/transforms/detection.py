@@ -3,8 +3,9 @@
 The colour transforms in `colour` accept these batches too.
 
 A batch's images are one tensor [B, C, H, W] or, if they differ in size, a list of B tensors [C, H,
-W]; `boxes` is a list of float32[N, 4], (x1, y1, x2, y2) in pixels. Crops (RandomIoUCrop,
-RandomZoomOut) change the number of boxes: they are torchvision's, on samples.
+W]; `boxes` is a list of float32[N, 4], (x1, y1, x2, y2) in pixels, and `masks`, if there are any, a
+list of uint8[N, H, W]. Crops (RandomIoUCrop, RandomZoomOut) change the number of boxes: they are
+torchvision's, on samples.
 """
 
 from __future__ import annotations
@@ -33,13 +34,19 @@ class _BoxFlip(Flip):
             self._mirror(image_boxes, image) if flipped else image_boxes
             for image_boxes, image, flipped in zip(batch["boxes"], images, flip, strict=True)
         ]
+        batch = {**batch, "boxes": boxes}
+        if "masks" in batch:
+            batch["masks"] = [
+                mask.flip(self.dimension) if is_flipped else mask
+                for mask, is_flipped in zip(batch["masks"], flip, strict=True)
+            ]
         if isinstance(images, Tensor):
-            return {**batch, "image": self.change(images, choices), "boxes": boxes}
+            return {**batch, "image": self.change(images, choices)}
         flipped = [
             image.flip(self.dimension) if is_flipped else image
             for image, is_flipped in zip(images, flip, strict=True)
         ]
-        return {**batch, "image": flipped, "boxes": boxes}
+        return {**batch, "image": flipped}
 
     def _mirror(self, boxes: Tensor, image: Tensor) -> Tensor:
         """Mirror the boxes float32[N, 4] of an image [C, H, W]."""
@@ -136,4 +143,8 @@ class RandomShortestSide(BatchTransform):
             if "area" in batch
             else batch
         )
+        if "masks" in batch:
+            pairs = zip(batch["masks"], images, strict=True)
+            masks = [functional.resize_mask(mask, list(x.shape[-2:])) for mask, x in pairs]
+            sizes = {**sizes, "masks": masks}
         return {**sizes, "image": torch.stack(images) if is_one_size else images, "boxes": boxes}

@@ -9,7 +9,7 @@ import contextlib
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, Literal, final
 
 import numpy as np
 from torch import Tensor
@@ -49,6 +49,8 @@ class Image:
         found_boxes: float32[M, 4], detections.
         found_labels: int64[M].
         found_scores: float32[M].
+        masks: Run lengths of the N objects (`datasets.parts.masks`); None: there are no masks.
+        found_masks: Those of the M detections.
     """
 
     size: tuple[int, int]
@@ -59,6 +61,8 @@ class Image:
     found_boxes: Tensor
     found_labels: Tensor
     found_scores: Tensor
+    masks: Sequence[bytes] | None = None
+    found_masks: Sequence[bytes] | None = None
 
 
 @final
@@ -78,8 +82,13 @@ class AveragePrecision:
     boxes: list[int]
 
     @staticmethod
-    def of(images: Sequence[Image], *, classes: int) -> AveragePrecision:
-        """Evaluate `images`, whose labels are below `classes`, or the highest label plus one."""
+    def of(
+        images: Sequence[Image], *, classes: int, by: Literal["bbox", "segm"] = "bbox"
+    ) -> AveragePrecision:
+        """Evaluate `images`, whose labels are below `classes`, or the highest label plus one.
+
+        Objects overlap by their boxes, or with "segm" by their masks.
+        """
         highest = max(
             (
                 int(labels.max())
@@ -96,7 +105,7 @@ class AveragePrecision:
                 counts[label] += 1
         # The evaluator prints its progress
         with contextlib.redirect_stdout(io.StringIO()):
-            evaluator = _evaluate(images, classes)
+            evaluator = _evaluate(images, classes, by)
         if evaluator is None:
             precision = np.repeat(
                 [[[0.0 if count else -1.0 for count in counts[1:]]]], 101, axis=1
@@ -144,7 +153,7 @@ def _empty_stats(images: Sequence[Image]) -> dict[str, float]:
     }
 
 
-def _evaluate(images: Sequence[Image], classes: int) -> Any:
+def _evaluate(images: Sequence[Image], classes: int, by: str) -> Any:
     """Run the evaluator; None if there are no true boxes or no detections."""
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
@@ -159,10 +168,10 @@ def _evaluate(images: Sequence[Image], classes: int) -> Any:
         "annotations": _annotations(images),
     }
     truth.createIndex()
-    detections = _detections(images)
+    detections = _detections(images) if by == "bbox" else _detected_masks(images)
     if not truth.dataset["annotations"] or not len(detections):
         return None
-    evaluator = COCOeval(truth, truth.loadRes(detections), "bbox")
+    evaluator = COCOeval(truth, truth.loadRes(detections), by)
     evaluator.evaluate()
     evaluator.accumulate()
     evaluator.summarize()
@@ -177,9 +186,10 @@ def _annotations(images: Sequence[Image]) -> list[dict[str, Any]]:
             image.labels.tolist(),
             image.crowd.tolist(),
             image.area.tolist(),
+            image.masks or [b""] * len(image.boxes),
             strict=True,
         )
-        for (x1, y1, x2, y2), label, crowd, area in rows:
+        for (x1, y1, x2, y2), label, crowd, area, mask in rows:
             # COCO's boxes are [x, y, width, height]
             box = [x1, y1, x2 - x1, y2 - y1]
             entries.append(
@@ -191,9 +201,28 @@ def _annotations(images: Sequence[Image]) -> list[dict[str, Any]]:
                     "bbox": box,
                     "area": area,
                     "iscrowd": int(crowd),
+                    "segmentation": {"size": image.size, "counts": mask},
                 }
             )
     return entries
+
+
+def _detected_masks(images: Sequence[Image]) -> list[dict[str, Any]]:
+    return [
+        {
+            "image_id": number,
+            "category_id": label,
+            "score": score,
+            "segmentation": {"size": image.size, "counts": mask},
+        }
+        for number, image in enumerate(images, start=1)
+        for label, score, mask in zip(
+            image.found_labels.tolist(),
+            image.found_scores.double().tolist(),
+            image.found_masks or (),
+            strict=True,
+        )
+    ]
 
 
 def _detections(images: Sequence[Image]) -> np.ndarray:

@@ -46,7 +46,8 @@ class Detected(Prediction):
     def values(self) -> dict[str, Any]:
         """Return `width`, `height` and `detections`, by descending score.
 
-        A detection has `label`, `class` if it has a name, `score`, and `box` as [x1, y1, x2, y2].
+        A detection has `label`, `class` if it has a name, `score`, and `box` as [x1, y1, x2, y2];
+        of a model with masks also `segmentation`, COCO's run lengths.
         """
         image = self.detections
         # Equal scores stay in the detector's order
@@ -83,6 +84,8 @@ class Detected(Prediction):
     def rows(self) -> list[dict[str, Any]]:
         """Return a row for each box; for an image without detections, one row without columns."""
         detections: list[dict[str, Any]] = self.values()["detections"]
+        for detection in detections:
+            detection.pop("segmentation", None)
         boxes = [dict(zip(("x1", "y1", "x2", "y2"), x.pop("box"), strict=True)) for x in detections]
         return [x | box for x, box in zip(detections, boxes, strict=True)] or [{}]
 
@@ -93,6 +96,8 @@ class Detected(Prediction):
             found_boxes=image.found_boxes[is_reached],
             found_labels=image.found_labels[is_reached],
             found_scores=image.found_scores[is_reached],
+            found_masks=image.found_masks
+            and [x for x, y in zip(image.found_masks, is_reached, strict=True) if y],
         )
         return Detected(chosen, self._image, self.classes, self._category_ids, least=score)
 
@@ -113,6 +118,7 @@ class Detected(Prediction):
                         "category_id": number,
                         "bbox": [x1, y1, round(x2 - x1, 2), round(y2 - y1, 2)],
                         "score": detection["score"],
+                        **{x: detection[x] for x in ("segmentation",) if x in detection},
                     }
                 )
         return results
@@ -122,10 +128,16 @@ class Detected(Prediction):
             int(self.detections.found_labels[place]),
             self.detections.found_boxes[place].tolist(),
         )
+        masks = self.detections.found_masks
         class_name = {"class": self.classes[label]} if label < len(self.classes) else {}
         return {
             "label": label,
             **class_name,
             "score": float(self.detections.found_scores[place]),
             "box": [round(edge, 2) for edge in box],
+            **(
+                {"segmentation": {"size": self.detections.size, "counts": masks[place].decode()}}
+                if masks is not None
+                else {}
+            ),
         }

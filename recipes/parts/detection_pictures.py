@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from samewise.datasets.parts.masks import decode
 from samewise.recipes.parts.average_precision import AveragePrecision, Image
 from samewise.recipes.parts.figures import save_figure, take_literally
 from samewise.recipes.parts.tables import write_csv
@@ -146,6 +147,7 @@ def _draw(
     scale: float = 1.0,
 ) -> None:
     """Draw an image's boxes; `scale` multiplies line widths and font sizes."""
+    from matplotlib.colors import to_rgba
     from matplotlib.patches import Rectangle
 
     axes.imshow(thumbnail.movedim(0, -1).numpy(), interpolation="nearest")
@@ -162,6 +164,13 @@ def _draw(
         or (rank < best and image.found_scores[order[0]] < least)
     ]
     for place in drawn:
+        if image.found_masks is not None:
+            mask = decode([image.found_masks[place]], *image.size)[0].numpy()[:, :, None]
+            high, wide = thumbnail.shape[-2:]
+            axes.imshow(
+                mask * np.array(to_rgba(_colour(int(image.found_labels[place])), alpha=0.5)),
+                extent=(-0.5, wide - 0.5, high - 0.5, -0.5),
+            )
         x1, y1, x2, y2 = (image.found_boxes[place] * shrunk).tolist()
         label = int(image.found_labels[place])
         axes.add_patch(

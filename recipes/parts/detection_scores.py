@@ -41,7 +41,7 @@ class DetectionScores(Scores):
         shown: Number of images that are drawn.
     """
 
-    sometimes = ("map_small", "map_medium", "map_large")
+    sometimes = tuple(f"{x}map_{y}" for x in ("", "mask_") for y in ("small", "medium", "large"))
 
     def __init__(self, *, names: Sequence[str] = (), num_classes: int = 0, shown: int = 12) -> None:
         self.names = [*names, *(str(label) for label in range(len(names), num_classes))]
@@ -64,7 +64,7 @@ class DetectionScores(Scores):
         """Return `map` (IoU .5 to .95), `map_50`, `map_75`, figures by area, and `mar_100`.
 
         Figures by area are reported if there are such boxes; `loss` and its parts if the model
-        returns them.
+        returns them. With masks, `mask_map` and the others are those of the masks.
 
         Raises:
             DataError: The evaluated split is empty.
@@ -76,7 +76,11 @@ class DetectionScores(Scores):
             losses = {"loss": sum(losses.values())} | {
                 f"loss_{name}": value for name, value in losses.items()
             }
-        return {**losses, **self.average_precision().summary()}
+        figures = {**losses, **self.average_precision().summary()}
+        if any(image.masks is not None and image.found_masks is not None for image in self.images):
+            by_mask = AveragePrecision.of(self.images, classes=len(self.names), by="segm")
+            figures |= {f"mask_{name}": value for name, value in by_mask.summary().items()}
+        return figures
 
     def average_precision(self) -> AveragePrecision:
         """Return the average precision of all images so far."""

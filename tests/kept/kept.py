@@ -20,6 +20,8 @@ EXPERIMENTS = sorted(file.stem for file in (ROOT / "configs" / "experiment").glo
 SMALLER = {
     "airbench_cifar10": ["model.widths=[16,32,32]"],
     "fcn_coco": ["model=deeplabv3_mobilenet_v3_large", "max_steps=4"],
+    "maskrcnn_coco": ["model=maskrcnn_resnet18", "batch_size=8", "max_steps=2"],
+    "maskrcnn_digit_masks": ["batch_size=4", "max_steps=2"],
     "deeplabv3_coco": ["model=deeplabv3_mobilenet_v3_large", "max_steps=4"],
 }
 """Further overrides: the full width, without instructions for bfloat16, and dilated ResNets take minutes."""

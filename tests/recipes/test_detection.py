@@ -9,6 +9,7 @@ from torch import Tensor
 from samewise.datasets.digits_on_canvas import DigitsOnCanvas
 from samewise.recipes.detection import Detection
 from samewise.recipes.models.retinanet import RetinaNet, retinanet
+from samewise.runner.data import streams
 from samewise.runner.interfaces import Batch, Phase
 
 
@@ -100,3 +101,24 @@ def test_pictures_are_written(batch: Batch, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"detections.png", "precision_recall.png", "class_precision.csv"}
     assert (tmp_path / "class_precision.csv").read_text().startswith("label,class,boxes,ap,ap_50\n")
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in tmp_path.glob("*.png"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fasterrcnn_resnet50_fpn", "fcos_resnet50_fpn", "ssdlite320_mobilenet_v3_large", "maskrcnn_resnet50_fpn"])
+def test_torchvisions_detectors_keep_their_bits_by_the_runners_generators(name):
+    """Samples of proposals, which torch's generators draw, are the same for the same step, and others in another."""
+    from torchvision.models import detection
+
+    data = DigitsOnCanvas(split="train", length=2, height=64, width=80, largest=32, masks="objects")
+    recipe = Detection(num_classes=11)
+    batch = recipe.collate([data[0], data[1]])
+    sampled = {"box_batch_size_per_image": 8, "rpn_batch_size_per_image": 16} if "rcnn" in name else {}
+    model = getattr(detection, name)(weights=None, weights_backbone=None, num_classes=11, **sampled)
+    totals = []
+    for step in (0, 1, 0):
+        streams.enter(7, "step", step, 0, 0)
+        totals.append(recipe.loss(model, batch, Phase()).total.item())
+    assert totals[0] == totals[2]
+    assert (totals[0] == totals[1]) == ("rcnn" not in name)
+    with torch.no_grad():
+        assert recipe.measure(model.eval(), batch).images[0].found_masks is None or "mask" in name

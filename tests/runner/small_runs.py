@@ -13,6 +13,7 @@ SMALL = [
 EXPERIMENTS = {
     "classification": ["experiment=resnet18_digits", "model.width=8", "callbacks=[ema]", "callbacks.ema.every_steps=1"],
     "detection": ["experiment=retinanet_bccd", "batch_size=4", "dataset.valid_samples=4", "model.channels=32", "model.score_thresh=0", "callbacks=[ema]"],
+    "instance_segmentation": ["experiment=maskrcnn_digit_masks", "batch_size=2", "dataset.valid_samples=2", "+model.box_score_thresh=0.0"],
     "segmentation": ["experiment=fcn_digit_masks", "dataset.valid_samples=4"],
     "speech_recognition": ["experiment=wav2letter_spoken_digits", "model.width=16", "model.top_width=32", "callbacks=none"],
     "audio_classification": ["experiment=audio_classification_spoken_digits", "model.width=4"],

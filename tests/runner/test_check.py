@@ -36,6 +36,7 @@ def test_the_default_config_has_no_problems() -> None:
 CHOICES = sorted(f"{file.parent.relative_to(ROOT / 'configs')}={file.stem}" for file in (ROOT / "configs").glob("**/*.yaml") if file.parent != ROOT / "configs")
 SMALL = {
     "retinanet_bccd": ("retinanet", "coco", "voc", "detection", "canvas", "bccd", "boxes"),
+    "maskrcnn_digit_masks": ("maskrcnn", "instance", "coco_masks"),
     "fcn_digit_masks": ("segmentation", "mask", "fcn", "deeplab", "lraspp"),
     "wav2letter_spoken_digits": ("wav2letter", "speech", "librispeech", "yesno", "manifest", "utterances"),
     "conv_tasnet_spoken_digits": ("conv_tasnet", "mix", "separation"),

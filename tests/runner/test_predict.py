@@ -17,6 +17,7 @@ from samewise_runner_small_runs import EXPERIMENTS, overrides_of
 DRAWN = {
     "classification": {"confusion_matrix.png", "predictions.png", "class_accuracy.csv"},
     "detection": {"detections.png", "precision_recall.png", "class_precision.csv"},
+    "instance_segmentation": {"detections.png", "precision_recall.png", "class_precision.csv"},
     "segmentation": {"segmentations.png", "confusion_matrix.png", "class_iou.csv"},
     "speech_recognition": {"transcripts.csv", "spectrograms.png"},
     "audio_classification": {"confusion_matrix.png", "predictions.png", "class_accuracy.csv"},

@@ -16,6 +16,7 @@ SMALL = {
     "detection": ["experiment=retinanet_coco", "transforms=detection_ssd", "batch_size=2", "replicas=2", "model.channels=16", "evaluate.every_epochs=5"],
     "autoencoder": ["experiment=autoencoder_digits", "model.variational=true"],
     "regression": ["recipe=regression", "recipe.reads=image", "model=resnet18_regression", "model.model.width=4", "optimizer.lr=0.01"],
+    "instance_segmentation": ["experiment=maskrcnn_digit_masks", "batch_size=2", "replicas=2", "evaluate.every_epochs=5"],
     "segmentation": ["experiment=fcn_digit_masks", "transforms=segmentation", "replicas=2"],
     "separation": ["experiment=conv_tasnet_spoken_digits"],
     "vocoder": ["experiment=wavernn_spoken_digits"],
