@@ -49,12 +49,10 @@ class GeneratedText(TokenBlocks):
         masked: float = 0.15,
     ) -> None:
         require_at_least({"dataset.samples": samples})
-        draw, sentences, size = generator_of(f"{seed} text {split}"), list[str](), 0
-        while size <= samples * length + 1:
-            sentences.append(_sentence(draw))
-            size += len(sentences[-1]) + 1
+        draw, size = generator_of(f"{seed} text {split}"), samples * length + 1
+        # A sentence has more than 20 letters
         super().__init__(
-            "\n".join(sentences)[: samples * length + 1],
+            "\n".join(_sentence(draw) for _ in range(size // 20 + 1))[:size],
             where="the generated text",
             length=length,
             objective=objective,

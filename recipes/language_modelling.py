@@ -74,14 +74,8 @@ class LanguageModelling(Recipe):
         temperature: float = 0.8,
     ) -> None:
         require_at_least({"recipe.length": length})
-        require_at_least(
-            {
-                "recipe.label_smoothing": label_smoothing,
-                "recipe.continuation": continuation,
-                "recipe.temperature": temperature,
-            },
-            least=0,
-        )
+        lowest = {"recipe.continuation": continuation, "recipe.temperature": temperature}
+        require_at_least(lowest, least=0)
         self.tokenizer = Tokenizer(tokenizer, vocabulary=vocabulary)
         self.objective, self.length, self.label_smoothing = objective, length, label_smoothing
         self.continuation, self.temperature = continuation, temperature

@@ -8,12 +8,12 @@ branch, positions are learned, and logits of tokens use the weights of the token
 from __future__ import annotations
 
 import math
-from copy import deepcopy
 from typing import Literal, final
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from samewise.recipes.models.activations import activation_function
 from samewise.runner.errors import ConfigError, Problem
 
 
@@ -36,7 +36,7 @@ class Transformer(nn.Module):
         heads: Number of attention heads.
         hidden: Width of the feed-forward layers; None: four times `width`.
         dropout: Probability.
-        activation: "gelu", "relu", or a module.
+        activation: The name of a function in torch.nn.functional, such as silu.
         bias: Whether layers have biases.
 
     Raises:
@@ -55,7 +55,7 @@ class Transformer(nn.Module):
         heads: int = 4,
         hidden: int | None = None,
         dropout: float = 0.0,
-        activation: str | nn.Module = "gelu",
+        activation: str = "gelu",
         bias: bool = True,
     ) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class Transformer(nn.Module):
                 heads,
                 hidden or 4 * width,
                 dropout,
-                deepcopy(activation),  # pyright: ignore[reportArgumentType] (a module is callable)
+                activation_function(activation),
                 batch_first=True,
                 norm_first=True,
                 bias=bias,
