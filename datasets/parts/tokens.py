@@ -26,7 +26,7 @@ class Tokenizer:
     Without a file, tokens 0 to 255 are the bytes of UTF-8, and 256 is [MASK].
 
     Args:
-        file: A tokenizer.json of Hugging Face's tokenizers; None: bytes.
+        tokenizer: A tokenizer.json of Hugging Face's tokenizers; None: bytes.
         vocabulary: The expected number of tokens; None allows any.
         length: Most tokens of a text: what follows is cut off. None: no limit.
 
@@ -36,17 +36,21 @@ class Tokenizer:
     """
 
     def __init__(
-        self, file: str | None = None, *, vocabulary: int | None = None, length: int | None = None
+        self,
+        tokenizer: str | None = None,
+        *,
+        vocabulary: int | None = None,
+        length: int | None = None,
     ) -> None:
         self._inner, self._length, self.vocabulary, self.mask = None, length, 257, 256
-        if file is not None:
-            self._inner = _read(Path(file).expanduser(), length)
+        if tokenizer is not None:
+            self._inner = _read(Path(tokenizer).expanduser(), length)
             self.vocabulary = self._inner.get_vocab_size()
             masks = [x for name in _MASKS if (x := self._inner.token_to_id(name)) is not None]
             self.mask = masks[0] if masks else None
         if vocabulary is not None and vocabulary != self.vocabulary:
             reason, hint = (
-                f"differs from that of {file or 'the bytes'}, which has {self.vocabulary}",
+                f"differs from that of {tokenizer or 'the bytes'}, which has {self.vocabulary}",
                 f"dataset.vocabulary={self.vocabulary}",
             )
             raise ConfigError(Problem("vocabulary", reason, vocabulary, hint=hint))

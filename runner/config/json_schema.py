@@ -217,7 +217,13 @@ class Writer:
                 **({"allOf": [_ref(name)]} if name in self.choices else whole | _default(field)),
             }
         for group, path in self.elsewhere.items():
-            part = self._part(path) if path in self.used else self._parts(group, path)
+            part = (
+                self._changes_schema(path)
+                if path in slots.KINDS
+                else self._part(path)
+                if path in self.used
+                else self._parts(group, path)
+            )
             self.found[f"file of {group}"] = self._file(group, part)
         self.found["root"] = self._file("", closed_object(keys | {"defaults": DEFAULTS}))
         return self.found

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from samewise_docs_pages import PAGES, make_files
+from samewise_docs_pages import make_folder
 from torchvision.datasets.lsun import LSUNClass
 from torchvision.transforms.v2.functional import pil_to_tensor
 
@@ -18,7 +18,7 @@ lmdb = pytest.importorskip("lmdb", reason="not in the lock")
 
 
 def test_the_pages_lsun_has_torchvisions_samples_and_composes(samewise: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_files(PAGES["docs/your_own_data.md"].read_text(), tmp_path)
+    make_folder("docs/your_own_data.md", tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     for name in ("bedroom", "kitchen"):
@@ -32,7 +32,7 @@ def test_the_pages_lsun_has_torchvisions_samples_and_composes(samewise: Callable
     kitchens = LSUNClass("data/lsun/kitchen_train_lmdb")
     theirs = [pil_to_tensor(kitchens[index][0]) for index in range(12)]
     kitchens.env.close()
-    from rooms.lsun import LSUN
+    from lab.lsun import LSUN
 
     ours = LSUN(root="data/lsun", classes=["bedroom", "kitchen"], split="train")
     assert [label for _, label in ours] == 12 * [0] + 12 * [1]
