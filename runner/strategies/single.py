@@ -9,7 +9,7 @@ from typing import final
 import torch
 from torch import nn
 
-from samewise.runner.strategies.base import Strategy, choose_device
+from samewise.runner.strategies.base import Strategy, Tally, add_tallies, choose_device
 from samewise.runner.strategies.replicas import Exchange, ReplicaStrategy
 
 
@@ -57,3 +57,8 @@ class Single(ReplicaStrategy):
     @property
     def micro_batches(self) -> Sequence[int]:
         return range(self._replicas * self._accumulate)
+
+    def reduce(self, tallies: Sequence[Tally]) -> Tally:
+        # Nothing is gathered, which would wait for the device
+        self._carried.give_back([self._carried.close()])
+        return add_tallies(tallies)
