@@ -112,8 +112,9 @@ def test_torchvisions_detectors_keep_their_bits_by_the_runners_generators(name):
     data = DigitsOnCanvas(split="train", length=2, height=64, width=80, largest=32, masks="objects")
     recipe = Detection(num_classes=11)
     batch = recipe.collate([data[0], data[1]])
-    sampled = {"box_batch_size_per_image": 8, "rpn_batch_size_per_image": 16} if "rcnn" in name else {}
-    model = getattr(detection, name)(weights=None, weights_backbone=None, num_classes=11, **sampled)
+    settings = {"box_batch_size_per_image": 8, "rpn_batch_size_per_image": 16} if "rcnn" in name else {}
+    settings |= {} if "ssd" in name else {"min_size": 64, "max_size": 96}
+    model = getattr(detection, name)(weights=None, weights_backbone=None, num_classes=11, **settings)
     totals = []
     for step in (0, 1, 0):
         streams.enter(7, "step", step, 0, 0)
