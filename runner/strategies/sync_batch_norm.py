@@ -146,9 +146,12 @@ class WholeBatchNorm(TorchFunctionMode):
         eps: float,
     ) -> Tensor:
         with torch.no_grad():
-            own = torch.var_mean(_wide(inputs), _axes(inputs), correction=0)
+            values, axes = _wide(inputs), _axes(inputs)
+            # Some ten times as fast as torch.var_mean on the CPU
+            mean = values.mean(axes, keepdim=True)
+            own = [mean.flatten(), (values - mean).square().mean(axes)]
             count = torch.full_like(own[0], inputs.numel() / inputs.shape[1])
-            variances, means, counts = self._meet(torch.stack([*own, count])).unbind(1)
+            means, variances, counts = self._meet(torch.stack([*own, count])).unbind(1)
             total = counts.sum(0)
             mean = (means * counts).sum(0) / total
             squares = ((variances + (means - mean).square()) * counts).sum(0)
@@ -158,7 +161,7 @@ class WholeBatchNorm(TorchFunctionMode):
             ):
                 if running is not None:
                     running.lerp_(value.to(running.dtype), momentum)
-        mean, variance = (value.to(own[0].dtype) for value in (mean, squares / total))
+        mean, variance = (value.to(values.dtype) for value in (mean, squares / total))
         inputs = _Deviations.apply(inputs, mean, variance, total, eps, self._meet)  # pyright: ignore[reportAssignmentType]
         return functional.batch_norm(inputs, mean, variance, weight, bias, eps=eps)
 
