@@ -76,9 +76,10 @@ def render_whole(composed: Composed, *, project: Project, head: list[str]) -> st
             defaults.append({f"override /{group}": choice if is_choice else None})
     # Unresolved, so that an override of a value still changes its copies
     values: Any = OmegaConf.to_container(composed.cfg, resolve=False, enum_to_str=True)
-    content = {"defaults": [*defaults, "_self_"]}
     return _text(
-        content | {key: value for key, value in values.items() if key not in LEFT_OUT}, head
+        {"defaults": [*defaults, "_self_"]}
+        | {key: value for key, value in values.items() if key not in LEFT_OUT},
+        head,
     )
 
 

@@ -319,8 +319,9 @@ def _parsed(text: str, name: str) -> bytes:
         assert isinstance(cfg, DictConfig)
         restore_references(cfg, header.read_references(text) or {})
         OmegaConf.set_struct(cfg, True)
-        content = (cfg, choices, label, header.read_sources(text))
-        return pickle.dumps(content, pickle.HIGHEST_PROTOCOL)
+        return pickle.dumps(
+            (cfg, choices, label, header.read_sources(text)), pickle.HIGHEST_PROTOCOL
+        )
     except RecursionError:
         raise ConfigError(Problem(name, "is not a run's config: it is nested too deeply")) from None
     except (
@@ -346,8 +347,12 @@ def dump(composed: Composed) -> str:
 def dump_plain(whole: Any, composed: Composed) -> str:
     """The same for one that is already plain."""
     text = write_yaml(whole, default_flow_style=False)
-    references = find_references(composed.cfg)
-    return header.write(composed.choices, composed.label, references, composed.sources) + text
+    return (
+        header.write(
+            composed.choices, composed.label, find_references(composed.cfg), composed.sources
+        )
+        + text
+    )
 
 
 def label_of(overrides: Sequence[str]) -> str:

@@ -22,6 +22,7 @@ from samewise.runner.config.yaml_files import lines_of
 from samewise.runner.errors import Problem, did_you_mean, first_line, nearest
 
 NO_SUCH_CHOICE = "no such choice"
+FORM = "begin each entry with a dash: `- override /GROUP: CHOICE`"
 NO_FOLDER = (
     "no config folder of yours is searched here: run the command in your project's folder, or "
     "add --config-dir FOLDER"
@@ -53,20 +54,12 @@ class FileFaults:
         lines, group = lines_of(text), name.rpartition("/")[0]
         under = place_in_config(package, name)
         if under.partition(".")[0] not in ("", *schema.Experiment.__dataclass_fields__):
-            message = (
-                "sets nothing in the experiment: its values go under the name of its folder"
-                if whole
-                else "is empty"
-            )
-            more = (
-                ""
-                if whole
-                else f", and set values below; `samewise new {Path(name).name} EXPERIMENT...` "
-                "writes such a file"
-            )
             self._add(
                 Problem(
-                    "", message, hint=f"begin it with `# @package _global_`{more}", where=str(file)
+                    "",
+                    "sets nothing in the experiment: its values go under the name of its folder",
+                    hint="begin it with `# @package _global_`, and set values below",
+                    where=str(file),
                 )
             )
             package, whole = "_global_", {}
@@ -101,15 +94,12 @@ class FileFaults:
     def _leave_out_choices(
         self, whole: dict[str, Any], group: str, file: Path, lines: Mapping[str, int]
     ) -> None:
-        entries: Any = whole.get("defaults")
-        if isinstance(entries, dict):
-            hint = f"begin each entry with a dash: {_format_entries(cast(dict[Any, Any], entries))}"
-            self._add(
-                Problem("defaults", "is not a list", hint=hint, where=f"{file}:{lines['defaults']}")
-            )
-            whole["defaults"] = []
+        entries: Any = whole.get("defaults", [])
         if not isinstance(entries, list):
-            return
+            self._add(
+                Problem("defaults", "is not a list", hint=FORM, where=f"{file}:{lines['defaults']}")
+            )
+            entries = []
         remaining = list[Any]()
         for number, entry in enumerate(cast(list[Any], entries)):
             problem = self._wrong_choice(entry, group)
@@ -133,39 +123,24 @@ class FileFaults:
     ) -> None:
         """Remove choices of a group that are written among the values (`dataset: digits`)."""
         for key, value in [] if under else list(whole.items()):
-            if key in self._groups and (line := re.fullmatch(r"(\w+) (\S.*)", str(value))):
-                message, hint = "has a line without a colon", f"write `{line[1]}: {line[2]}`"
+            if key in self._groups and is_choice(value):
                 self._add(
-                    Problem(key, message, value, hint=hint, where=f"{file}:{lines.get(key, 1)}")
-                )
-                del whole[key]
-            elif key in self._groups and is_choice(value):
-                message = (
-                    "this names a choice of the group, and choices belong in the defaults list"
-                )
-                hint = (
-                    f"move it into the list under `defaults:`, as `- override /{key}: "
-                    f"{_format_choice(value)}`"
-                )
-                self._add(
-                    Problem(key, message, value, hint=hint, where=f"{file}:{lines.get(key, 1)}")
+                    Problem(
+                        key,
+                        "this names a choice of the group, and choices belong in the defaults list",
+                        value,
+                        hint=f"move it into the list under `defaults:`, as `- override /{key}: "
+                        f"{_format_choice(value)}`",
+                        where=f"{file}:{lines.get(key, 1)}",
+                    )
                 )
                 del whole[key]
 
     def _wrong_choice(self, entry: Any, group: str) -> Problem | None:
         """Return the problem of an entry of the defaults list: its form, group or choice."""
-        if isinstance(entry, str) and (
-            written := re.fullmatch(
-                r"(?:override\s+)?(?!override\b)/?([\w/]+)[\s=]+([\w/.-]+)", entry.strip()
-            )
-        ):
-            override = "override " if group and written[1] in self._chosen else ""
-            return Problem(
-                "defaults",
-                "is not GROUP: CHOICE",
-                entry,
-                hint=f"write `- {override}/{written[1]}: {written[2]}`, with a colon",
-            )
+        is_malformed = isinstance(entry, str) and " " in entry
+        if is_malformed or (isinstance(entry, dict) and len(cast(dict[Any, Any], entry)) != 1):
+            return Problem("defaults", "is not GROUP: CHOICE", entry, hint=FORM)
         if isinstance(entry, str) and entry not in ("_self_", "schema") and "${" not in entry:
             target, _, choice = (
                 (entry[1:] if entry.startswith("/") else f"{group}/{entry}")
@@ -175,39 +150,22 @@ class FileFaults:
             return self._wrong(target, choice.partition("@")[0]) if target else None
         if not isinstance(entry, dict):
             return None
-        if len(cast(dict[Any, Any], entry)) != 1:
-            keywords = "has several choices in one entry of the list"
-            return Problem(
-                "defaults",
-                keywords,
-                entry,
-                hint=f"begin each with a dash: {_format_entries(cast(dict[Any, Any], entry))}",
-            )
         ((key, value),) = cast(dict[Any, Any], entry).items()
         *keywords, address = str(key).split() or [""]
         # An optional choice may be missing
         if "optional" in keywords or not address:
             return None
-        target = address.partition("@")[0]
-        if (
-            group
-            and not target.startswith("/")
-            and f"{group}/{target}" not in self._groups
-            and target in self._chosen
-        ):
-            keywords = (
-                "is looked up relative to the folder of this file, because its name has no slash"
-            )
+        name = address.partition("@")[0]
+        target = name[1:] if name.startswith("/") else f"{group}/{name}".strip("/")
+        is_overridden = "override" in keywords or "@" in address
+        # A name without a slash is looked up in the folder of this file
+        if target not in self._groups and name in self._chosen:
+            target, is_overridden = name, False
+        if group and target in self._chosen and not is_overridden:
             return Problem(
-                f"{group}/{target}",
-                keywords,
-                hint=f"write `- override /{address}: {_format_choice(value)}`, with the slash",
-            )
-        target = target[1:] if target.startswith("/") else f"{group}/{target}".strip("/")
-        if group and "override" not in keywords and "@" not in address and target in self._chosen:
-            keywords = "is already chosen in samewise's config.yaml, so this entry must override it"
-            return Problem(
-                target, keywords, hint=f"write `- override /{target}: {_format_choice(value)}`"
+                target,
+                "is already chosen in samewise's config.yaml, so this entry must override it",
+                hint=f"write `- override /{target}: {_format_choice(value)}`, with the slash",
             )
         if problem := several_choices(target, value):
             return Problem(
@@ -268,10 +226,6 @@ def is_choice(value: Any) -> bool:
     return all(isinstance(name, str) and name != "???" and "${" not in name for name in names)
 
 
-def _format_entries(choices: Mapping[Any, Any]) -> str:
-    return ", ".join(f"`- {key}: {_format_choice(value)}`" for key, value in choices.items())
-
-
 def _format_choice(value: Any) -> str:
     return (
         "null"
@@ -301,44 +255,23 @@ def problem_in_file(error: BaseException) -> Problem:
     unknown = re.search(r"Key '([^']+)' (?:not in|is not in struct|in not in struct)", text)
     key = re.search(r"full_key: (\S+)", text)
     if unknown:
-        kind = re.search(r"reference_type=(?:Optional\[)?(\w+)|not in '(\w+)'", text)
-        fields = (
-            getattr(
-                getattr(schema, next((name for name in kind.groups() if name), ""), None),
-                "__dataclass_fields__",
-                (),
-            )
-            if kind
-            else ()
-        )
         return Problem(
-            where, f"no such key: {key[1] if key else unknown[1]}", hint=nearest(unknown[1], fields)
+            where,
+            f"no such key: {key[1] if key else unknown[1]}",
+            hint=nearest(unknown[1], schema.Experiment.__dataclass_fields__),
         )
     message = first_line(error, after="raised while composing config:\n").rstrip(".")
     if key:
         message = f"{key[1]}: {message}"
     if missing := re.search(r"Could not (?:find|load) '([^']+)'", text):
-        own = (
-            "debug=one_batch and debug=overfit work with any recipe; debug=tiny generates "
-            "data for samewise's own"
-            if "debug/sizes/" in missing[1]
-            else ""
-        )
-        return Problem(where, f"names {missing[1]}, which does not exist", hint=own)
-    # A choice for a place without a group: optimizer@optimizer.genrator=sgd
-    suggestion = re.search(r"Did you mean to override one of (.+)\?", text)
-    wrong = re.search(r"Could not override '([^']+)'", text)
+        return Problem(where, f"names {missing[1]}, which does not exist")
     if several := re.search(r"Multiple values for (\w+)\. To override", text):
         return Problem(
             where,
             f"adds a second choice to the group {several[1]}",
             hint=f"without the +: {several[1]}=CHOICE, or [CHOICE,CHOICE]",
         )
-    return Problem(
-        where,
-        message,
-        hint=nearest(wrong[1], suggestion[1].split(", ")) if suggestion and wrong else "",
-    )
+    return Problem(where, message)
 
 
 def _wrong_values(whole: dict[str, Any], under: str) -> Iterator[tuple[tuple[str, ...], Problem]]:
@@ -357,7 +290,7 @@ def _wrong_values(whole: dict[str, Any], under: str) -> Iterator[tuple[tuple[str
             OmegaConf.get_type(typed, above or None), "__dataclass_fields__", {}
         )
         if names[-1] not in keys:
-            yield path, Problem(full, "no such key", hint=_nearest_key(names[-1], keys))
+            yield path, Problem(full, "no such key", hint=nearest(names[-1], keys))
         elif isinstance(value, dict) and is_typed(typed, full):
             pending += [
                 ((*path, str(key)), part) for key, part in cast(dict[Any, Any], value).items()
@@ -374,19 +307,6 @@ def _wrong_values(whole: dict[str, Any], under: str) -> Iterator[tuple[tuple[str
                         full, "wrong type", value, expected_type(typed, full) or first_line(error)
                     ),
                 )
-
-
-def _nearest_key(name: str, keys: Mapping[str, Any]) -> str:
-    """A key at this level with similar spelling; otherwise the same name one level down."""
-    typed = OmegaConf.structured(schema.Experiment)
-    below = (
-        f"{group}.{name}"
-        for group in schema.Experiment.__dataclass_fields__
-        if is_typed(typed, group) and name in typed[group]
-    )
-    return did_you_mean(name, keys) or next(
-        (f"did you mean '{path}'?" for path in below), nearest(name, keys)
-    )
 
 
 def _remove(whole: Any, path: Sequence[str]) -> None:

@@ -137,13 +137,16 @@ def targets(whole: Mapping[str, Any]) -> list[str]:
 
 def reached_code(whole: Mapping[str, Any], packages: Sequence[str]) -> sources.Code:
     """The user's code in these packages that a plain config reaches."""
-    own = [
-        name
-        for name in targets(whole)
-        if any(name.startswith(f"{package}.") for package in packages)
-    ]
     # samewise's own code is part of the environment, not of the experiment
-    return sources.reach(own, packages, follows=lambda name: name.partition(".")[0] != "samewise")
+    return sources.reach(
+        [
+            name
+            for name in targets(whole)
+            if any(name.startswith(f"{package}.") for package in packages)
+        ],
+        packages,
+        follows=lambda name: name.partition(".")[0] != "samewise",
+    )
 
 
 def identity(whole: dict[str, Any]) -> dict[str, Any]:

@@ -14,15 +14,12 @@ import importlib
 import importlib.util
 import inspect
 import os
-import pickle
 import re
 import sys
 import tarfile
 import types
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any, cast
 
 from omegaconf import DictConfig, ListConfig
@@ -260,7 +257,7 @@ def _import(name: str, target: str, where: str, parent: Any) -> types.ModuleType
             else ()
         )
         fault = f"does not exist: no '{last}' in {name.rpartition('.')[0] or 'any package'}"
-        hint = _in_submodule(parent, last) or (nearest(last, names) if names else "")
+        hint = nearest(last, names) if names else ""
         if name == "timm":  # for an optimizer of timm, the only package that may be missing
             fault, hint = "needs timm", "pip install '.[timm]' in samewise's folder"
         raise ConfigError(Problem(where, fault, target, hint=hint)) from None
@@ -291,31 +288,6 @@ def _import(name: str, target: str, where: str, parent: Any) -> types.ModuleType
         raise ConfigError(
             Problem(where, f"cannot be imported: {type(error).__name__}: {error}", target)
         ) from error
-
-
-def _in_submodule(package: Any, name: str) -> str:
-    """A hint if a module of the package, none of which is imported for it, defines the name.
-
-    Otherwise empty.
-    """
-    files = [
-        file
-        for folder in getattr(package, "__path__", ())
-        for file in sorted(Path(folder).glob("*.py"))
-    ]
-    submodule = next(
-        (
-            file
-            for file in files
-            if re.search(rf"^(class|def) {name}\b", file.read_text(encoding="utf-8"), re.MULTILINE)
-        ),
-        None,
-    )
-    return (
-        f"it is in a module of that package: {package.__name__}.{submodule.stem}.{name}"
-        if submodule
-        else ""
-    )
 
 
 def _attribute(owner: Any, name: str, target: str, where: str) -> Any:
@@ -436,35 +408,17 @@ def _refusal(
         target, [name for name in near if not name.endswith(".") and name != target], n=1
     ):
         return Problem(where, message, target, expected, f"did you mean '{suggestion[0]}'?")
-    with suppress(ImportError, ValueError):
-        if package := next((x for x in own if importlib.util.find_spec(f"{x}.{parts[0]}")), ""):
-            return Problem(where, message, target, expected, f"did you mean '{package}.{target}'?")
-    if parts[0] in sys.stdlib_module_names:
-        return Problem(
-            where,
-            f"{message}: Python's standard library is not among them",
-            target,
-            expected,
-        )
-    suggestion = (
-        f"if you trust its code as your own: --package {parts[0]}, or packages = "
-        f'["{parts[0]}"] under [tool.samewise] in pyproject.toml'
-    )
-    signature = (
-        "def net(...) -> nn.Module:" if where.startswith("model") else "def make(...) -> CLASS:"
-    )
-    own = (
-        f"write a function in a package of yours that calls it, `{signature}`, and declare "
-        "that with --package NAME"
-    )
+    own_function = parts[0] in ("torch", "torchvision", "torchaudio", "torchmetrics", "samewise")
     return Problem(
         where,
         message,
         target,
         expected,
-        own
-        if parts[0] in ("torch", "torchvision", "torchaudio", "torchmetrics", "samewise")
-        else suggestion,
+        "write a function in a package of yours that calls it, annotated with the class that it "
+        "returns, and declare that with --package NAME"
+        if own_function
+        else f"if you trust its code as your own: --package {parts[0]}, or packages = "
+        f'["{parts[0]}"] under [tool.samewise] in pyproject.toml',
     )
 
 
@@ -487,15 +441,10 @@ def _failure(
         raised_at(error, anywhere=False),
     )
     if unknown := re.search(r"unexpected keyword argument '(\w+)'", str(error)):
-        hint = nearest(unknown[1], _arguments_near(error))
-        # A line of the user's code gave the argument, not the config
+        # A line of the user's code may have given the argument, not the config
         if where:
-            return Problem(
-                path, f"{_name(component)} failed: {text}", hint=f"{hint} {where}".strip()
-            )
-        return Problem(
-            f"{path}.{unknown[1]}", f"{_name(component)} has no such argument", hint=hint
-        )
+            return Problem(path, f"{_name(component)} failed: {text}", hint=where)
+        return Problem(f"{path}.{unknown[1]}", f"{_name(component)} has no such argument")
     if memory := requested_memory(error):
         sizes = {
             key: value
@@ -509,40 +458,12 @@ def _failure(
             sizes.get(largest, ...),
             hint="make it smaller",
         )
-    if isinstance(error, pickle.UnpicklingError) or "PytorchStreamReader" in text:
-        message = (
-            f"{_name(component)} loads a file that is cut short, damaged or no weights: {text}"
-        )
-        hint = "if it is a download, delete it: torch keeps them in TORCH_HOME, else ~/.cache/torch"
-        return Problem(path, message, hint=hint)
-    if re.search(
-        r"before Module\.__init__\(\) call|super\(\)\.__init__\(\) must be "
-        r"called|super-class __init__\(\) .*never called",
-        text,
-    ):
-        where = f"begin its __init__ with super().__init__(); {where}"
     return Problem(
         path,
         f"{_name(component)} failed: {text or type(error).__name__}",
         expected="" if text else "arguments that it accepts",
         hint=where,
     )
-
-
-def _arguments_near(error: Exception) -> Sequence[str]:
-    """The parameters of the function that refused an argument, found by its name in the message."""
-    owner = re.match(r"(\w+)\.__init__\(\)", str(error))
-    trace = error.__traceback__
-    while owner and trace:
-        kind = trace.tb_frame.f_globals.get(owner[1])
-        if isinstance(kind, type):
-            return [
-                name
-                for name in inspect.signature(kind).parameters
-                if name not in ("self", "args", "kwargs")
-            ]
-        trace = trace.tb_next
-    return ()
 
 
 def _prefix_path(path: str, problem: Problem, *, is_file: bool) -> Problem:
@@ -586,13 +507,6 @@ def make_harmless(
         arguments = inspect.signature(component).bind_partial(*positional, **keywords).arguments
     except TypeError:  # creating it will report this more clearly
         arguments = keywords
-    _require_harmless(component, path, arguments)
-    return component(*positional, **keywords)
-
-
-def _require_harmless(
-    component: Callable[..., Any], path: str, arguments: Mapping[str, Any]
-) -> None:
     for key, value in arguments.items():
         if isinstance(value, int) and key.endswith("workers"):
             require_few(f"{path}.{key}", value)
@@ -608,3 +522,4 @@ def _require_harmless(
                     "a name that the data set knows",
                 )
             )
+    return component(*positional, **keywords)

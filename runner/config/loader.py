@@ -232,11 +232,10 @@ class Loader:
                 try:
                     cfg.merge_with(config)
                 except OmegaConfBaseException as error:
-                    message = (
+                    raise ConfigCompositionException(
                         f"In '{default.config_path}': {type(error).__name__} raised while "
                         f"composing config:\n{error}"
-                    )
-                    raise ConfigCompositionException(message) from None
+                    ) from None
         # Files may add keys to open groups; overrides need a + for that
         OmegaConf.set_struct(cfg, True)
         apply(selected.config_overrides, cfg)
@@ -440,9 +439,7 @@ def _package(text: str) -> str | None:
         if not re.match(r"#\s*@", line):
             break
         key, *values = line.lstrip("#").split()
-        if len(values) != 1:
-            raise ValueError(f"Expected header format: KEY VALUE, got '{line}'")
-        if key == "@package":
+        if key == "@package" and values:
             return values[0]
     return None
 
@@ -455,13 +452,12 @@ def _require_no_root(file: Path) -> None:
     if file.is_file() and read_text(file) != (_library() / f"{ROOT}.yaml").read_text(
         encoding="utf-8"
     ):
-        hint = "give it another name; an experiment's file belongs in the folder `experiment`"
         raise ConfigError(
             Problem(
                 str(file),
                 "would take the place of samewise's own config.yaml, which every "
                 "experiment starts from",
-                hint=hint,
+                hint="give it another name; an experiment's file belongs in the folder `experiment`",
             )
         )
 

@@ -137,12 +137,11 @@ def _unknown_mode(name: str, otherwise: str, likely: Sequence[str]) -> Problem:
         or [metric_name for metric_name in _COMMON if metric_name.startswith(last)]
         or get_close_matches(last, _COMMON, n=1)
     )
-    hint = (
-        f"did you mean '{split}/{suggestion[0]}'? If not, {otherwise}" if suggestion else otherwise
-    )
     return Problem(
         "evaluate.monitor",
         "its name does not say whether higher or lower is better",
         name,
-        hint=hint,
+        hint=f"did you mean '{split}/{suggestion[0]}'? If not, {otherwise}"
+        if suggestion
+        else otherwise,
     )

@@ -191,11 +191,12 @@ def _left_out_caution(change: Change, dropped: Sequence[FileValue], misfits: set
         if change.now in ("", "none")
         else f"{change.now} does not set {them}"
     )
-    message = (
+    return Problem(
+        change.path,
         f"{_and(keys)} {are} {LEFT_OUT}{change.experiment} sets {them} for "
-        f"{change.before or 'no choice'}, and {why}"
+        f"{change.before or 'no choice'}, and {why}",
+        where=dropped[0].where,
     )
-    return Problem(change.path, message, where=dropped[0].where)
 
 
 def _kept_caution(change: Change, retained: Sequence[FileValue]) -> Problem:

@@ -16,16 +16,14 @@ from typing import Any
 import yaml
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
-from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import (
-    GrammarParseError,
     InterpolationToMissingValueError,
     MissingMandatoryValue,
     OmegaConfBaseException,
     ValidationError,
 )
 
-from samewise.runner.config import schema
 from samewise.runner.config.annotations import expected_type, is_typed
 from samewise.runner.config.file_faults import NO_SUCH_CHOICE, problem_in_file
 from samewise.runner.config.loader import apply
@@ -176,27 +174,6 @@ def unresolvable(cfg: DictConfig) -> list[Problem]:
                     )
                 )
                 continue
-            if kind := re.search(r"Unsupported interpolation type (\S+)", str(error)):
-                problems.append(
-                    Problem(
-                        path,
-                        f"uses the resolver '{kind[1]}', which does not exist",
-                        raw,
-                        hint="write the value itself, ${PATH.OF.A.VALUE} or ${oc.env:NAME}",
-                    )
-                )
-                continue
-            if isinstance(error, GrammarParseError) or "GrammarParseError" in str(error):
-                problems.append(
-                    Problem(
-                        path,
-                        "is not a valid ${...}",
-                        raw,
-                        "${PATH.OF.A.VALUE} or ${oc.env:NAME,DEFAULT}",
-                        "check its brackets and quotes",
-                    )
-                )
-                continue
             missing = re.search(r"'([^']+)' not found", str(error))
             if missing and (fact := _missing_fact(missing[1], path, cfg)):
                 lacking.setdefault(path.partition(".")[0], []).append((path, fact))
@@ -211,7 +188,7 @@ def unresolvable(cfg: DictConfig) -> list[Problem]:
                     path,
                     "refers to a value that does not exist" if missing else _line(error),
                     raw,
-                    "the path of a value in this config",
+                    "${PATH.OF.A.VALUE} or ${oc.env:NAME,DEFAULT}",
                     hint,
                 )
             )
@@ -285,38 +262,38 @@ def _wrong_choice(override: Override, groups: Groups) -> Problem | None:
     if override.is_delete():
         return None
     if value is None:
-        field = schema.Experiment.__dataclass_fields__.get(group)
-        needed = field is not None and field.default is MISSING
-        hint = (
-            f"`samewise list {group}` shows them"
-            if needed
-            else f"leave it out, or write ~{group} to remove the whole group"
+        return Problem(
+            group,
+            "a choice is needed",
+            value,
+            "one of the group's choices",
+            f"`samewise list {group}` shows them; ~{group} removes the whole group",
         )
-        return Problem(group, "a choice is needed", value, "one of the group's choices", hint)
     if problem := several_choices(group, value):
         return problem
     for name in value if isinstance(value, list) else [value]:
         if not isinstance(name, str) or name.removesuffix(".yaml") not in choices:
-            expected = (
-                f"one of: {', '.join(choices)}"
-                if len(choices) <= 12
-                else f"a choice that `samewise list {group}` shows"
-            )
             return Problem(
                 group,
                 NO_SUCH_CHOICE,
                 name,
-                expected,
+                f"one of: {', '.join(choices)}"
+                if len(choices) <= 12
+                else f"a choice that `samewise list {group}` shows",
                 _meant(f"{group}={name}") or _hint_for_choice(group, str(name), choices),
             )
     return None
 
 
 def _hint_for_choice(group: str, name: str, choices: Sequence[str]) -> str:
-    here = Path().glob(f"*/{group}/{name}.yaml") if re.fullmatch(r"\w[\w/-]*", name) else ()
-    if file := next(iter(here), None):
-        return f"{file} exists, but its folder is not searched: add --config-dir {file.parts[0]}"
-    return _path_hint(group, name) or did_you_mean(name.rpartition(".")[2], choices)
+    if "/" in name and group == "dataset":
+        return f"a folder is given to a kind of data set: dataset=image_folder dataset.root={name}"
+    if "/" in name or name.endswith((".yaml", ".yml")):
+        return (
+            f"a choice is named without its folder and .yaml (`samewise list {group}`); your own "
+            f"are found by --config-dir {Path(name).parent}"
+        )
+    return did_you_mean(name.rpartition(".")[2], choices)
 
 
 def _meant(text: str) -> str:
@@ -325,23 +302,6 @@ def _meant(text: str) -> str:
             f"did you mean device=cuda, with CUDA_VISIBLE_DEVICES={number[1]} before the command?"
         )
     return f"did you mean {_MEANT[text]}?" if text in _MEANT else _NEEDLESS.get(text, "")
-
-
-def _path_hint(group: str, name: str) -> str:
-    """The hint for a choice that is given as a path."""
-    if "/" not in name and not name.endswith((".yaml", ".yml")):
-        return ""
-    if group == "dataset":
-        return f"a folder is given to a kind of data set: dataset=image_folder dataset.root={name}"
-    if group == "experiment":
-        return (
-            "an experiment is named without its folder and .yaml; another's own file is read "
-            f"by --config-dir {Path(name).parent}, a run's by --config {name}"
-        )
-    return (
-        f"a choice is named without its folder: `samewise list {group}`; your own are found by "
-        "--config-dir FOLDER"
-    )
 
 
 def try_override(override: Override, cfg: DictConfig, groups: Groups) -> Problem | None:
@@ -359,18 +319,20 @@ def try_override(override: Override, cfg: DictConfig, groups: Groups) -> Problem
     except FAILURES as error:
         cause = error.__cause__ or error
         if whole := list_above(cfg, key):
-            message = "is an element of a list, which can be changed only if it exists"
-            return Problem(key, message, hint=f"set the whole list: '{whole}=[...]'")
-        if isinstance(cause, ValidationError) or "ValidationError" in type(cause).__name__:
-            # 1e4
-            whole = (
-                f"write {key}={value:.0f}"
-                if isinstance(value, float) and value.is_integer()
-                else ""
+            return Problem(
+                key,
+                "is an element of a list, which can be changed only if it exists",
+                hint=f"set the whole list: '{whole}=[...]'",
             )
+        if isinstance(cause, ValidationError) or "ValidationError" in type(cause).__name__:
             expected = expected_type(cfg, key) or _line(cause)
-            message = NO_SUCH_CHOICE if expected.startswith("one of: ") else "wrong type"
-            return Problem(key, message, value, expected, _meant(f"{key}={value}") or whole)
+            return Problem(
+                key,
+                NO_SUCH_CHOICE if expected.startswith("one of: ") else "wrong type",
+                value,
+                expected,
+                _meant(f"{key}={value}"),
+            )
         keys_known = list(paths(cfg))
         if key in keys_known and override.is_add():
             return Problem(key, "already exists", value, hint="write it without the +")
@@ -386,21 +348,14 @@ def try_override(override: Override, cfg: DictConfig, groups: Groups) -> Problem
         ):
             # Hydra has set the keys before the first that is new
             OmegaConf.update(cfg, key, before, merge=False)
-            # The paths leave out empty mappings
-            names = {*paths(before), *(name for name in before if before[name] is not None)}
-            new = [part for part in paths(OmegaConf.create(value)) if part not in names]
-            keys = ", ".join(part for part in new if part.rpartition(".")[0] not in new)
             return Problem(
                 key,
-                f"has no such keys yet: {keys}",
+                "has no such keys yet",
                 value,
                 hint=f"write {quote(f'++{override.input_line}')} to add them",
             )
-        if key in keys_known:
+        if key in keys_known or is_mapping:
             return Problem(key, _line(error), value)
-        # An empty mapping is not among the keys
-        if is_mapping:
-            return Problem(key, "wrong type", value, expected_type(cfg, key))
         return Problem(
             key,
             "no such key",
@@ -439,26 +394,18 @@ def _nearest_key(
             for other in ("callbacks", "model", "dataset", "optimizer", "scheduler")
             if key in groups.get(other, ())
         ]
-        longer = [
-            path
-            for path in names
-            if re.search(rf"(^|\.)({re.escape(key)}_\w+|\w+_{re.escape(key)})$", path)
-        ]
         if groups_of:
             return (
                 "did you mean "
                 f"{groups_of[0]}={f'[default,{key}]' if groups_of[0] == 'callbacks' else key}?"
             )
-        if longer and min(path.count(".") for path in longer) < min(
-            (path.count(".") for path in same), default=9
-        ):
-            return f"did you mean '{min(longer, key=lambda path: path.count('.'))}'?"
     alike = [
         path
         for path in [*names, *groups]
         if get_close_matches(last, [path.rsplit(".", 1)[-1]], cutoff=0.6)
     ]
-    hint = (
+    at_root = [path for path in names if "." not in path and "." not in key]
+    hint = did_you_mean(key, at_root) or (
         f"did you mean '{get_close_matches(key, same, n=1, cutoff=0.0)[0]}'?"
         if same
         else did_you_mean(key, alike)

@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from samewise.runner.errors import ConfigError, Problem, nearest
+from samewise.runner.records.shapes import describe_misfit
 
 _KEYS = ("packages", "configs", "experiment")
+_SHAPE = {"packages?": [str], "configs?": str, "experiment?": str}
 
 
 @dataclass(frozen=True)
@@ -135,26 +137,8 @@ def _wrong_settings(file: Path, table: Mapping[str, Any]) -> list[Problem]:
         for key in table
         if key not in _KEYS
     ]
-    packages = table.get("packages", [])
-    if not isinstance(packages, list) or not all(
-        isinstance(name, str) for name in cast(list[Any], packages)
-    ):
-        problems.append(
-            Problem(f"{where}.packages", "must be a list of names", packages, '["my_package"]')
-        )
-    if not isinstance(table.get("configs", ""), str):
-        problems.append(
-            Problem(f"{where}.configs", "must be a folder", table["configs"], '"configs"')
-        )
-    if not isinstance(table.get("experiment", ""), str):
-        problems.append(
-            Problem(
-                f"{where}.experiment",
-                "must be the name of an experiment",
-                table["experiment"],
-                '"mine", for configs/experiment/mine.yaml',
-            )
-        )
+    if misfit := describe_misfit(table, _SHAPE):
+        problems.append(Problem(where, misfit))
     return problems
 
 
@@ -166,17 +150,16 @@ def _foreign_file(file: Path, here: Path) -> list[Problem]:
     owner, is_anybodys = file.stat().st_uid, bool(file.parent.stat().st_mode & stat.S_IWOTH)
     if owner in (os.getuid(), 0) or (file.parent == here and not is_anybodys):
         return []
-    expected = (
-        "a file owned by this user or by root, in a folder "
-        f"{'that others can write' if is_anybodys else 'above the current one'}"
-    )
-    hint = (
-        "if you trust it, copy it into a folder of your own"
-        if is_anybodys
-        else f"if you trust it, run the command in {file.parent}"
-    )
     return [
-        Problem(str(file), f"belongs to another user (uid {owner})", expected=expected, hint=hint)
+        Problem(
+            str(file),
+            f"belongs to another user (uid {owner})",
+            expected="a file owned by this user or by root, in a folder "
+            f"{'that others can write' if is_anybodys else 'above the current one'}",
+            hint="if you trust it, copy it into a folder of your own"
+            if is_anybodys
+            else f"if you trust it, run the command in {file.parent}",
+        )
     ]
 
 

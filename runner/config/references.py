@@ -119,22 +119,20 @@ def require_modest_references(cfg: DictConfig) -> None:
         # A chain that exceeds Python's stack exceeds the limit too
         size, links, values = 0, LINKS + 1, 0
     if links > LINKS:
-        hint = "refer to the first of them"
         raise ConfigError(
             Problem(
                 "",
                 "values of the config refer to each other in too long a chain",
                 expected=f"at most {LINKS} in a row",
-                hint=hint,
+                hint="refer to the first of them",
             )
         )
     if size >= LARGEST:
         path = max((path for path, (size, *_) in sizes.items() if size >= LARGEST), key=len)
-        message = "repeats other values so often that it would not fit into memory"
         raise ConfigError(
             Problem(
                 ".".join(path),
-                message,
+                "repeats other values so often that it would not fit into memory",
                 at(whole, path),
                 f"a config of at most {LARGEST:,} characters, with all its ${{...}} resolved",
             )

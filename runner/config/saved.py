@@ -61,9 +61,15 @@ def config_in(file: Path, overrides: Sequence[str] = ()) -> Composed:
         present: Any = OmegaConf.select(cfg, key, throw_on_resolution_failure=False)
         is_value = not override.is_delete() and not isinstance(override.value(), dict)
         if isinstance(present, DictConfig) and is_value:
-            message = "is a group of the run's config; only values can be overridden"
-            hint = f"its keys are {', '.join(str(name) for name in present if name != '_target_')}"
-            problems.append(Problem(key, message, override.value(), f"{key}.NAME=VALUE", hint))
+            problems.append(
+                Problem(
+                    key,
+                    "is a group of the run's config; only values can be overridden",
+                    override.value(),
+                    f"{key}.NAME=VALUE",
+                    f"its keys are {', '.join(str(name) for name in present if name != '_target_')}",
+                )
+            )
         elif problem := try_override(override, cfg, {}):
             problems.append(problem)
     # An override with a + may add any key

@@ -132,15 +132,15 @@ def _count(events: Iterator[Any], name: str, interpolations: Interpolations) -> 
 
 def _require_plain(value: str, name: str, interpolations: Interpolations) -> None:
     if interpolations == "own" and "${" in value and _is_refused(value):
-        message = (
-            "asks for a value of this machine or user, which someone else's config file may not do"
-        )
-        hint = (
-            "give the value on the command line, or keep the file in your project's own folder "
-            "of configs ([tool.samewise] configs in pyproject.toml)"
-        )
         raise ConfigError(
-            Problem(name, message, value, "${PATH.OF.A.VALUE} or ${oc.select:...}", hint)
+            Problem(
+                name,
+                "asks for a value of this machine or user, which someone else's config file may not do",
+                value,
+                "${PATH.OF.A.VALUE} or ${oc.select:...}",
+                "give the value on the command line, or keep the file in your project's own folder "
+                "of configs ([tool.samewise] configs in pyproject.toml)",
+            )
         )
     if interpolations == "none" and "${" in value:
         raise ConfigError(
@@ -162,13 +162,12 @@ def _is_refused(value: str) -> bool:
 
 def too_many(name: str) -> ConfigError:
     """The error that `name` has more than `VALUES` values."""
-    hint = "put a long list into a separate file, and name that file in the config"
     return ConfigError(
         Problem(
             name,
             "has too many values for a config",
             expected=f"at most {VALUES:,}, repeated ones counted each time",
-            hint=hint,
+            hint="put a long list into a separate file, and name that file in the config",
         )
     )
 

@@ -32,7 +32,7 @@ MISTAKES = {
     "values with a space": (("sweep", *DIGITS[1:], "optimizer.lr=0.1,", "0.2"), "write the values without spaces: optimizer.lr=0.1,0.2"),
     "a comma at the end": ((*DIGITS, "batch_size=32,"), "batch_size=32"),
     "a config's file": (("train", "runs/a/config.yaml"), "samewise train --config runs/a/config.yaml"),
-    "a key without =": ((*DIGITS, "epochs"), "did you mean max_epochs=VALUE?"),
+    "a key without =": ((*DIGITS, "epochs"), "a value is written epochs=VALUE"),
     "a short option": (("train", "-e", "resnet18_digits"), "KEY=resnet18_digits"),
     "--resume": ((*DIGITS, "--resume"), "run the same command again without it"),
     "spaces around =": ((*DIGITS, "seed = 3"), "seed=3"),
@@ -76,13 +76,12 @@ CHOICES = "  - override /model: resnet20_cifar\n  - override /dataset: digits\n"
 IN_FILES = {
     "a choice without override": ("defaults:\n  - /model: resnet20_cifar\n  - override /dataset: digits\n", "write `- override /model: resnet20_cifar`"),
     "choices without anything": ("defaults:\n  - model: resnet20_cifar\n  - _self_\n", "write `- override /model: resnet20_cifar`, with the slash"),
-    "override without a colon": (f"defaults:\n{CHOICES}  - override /scheduler cosine\n", "write `- override /scheduler: cosine`, with a colon"),
-    "two choices in one entry": ("defaults:\n  - override /model: resnet20_cifar\n    override /dataset: digits\n", "begin each with a dash"),
-    "a defaults list without dashes": ("defaults:\n  override /model: resnet20_cifar\n", "begin each entry with a dash: `- override /model: resnet20_cifar`"),
+    "override without a colon": (f"defaults:\n{CHOICES}  - override /scheduler cosine\n", "`- override /GROUP: CHOICE`"),
+    "two choices in one entry": ("defaults:\n  - override /model: resnet20_cifar\n    override /dataset: digits\n", "begin each entry with a dash"),
+    "a defaults list without dashes": ("defaults:\n  override /model: resnet20_cifar\n", "begin each entry with a dash: `- override /GROUP: CHOICE`"),
     "callbacks among the values": ("callbacks: [default, ema]\n", "as `- override /callbacks: [default, ema]`"),
     "a reference of words in another order": ("model:\n  num_classes: ${dataset.classes_num}\n", "did you mean 'dataset.num_classes'?"),
     "a list of choices": ("defaults:\n  - override /optimizer: [adamw, sgd]\n", "write `- override /optimizer: adamw`, or another of them"),
-    "a line without a colon": ("optimizer:\n  lr 0.01\n", "write `lr: 0.01`"),
     "a group in the plural": ("defaults:\n  - override /models: resnet20_cifar\n", "did you mean 'model'?"),
 }
 

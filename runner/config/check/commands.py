@@ -52,16 +52,12 @@ def _commands_are_yours(composed: Composed, project: Project) -> Iterator[Proble
             override = shlex.quote(
                 f"launcher.{name}={_format_override(plain(composed.cfg.launcher)[name])}"
             )
-            hint = f"look at what it does; if you want it, give it on the command line: {override}"
-            expected = (
-                "the command line, or a launcher/NAME.yaml in the project's own folder of configs"
-            )
             yield Problem(
                 f"launcher.{path}",
                 "would be run or mounted with your rights, but a config file sets it",
                 value,
-                expected,
-                hint,
+                "the command line, or a launcher/NAME.yaml in the project's own folder of configs",
+                f"look at what it does; if you want it, give it on the command line: {override}",
                 origin,
             )
 
@@ -92,17 +88,13 @@ def _addresses_are_yours(composed: Composed, project: Project) -> Iterator[Probl
             "",
         )
         if any(Path(origin).is_relative_to(folder) for folder in project.outside_configs):
-            message = (
-                "is an address set by a config file, to which the run's records and your "
-                "tokens would be sent"
-            )
-            hint = f"if you want it, give it on the command line: tracking.{name}={value}"
             yield Problem(
                 f"tracking.{name}",
-                message,
+                "is an address set by a config file, to which the run's records and your "
+                "tokens would be sent",
                 value,
                 "an address from the command line or from your own project",
-                hint,
+                f"if you want it, give it on the command line: tracking.{name}={value}",
                 origin,
             )
 

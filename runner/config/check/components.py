@@ -81,10 +81,9 @@ def required_are_there(whole: Node) -> Iterator[Problem]:
         and "_target_" in optimizer
         and (phases := _phase_keys(cast(Node, optimizer)))
     ):
-        message = f"mixes one optimizer for everything with one for each of: {', '.join(phases)}"
         yield Problem(
             "optimizer",
-            message,
+            f"mixes one optimizer for everything with one for each of: {', '.join(phases)}",
             optimizer["_target_"],
             "one or the other",
             f"`optimizer@optimizer.{phases[0]}=CHOICE` chooses the optimizer of one phase",
@@ -147,11 +146,14 @@ def _unknown_arguments(node: Node, path: str, component: Callable[..., Any]) -> 
             # An optimizer's `params` come from the model, never from a config
             alike = nearest(key, (name for name in names if name != "params")) or "it takes none"
             remove = f"leave it out, or remove it with ~{path}.{key}"
-            reason = f"{component.__qualname__} {NO_SUCH_ARGUMENT}"
-            hint = (
-                f"{alike} Or {remove}" if alike.startswith("did you mean") else f"{remove}; {alike}"
+            yield Problem(
+                f"{path}.{key}",
+                f"{component.__qualname__} {NO_SUCH_ARGUMENT}",
+                value,
+                hint=f"{alike} Or {remove}"
+                if alike.startswith("did you mean")
+                else f"{remove}; {alike}",
             )
-            yield Problem(f"{path}.{key}", reason, value, hint=hint)
 
 
 def _missing_arguments(
@@ -178,11 +180,10 @@ def _missing_arguments(
             and name not in node
             and place >= positional
         ):
-            expected = describe_type(evaluate(parameter.annotation, component))
             yield Problem(
                 f"{path}.{name}",
                 f"{component.__qualname__} needs this argument",
-                expected=expected,
+                expected=describe_type(evaluate(parameter.annotation, component)),
                 hint=f"+{path}.{name}=VALUE",
             )
 

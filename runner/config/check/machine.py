@@ -39,10 +39,10 @@ def runs_can_be_written(cfg: DictConfig) -> Iterator[Problem]:
 def require_few_in_all(cfg: DictConfig, nproc: int) -> None:
     """Raise a ConfigError if ranks, threads and loader workers add up to thousands of processes."""
     require_few("strategy.nproc", nproc)
-    cores, each = os.cpu_count() or 1, cfg.reproducibility.threads + cfg.loader.num_workers
+    threads, workers = cfg.reproducibility.threads, cfg.loader.num_workers
+    cores, each = os.cpu_count() or 1, threads + workers
     most = max(_MOST_THREADS, 8 * cores)
     if nproc > 1 and nproc * each > most:
-        threads, workers = cfg.reproducibility.threads, cfg.loader.num_workers
         message = (
             f"processes with reproducibility.threads={threads} and "
             f"loader.num_workers={workers} each are {nproc * each} in all"
@@ -67,9 +67,11 @@ def threads_fit(cfg: DictConfig) -> Iterator[Problem]:
     if (
         most < cfg.reproducibility.threads <= HIGHEST["reproducibility.threads"]
     ):  # larger numbers are reported by `settings`
-        message = f"is too many threads per process for this machine with {cores} cores"
         yield Problem(
-            "reproducibility.threads", message, cfg.reproducibility.threads, f"at most {most}"
+            "reproducibility.threads",
+            f"is too many threads per process for this machine with {cores} cores",
+            cfg.reproducibility.threads,
+            f"at most {most}",
         )
 
 

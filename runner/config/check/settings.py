@@ -174,12 +174,13 @@ def batch_can_be_cut(cfg: Config) -> Iterator[Problem]:
     pieces = cast(int, replicas) * cast(int, accumulate)
     if cast(int, size) % pieces:
         near = max(1, round(cast(int, size) / pieces)) * pieces
-        reason, expected = (
+        yield Problem(
+            "batch_size",
             f"cannot be cut into {pieces} equal micro-batches",
+            size,
             f"a multiple of replicas * accumulate = {replicas} * {accumulate}",
+            f"batch_size={near}",
         )
-        hint = f"batch_size={near}"
-        yield Problem("batch_size", reason, size, expected, hint)
 
 
 def monitor_has_a_mode(cfg: Config) -> Iterator[Problem]:
@@ -242,10 +243,13 @@ def optimizer_is_possible(cfg: Config) -> Iterator[Problem]:
                 continue
             lowest, highest = OPTIMIZER_RANGES[name]
             if not lowest <= value < highest:
-                expected = f"at least {lowest:g}" + (
-                    f" and less than {highest:g}" if highest < math.inf else ", and finite"
+                yield Problem(
+                    f"{root}.{path}",
+                    "is out of range",
+                    value,
+                    f"at least {lowest:g}"
+                    + (f" and less than {highest:g}" if highest < math.inf else ", and finite"),
                 )
-                yield Problem(f"{root}.{path}", "is out of range", value, expected)
 
 
 def name_is_a_folder(cfg: Config) -> Iterator[Problem]:
@@ -286,10 +290,13 @@ def resumed_checkpoint_is_there(cfg: Config) -> Iterator[Problem]:
                 f"resume_from=run:{value}/last, that run's last checkpoint: "
                 f"{runs[0].checkpoints / 'latest'}"
             )
-        expected = (
-            "RUN/checkpoints/step-00000040, or latest or best there; or run:RUN, run:RUN/last"
+        yield Problem(
+            "resume_from",
+            "is not the folder of a checkpoint",
+            value,
+            "RUN/checkpoints/step-00000040, or latest or best there; or run:RUN, run:RUN/last",
+            hint,
         )
-        yield Problem("resume_from", "is not the folder of a checkpoint", value, expected, hint)
 
 
 def run_root_is_a_folder(cfg: Config) -> Iterator[Problem]:
@@ -319,14 +326,12 @@ def run_root_is_a_folder(cfg: Config) -> Iterator[Problem]:
 def variables_only_compute(cfg: Config) -> Iterator[Problem]:
     for name, value in (at(cfg, "reproducibility.variables") or {}).items():
         if name not in VARIABLES:
-            expected = f"one that chooses how numbers are computed: {', '.join(VARIABLES)}"
-            hint = "to set it anyway, export it in the shell"
             yield Problem(
                 f"reproducibility.variables.{name}",
                 "a config may not set this variable",
                 value,
-                expected,
-                hint,
+                f"one that chooses how numbers are computed: {', '.join(VARIABLES)}",
+                "to set it anyway, export it in the shell",
             )
 
 
@@ -335,12 +340,9 @@ def no_timing_decides_bits(cfg: Config) -> Iterator[Problem]:
         at(cfg, "reproducibility.benchmark") is True
         and at(cfg, "reproducibility.deterministic") is True
     ):
-        message = (
-            "chooses cuDNN's algorithms by timing, so they and the bits can change from run to run"
-        )
         yield Problem(
             "reproducibility.benchmark",
-            message,
+            "chooses cuDNN's algorithms by timing, so they and the bits can change from run to run",
             True,
             "false, with deterministic: true",
             "reproducibility=fast allows it, but promises nothing",

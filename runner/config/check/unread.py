@@ -34,9 +34,8 @@ def problems(composed: Composed) -> list[Problem]:
 
 def cautions(composed: Composed) -> list[Problem]:
     """The user's other unread keys."""
-    hint = "leave it out, or refer to it: ${%s}"
     problems_found = [
-        replace(problem, hint=hint % problem.path)
+        replace(problem, hint=f"leave it out, or refer to it: ${{{problem.path}}}")
         for problem in _unread_keys(composed, alike=False)
     ]
     return locate_problems(problems_found, composed.overrides, composed.project)
