@@ -213,13 +213,14 @@ def load(
         # The link of the monitored metric is called `best`; only others bear a metric's name
         which = "best" if checkpoint == composed.cfg.evaluate.monitor else str(checkpoint)
         state = checkpoints.load(kept_checkpoints.choose_checkpoint(folder.checkpoints, which).path)
-        labels = (
-            (read_json(folder.environment, shapes.ENVIRONMENT) or {})
-            .get("data", {})
-            .get("train", {})
-        )
         predictor = build_predictor(
-            composed, composed.project, state, labels=labels, weights=weights
+            composed,
+            composed.project,
+            state,
+            labels=(read_json(folder.environment, shapes.ENVIRONMENT) or {})
+            .get("data", {})
+            .get("train", {}),
+            weights=weights,
         )
     sources.warn_of_changes(folder.sources)
     kept_checkpoints.note_if_not_meant(
@@ -433,8 +434,7 @@ def verify(
         with fresh_torch_state():
             from samewise.runner.verify.verdict import verify_run
 
-            own_project = project.find(packages=several(packages))
-            return verify_run(folder, composed, own_project, request)
+            return verify_run(folder, composed, project.find(packages=several(packages)), request)
 
 
 @for_python
@@ -546,13 +546,12 @@ def sweep(
             )
         )
     if run_root is not None and any("=" in x for x in overrides):
-        hint = f"as an override: 'run_root={run_root}'"
         raise ConfigError(
             Problem(
                 "run_root",
                 "is where a sweep is looked up by its id, and these overrides make a new one",
                 str(run_root),
-                hint=hint,
+                hint=f"as an override: 'run_root={run_root}'",
             )
         )
     own_project = project.find(packages=several(packages), configs=several(config_dirs))
@@ -628,17 +627,15 @@ def _compose_given(
         return compose(*overrides, packages=packages, config_dirs=config_dirs)
     if len(experiment) == 1 and isinstance(experiment[0], Composed):
         return experiment[0]
-    hint = "samewise.train(samewise.compose(...)), with all overrides there"
     wrong = next((x for x in experiment if not isinstance(x, str | Composed)), None)
-    if wrong is not None:
-        hint = (
-            "samewise.train(*overrides)"
-            if isinstance(wrong, list | tuple)
-            else "samewise.train('experiment=NAME', 'optimizer.lr=0.05')"
-        )
     raise ConfigError(
         Problem(
-            "experiment", "takes overrides, each a string, or one composed config", wrong, hint=hint
+            "experiment",
+            "takes overrides, each a string, or one composed config",
+            wrong,
+            hint="samewise.train(samewise.compose(...)), with all overrides there"
+            if wrong is None
+            else "samewise.train('experiment=NAME', 'optimizer.lr=0.05')",
         )
     )
 

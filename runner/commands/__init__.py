@@ -80,8 +80,12 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
 
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:
     """Add the option that chooses a checkpoint of a run."""
-    help_ = "which checkpoint to use; METRIC: one of evaluate.also (default: best)"
-    parser.add_argument("--checkpoint", default="best", metavar="best|last|STEP|METRIC", help=help_)
+    parser.add_argument(
+        "--checkpoint",
+        default="best",
+        metavar="best|last|STEP|METRIC",
+        help="which checkpoint to use; METRIC: one of evaluate.also (default: best)",
+    )
 
 
 def note_weights(composed: Composed, args: argparse.Namespace) -> None:

@@ -110,19 +110,15 @@ def _print_code(changed: Sequence[str], lines: Mapping[str, str], *, max_lines: 
     print("code:        " + ("differs" if changed else "the same"))
     for line in changed:
         print(f"  {line}")
-    console, text = PlainConsole(highlight=False, soft_wrap=True), _lines_of_code(lines)
+    console = PlainConsole(highlight=False, soft_wrap=True)
+    text = "\n".join(
+        f"{label}: {content}" if content == kept_sources.NOT_KEPT else content
+        for label, content in lines.items()
+    ).splitlines()
     for line in text[:max_lines]:
         console.print(Text(line, _COLOURS.get(line[:1], "")))
     if max_lines and (remaining := len(text) - max_lines) > 0:
         print(f"  {number_of(remaining, 'more line')} of code: --json shows all")
-
-
-def _lines_of_code(lines: Mapping[str, str]) -> list[str]:
-    entries = [
-        f"{label}: {text}" if text == kept_sources.NOT_KEPT else text
-        for label, text in lines.items()
-    ]
-    return "\n".join(entries).splitlines()
 
 
 def _differs(value_a: float | None, value_b: float | None, *, comparable: bool) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 from samewise.runner import torchaudio_import
 from samewise.runner.errors import first_line
 from samewise.runner.records import tested
-from samewise.runner.records.files import try_writing
+from samewise.runner.records.files import nearest_existing, try_writing
 from samewise.runner.records.json_text import to_json
 
 EXAMPLES = """examples:
@@ -59,7 +59,6 @@ def run(args: argparse.Namespace) -> int:
     # Before CUDA is used: cuBLAS is deterministic only with fixed workspaces
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     checks = (
-        _python,
         _packages,
         _device,
         _threads,
@@ -80,20 +79,19 @@ def run(args: argparse.Namespace) -> int:
     return 1 if any(finding.state == "bad" for finding in findings) else 0
 
 
-def _python() -> Iterator[Finding]:
-    yield Finding("python", "ok", sys.version.split()[0])
-
-
 def _packages() -> Iterator[Finding]:
+    yield Finding("python", "ok", sys.version.split()[0])
     for name, newest in tested.NEWEST.items():
         try:
             version = metadata.version(name)
         except metadata.PackageNotFoundError:
-            if name == "optuna":
-                advice = "Optuna's sweepers need it: pip install '.[sweep]' in samewise's folder"
-                yield Finding(name, "remark", "not installed", advice)
-            else:
-                yield Finding(name, "bad", "not installed", f"pip install {name}")
+            is_optional = name == "optuna"
+            advice = (
+                "Optuna's sweepers need it: pip install '.[sweep]' in samewise's folder"
+                if is_optional
+                else f"pip install {name}"
+            )
+            yield Finding(name, "remark" if is_optional else "bad", "not installed", advice)
             continue
         if tested.is_newer(name):
             advice = f"samewise was tested with {name} up to {newest}"
@@ -116,11 +114,13 @@ def _packages() -> Iterator[Finding]:
     with contextlib.suppress(ImportError):
         importlib.import_module("torchaudio")
     if torchaudio_import.reason:
-        missing = (
+        yield Finding(
+            "torchaudio's library",
+            "remark",
+            torchaudio_import.reason,
             "forced_align, rnnt_loss and cuda_ctc_decoder are missing; lfilter and overdrive "
-            "are slow"
+            "are slow",
         )
-        yield Finding("torchaudio's library", "remark", torchaudio_import.reason, missing)
 
 
 def _device() -> Iterator[Finding]:
@@ -183,15 +183,12 @@ def _same_bits() -> Iterator[Finding]:
 
     first, second = trained(), trained()
     same = first == second
-    if same:
-        yield Finding("same bits twice", "ok", f"{first[:16]}... on {device}")
-    else:
-        yield Finding(
-            "same bits twice",
-            "bad",
-            f"two trainings on {device} differ",
-            "this machine computes unreliably",
-        )
+    yield Finding(
+        "same bits twice",
+        "ok" if same else "bad",
+        f"{first[:16]}... on {device}" if same else f"two trainings on {device} differ",
+        "" if same else "this machine computes unreliably",
+    )
 
 
 def _shared_memory() -> Iterator[Finding]:
@@ -199,28 +196,25 @@ def _shared_memory() -> Iterator[Finding]:
     if folder.exists():
         free = shutil.disk_usage(folder).free
         small = free < 512 * 2**20
-        advice = (
+        yield Finding(
+            "/dev/shm",
+            "remark" if small else "ok",
+            f"{free / 2**20:.0f} MiB free",
             "loader workers pass batches through it: start the container with --shm-size=2g"
             if small
-            else ""
-        )
-        yield Finding(
-            "/dev/shm", "remark" if small else "ok", f"{free / 2**20:.0f} MiB free", advice
+            else "",
         )
 
 
 def _disk(run_root: Path) -> Iterator[Finding]:
-    folder = run_root.absolute()
-    while not folder.exists():
-        folder = folder.parent
     refusal = try_writing(run_root)
-    if not refusal:
-        yield Finding("run_root", "ok", f"{run_root}, writable")
-    else:
-        yield Finding(
-            "run_root", "bad", f"{run_root}, not writable: {refusal}", "set run_root=FOLDER"
-        )
-    free = shutil.disk_usage(folder).free
+    yield Finding(
+        "run_root",
+        "bad" if refusal else "ok",
+        f"{run_root}, not writable: {refusal}" if refusal else f"{run_root}, writable",
+        "set run_root=FOLDER" if refusal else "",
+    )
+    free = shutil.disk_usage(nearest_existing(run_root)).free
     yield Finding(
         "disk",
         "ok" if free > 5 * 2**30 else "remark",

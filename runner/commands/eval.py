@@ -49,11 +49,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="which split to evaluate on: train, valid, test, or a further one of the data set "
         "(default: valid)",
     )
-    pictures = (
-        "where to write pictures of one run (default: RUN/eval/SPLIT-STEP, with -NAME added for "
-        "--weights, and eight digits for overrides that change the result)"
+    parser.add_argument(
+        "--pictures",
+        type=Path,
+        metavar="FOLDER",
+        help="where to write pictures of one run (default: RUN/eval/SPLIT-STEP, with -NAME added for "
+        "--weights, and eight digits for overrides that change the result)",
     )
-    parser.add_argument("--pictures", type=Path, metavar="FOLDER", help=pictures)
     parser.add_argument(
         "--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)"
     )

@@ -71,11 +71,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="leave out the batch transforms before the model, such as normalisation (default: "
         "include them)",
     )
-    help_ = (
-        "refuse a format whose results differ from the model's by more than this share of the "
-        "largest number (default: 1e-4)"
+    parser.add_argument(
+        "--tolerance",
+        type=float,
+        default=1e-4,
+        metavar="SHARE",
+        help="refuse a format whose results differ from the model's by more than this share of the "
+        "largest number (default: 1e-4)",
     )
-    parser.add_argument("--tolerance", type=float, default=1e-4, metavar="SHARE", help=help_)
     parser.add_argument(
         "--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)"
     )

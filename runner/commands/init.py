@@ -7,7 +7,6 @@ import importlib.util
 import keyword
 import re
 import shlex
-import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -102,10 +101,14 @@ def _write_run(args: argparse.Namespace, folder: Path) -> int:
         if Path(label).is_absolute() or ".." in Path(label).parts:
             raise damaged_file(source.sources, f"{label} is outside of a project")
         if text is None:
-            hint = (
-                "earlier versions kept none; environment.json names git's commit, if there was one"
+            raise ConfigError(
+                Problem(
+                    label,
+                    kept_sources.NOT_KEPT,
+                    str(source.path),
+                    hint="earlier versions kept none; environment.json names git's commit, if there was one",
+                )
             )
-            raise ConfigError(Problem(label, kept_sources.NOT_KEPT, str(source.path), hint=hint))
         files[label] = text
     modules = {label.partition("/")[0].removesuffix(".py") for label in texts}
     packages = sorted({target.partition(".")[0] for target in targets(composed.whole)} & modules)
@@ -138,11 +141,10 @@ def _report(folder: Path, write: Callable[[], list[str]]) -> None:
     try:
         names = write()
     except OSError as error:
-        message = f"cannot be written: {error.strerror}"
         raise ConfigError(
             Problem(
                 "FOLDER",
-                message,
+                f"cannot be written: {error.strerror}",
                 str(error.filename or folder),
                 "a place that you can write to",
                 "nothing was written",
@@ -201,7 +203,8 @@ def _write(
             if path.is_file()
         )
         folder.mkdir(parents=True, exist_ok=True)
-        _move(Path(temporary), folder)
+        for entry in Path(temporary).iterdir():
+            entry.rename(folder / entry.name)
     return names
 
 
@@ -213,28 +216,12 @@ def _write_schema(folder: Path) -> None:
     write(find(folder), folder / ".schema")
 
 
-def _move(source: Path, folder: Path) -> None:
-    """Move all files into a folder, or none."""
-    moved_paths = list[Path]()
-    try:
-        for entry in sorted(source.iterdir()):
-            moved_paths.append(entry.rename(folder / entry.name))
-    except BaseException:
-        for path in moved_paths:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-        raise
-
-
 def _not_empty_error(folder: Path) -> Problem | None:
-    expected = "a folder that does not exist yet, or is empty"
-    if folder.exists() and not folder.is_dir():
-        return Problem(str(folder), "is a file", expected=expected)
-    if folder.is_dir() and (names := sorted(path.name for path in folder.iterdir())):
-        message = f"is not empty: {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}"
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         return Problem(
             str(folder),
-            message,
-            expected=expected,
+            "is not empty" if folder.is_dir() else "is a file",
+            expected="a folder that does not exist yet, or is empty",
             hint=f"`samewise init {shlex.quote(str(folder / 'new'))}` makes a project; move what "
             "you need of it here",
         )
@@ -246,21 +233,19 @@ def _name_problem(package: str, option: str | None) -> Problem | None:
     path, hint = (
         ("--package", "") if option else ("FOLDER", "--package NAME gives the package another name")
     )
-    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", package):
+    if (
+        not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", package)
+        or keyword.iskeyword(package)
+        or package in ("tests", "configs")
+    ):
         return Problem(
             path,
-            "is not a valid name for a package",
+            "is not a valid name for the package",
             package,
-            "letters, digits and _, beginning with a letter",
+            "letters, digits and _, beginning with a letter; no keyword of Python, nor the name "
+            "of another folder in the project",
             hint,
         )
-    if keyword.iskeyword(package) or package in ("tests", "configs"):
-        reason = (
-            "is a keyword of Python"
-            if keyword.iskeyword(package)
-            else "is the name of another folder in the project"
-        )
-        return Problem(path, reason, package, "another name for the package", hint)
     # The project's folder comes last on the path, so an existing module would hide the package
     spec = importlib.util.find_spec(package)
     if spec is not None and spec.origin is not None:

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from samewise.runner.commands import add_project, add_trust, project_from
-from samewise.runner.errors import ConfigError, Problem, number_of
+from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.records import trust
 from samewise.runner.records.files import require_writable
-from samewise.runner.records.found import matching
 
 if TYPE_CHECKING:
     from samewise.runner.config.compose import Composed
@@ -92,23 +91,15 @@ def _place(name: str, project: Project) -> Path:
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    folder_of_project = next(
-        (
-            folder
-            for folder in (
-                *(x for x in project.configs if x not in project.outside_configs),
-                *project.outside_configs,
-            )
-        ),
-        None,
-    )
-    if folder_of_project is None:
-        hint = (
-            'configs = "configs" under [tool.samewise] in pyproject.toml, or --config-dir '
-            "FOLDER; `samewise init` makes a project"
-        )
+    folders = sorted(project.configs, key=project.outside_configs.__contains__)
+    if not folders:
         raise ConfigError(
-            Problem("", "your project has no config folder to write the experiment to", hint=hint)
+            Problem(
+                "",
+                "your project has no config folder to write the experiment to",
+                hint='configs = "configs" under [tool.samewise] in pyproject.toml, or --config-dir '
+                "FOLDER; `samewise init` makes a project",
+            )
         )
     # Hydra's grammar reads some names as a number, null or a boolean
     if not re.fullmatch(r"\w[\w-]*(/\w[\w-]*)*", name, re.ASCII) or not isinstance(
@@ -131,7 +122,7 @@ def _place(name: str, project: Project) -> Path:
                 hint="choose another name; existing files are not overwritten",
             )
         )
-    return folder_of_project / "experiment" / f"{name}.yaml"
+    return folders[0] / "experiment" / f"{name}.yaml"
 
 
 def _compose_source(args: argparse.Namespace, project: Project) -> tuple[Composed, str]:
@@ -144,20 +135,6 @@ def _compose_source(args: argparse.Namespace, project: Project) -> tuple[Compose
         composed = compose([override_of_experiment(args.source), *args.overrides], project=project)
         for caution in composed.cautions:
             print(f"warning: {caution}", file=sys.stderr)
-        if runs := [
-            run
-            for run in matching(args.source, run_root=args.run_root)
-            if run.path.parent.name == args.source
-        ]:
-            hint = (
-                f"--from {runs[-1].path} takes the settings of "
-                f"{'the' if len(runs) == 1 else 'a'} run"
-            )
-            print(
-                f"warning: --from: {args.source} is an experiment, which is taken, and the "
-                f"name of {number_of(len(runs), 'run')}; {hint}",
-                file=sys.stderr,
-            )
         return composed, _describe_source(f"From the experiment {args.source}", composed.label)
     folder = saved.find(args.source, run_root=args.run_root)
     composed = replace(saved.config_in(folder.config, args.overrides), project=project)

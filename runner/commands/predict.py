@@ -24,11 +24,6 @@ if TYPE_CHECKING:
 _MAX_ITEMS = 10
 """Maximum number of a list's items to print."""
 
-_FILE_SUFFIXES = re.compile(
-    r"\.(avi|bmp|flac|gif|html?|jpe?g|jsonl|log|md|mkv|mov|mp[34]|np[yz]|ogg|opus|parquet|pdf|pickle|pkl|png|svg|tiff?|toml|tsv|txt|wav|web[mp]|xlsx?|xml|ya?ml|zip)"
-)
-"""Suffixes of files, which no folder's name has by intention."""
-
 EXAMPLES = """examples:
   samewise predict 3f2a digit.png                       the most likely classes of an image
   samewise predict 3f2a street.jpg --weights ema        which objects are where, using the moving average of the weights
@@ -126,14 +121,8 @@ def run(args: argparse.Namespace) -> int:
     predictions = predictor.predict_files(
         paths, pictures, threshold=args.threshold, batch=args.batch
     )
-    # Listed before the first prediction is made, since the predictions are computed one by one
-    existing, replaced = (
-        set(pictures.iterdir() if pictures and pictures.is_dir() else ()),
-        list[Path](),
-    )
     try:
         for file, prediction, written in show_progress(predictions, len(paths)):
-            replaced += [result_file for result_file in written if result_file in existing]
             for result_file in results:
                 result_file.add(file, prediction, written)
             if args.json or not results:
@@ -147,13 +136,6 @@ def run(args: argparse.Namespace) -> int:
                     f"{result_file.path}: {result_file.files} of {len(paths)} files",
                     file=sys.stderr if args.json else sys.stdout,
                 )
-        if replaced:
-            more = f" and {len(replaced) - 1} more" if len(replaced) > 1 else ""
-            print(
-                f"note: replaced {replaced[0]}{more} of an earlier command; another "
-                "--output keeps both",
-                file=sys.stderr,
-            )
     return 0
 
 
@@ -163,17 +145,6 @@ def _outputs(paths: Sequence[Path], form: Form | None) -> tuple[Path | None, lis
 
     files = [path for path in paths if path.suffix.lower() in SUFFIXES and not path.is_dir()]
     folders = [path for path in paths if path not in files]
-    if misnamed := [
-        x for x in folders if _FILE_SUFFIXES.fullmatch(x.suffix.lower()) and not x.is_dir()
-    ]:
-        hint = (
-            f"{misnamed[0].with_suffix('.csv')} has all predictions in one file; "
-            f"{misnamed[0].with_suffix('')} is a folder for pictures and sounds"
-        )
-        message = "has an extension that is not supported for predictions"
-        raise ConfigError(
-            Problem("--output", message, str(misnamed[0]), "a folder, NAME.csv or NAME.json", hint)
-        )
     if len(folders) > 1:
         raise ConfigError(
             Problem(

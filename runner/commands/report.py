@@ -52,8 +52,9 @@ def run(args: argparse.Namespace) -> int:
     folder = find(args.sweep, run_root=args.run_root)
     # Read first, so that a damaged file is not signed
     _ = folder.facts
-    trusted = trust.is_trusted(folder.made_by, trust=args.trust)
-    results = current_results(folder, project_from(args), trusted=trusted)
+    results = current_results(
+        folder, project_from(args), trusted=trust.is_trusted(folder.made_by, trust=args.trust)
+    )
     if not results:
         raise ConfigError(
             Problem(

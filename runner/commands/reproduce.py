@@ -101,8 +101,11 @@ def run(args: argparse.Namespace) -> int:
         if args.here:
             with rebuilding.importable(folder):
                 return _verify_here(_verify_arguments(args, run, folder), run)
-        interpreter = rebuilding.make_environment(folder, python=facts["python"])
-        return rebuilding.train_in(interpreter, folder, _verify_arguments(args, run, folder))
+        return rebuilding.train_in(
+            rebuilding.make_environment(folder, python=facts["python"]),
+            folder,
+            _verify_arguments(args, run, folder),
+        )
 
 
 @contextlib.contextmanager
@@ -203,15 +206,12 @@ def _require_trust(args: argparse.Namespace, facts: dict[str, Any]) -> None:
         if facts["packages"]
         else "no code of its own but samewise's"
     )
-    hint = (
-        f"with --trust this command {installs}runs what is in it: {code}. Add --trust if you trust "
-        "whoever made the bundle"
-    )
     raise NotTrusted(
         Problem(
             str(args.bundle),
             f"is intact, but nothing was run: a bundle needs --trust ({summary})",
-            hint=hint,
+            hint=f"with --trust this command {installs}runs what is in it: {code}. Add --trust if you trust "
+            "whoever made the bundle",
         )
     )
 

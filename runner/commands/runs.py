@@ -92,25 +92,41 @@ def run(args: argparse.Namespace) -> int:
     from samewise.runner.runs import listing, selection
 
     if args.uri and args.action != "list":
-        message = f"`samewise runs {args.action}` is for runs in folders"
-        hint = "change runs of a store in the MLflow UI"
-        raise ConfigError(Problem("--uri", message, args.uri, "--run-root FOLDER", hint))
+        raise ConfigError(
+            Problem(
+                "--uri",
+                f"`samewise runs {args.action}` is for runs in folders",
+                args.uri,
+                "--run-root FOLDER",
+                "change runs of a store in the MLflow UI",
+            )
+        )
     if args.action in ("rename", "tag"):
         return _note(args)
     conditions = args.where or (["state=failed"] if args.action == "gc" else [])
     if args.action == "rm":
         if not args.names:
-            hint = "samewise runs rm RUN ...; `samewise runs gc` deletes those that failed"
             raise ConfigError(
-                Problem("RUN", "no run was named", expected="runs to delete", hint=hint)
+                Problem(
+                    "RUN",
+                    "no run was named",
+                    expected="runs to delete",
+                    hint="samewise runs rm RUN ...; `samewise runs gc` deletes those that failed",
+                )
             )
-        folders = [saved.find(name, run_root=args.run_root) for name in args.names]
         # A run may be named twice, or through a link
+        folders = [saved.find(name, run_root=args.run_root) for name in args.names]
         different = {folder.path.resolve(): folder for folder in folders}.values()
         return _delete(selection.matching(map(listing.read_run, different), conditions), args)
     if args.names:
-        message = f"`samewise runs {args.action}` takes no names"
-        raise ConfigError(Problem("RUN", message, args.names[0], "--where CONDITION"))
+        raise ConfigError(
+            Problem(
+                "RUN",
+                f"`samewise runs {args.action}` takes no names",
+                args.names[0],
+                "--where CONDITION",
+            )
+        )
     runs, differing = selection.select(
         args.run_root, uri=args.uri, where=conditions, sort=args.sort, diff=args.diff
     )
@@ -146,8 +162,13 @@ def _note(args: argparse.Namespace) -> int:
 
     is_name = args.action == "rename"
     if len(args.names) != 2 if is_name else len(args.names) < 2:
-        expected = f"samewise runs {args.action} RUN {'NAME' if is_name else 'KEY=VALUE ...'}"
-        raise ConfigError(Problem("RUN", "these are not a run and its change", expected=expected))
+        raise ConfigError(
+            Problem(
+                "RUN",
+                "these are not a run and its change",
+                expected=f"samewise runs {args.action} RUN {'NAME' if is_name else 'KEY=VALUE ...'}",
+            )
+        )
     folder = saved.find(args.names[0], run_root=args.run_root)
     if is_name:
         notes.rename(folder, args.names[1])
@@ -184,7 +205,6 @@ def _delete(runs: Sequence[ListedRun], args: argparse.Namespace) -> int:
 
     deletion.require_no_links(runs)
     children, unsent = deletion.trained_from(runs, args.run_root), deletion.unsent(runs)
-    mlflow_note = "; their records in MLflow stay" if deletion.in_mlflow(runs) else ""
     if args.yes:
         deletion.delete(runs, args.run_root)
     verb = "deleted" if args.yes else "would be deleted"
@@ -219,8 +239,8 @@ def _delete(runs: Sequence[ListedRun], args: argparse.Namespace) -> int:
         print("nothing to delete")
     elif not args.yes:
         print(
-            "nothing has been deleted yet: --yes deletes these, with their "
-            f"checkpoints{mlflow_note}"
+            "nothing has been deleted yet: --yes deletes these, with their checkpoints; records "
+            "in MLflow stay"
         )
     return 0
 
@@ -253,7 +273,10 @@ def _print(
     rows, has_codes = list[dict[str, str]](), len({entry.code for entry in runs}) > 1
     for entry in runs:
         label_columns = {
-            "overridden": _shorten_label(entry.label),
+            # --json shows all of a long value
+            "overridden": " ".join(
+                truncate(part, _MAX_LENGTH) for part in re.split(r" (?=[\w.+~/@-]+=)", entry.label)
+            ),
             **({"code": entry.code} if has_codes else {}),
         }
         settings = (
@@ -316,20 +339,9 @@ def _choose_columns(differing: Sequence[Mapping[str, Any]]) -> tuple[list[str], 
     paths = list(differing[0]) if differing else []
     values = {path: [str(config[path]) for config in differing] for path in paths}
     # Settings that all runs have come first, then those with more values, then those nearer to the
-    # config's root; below, those that tell further runs apart go before all others
+    # config's root
     ranked = sorted(
         paths, key=lambda path: ("-" in values[path], -len({*values[path]}), path.count("."))
     )
-    distinguishing = list[str]()
-    for path in ranked:
-        combinations = {*zip(*(values[x] for x in (*distinguishing, path)), strict=True)}
-        if len(combinations) > len({*zip(*(values[x] for x in distinguishing), strict=True)}):
-            distinguishing.append(path)
-    chosen = {*[*distinguishing, *ranked][:_MAX_SETTINGS]}
+    chosen = ranked[:_MAX_SETTINGS]
     return [path for path in paths if path in chosen], len(paths) - len(chosen)
-
-
-def _shorten_label(label: str) -> str:
-    """Shorten the long values in a label; --json shows all of it."""
-    parts = re.split(r" (?=[\w.+~/@-]+=)", label)
-    return " ".join(truncate(part, _MAX_LENGTH) for part in parts)

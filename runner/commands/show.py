@@ -117,7 +117,6 @@ def _meanings(composed: Composed) -> Iterator[tuple[str, str]]:
     from samewise.runner.config.references import find_references
     from samewise.runner.config.schema import Experiment
     from samewise.runner.config.tree import flat
-    from samewise.runner.errors import ConfigError
 
     loader = Loader(composed.project)
     meanings = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import shlex
 import signal
 import socket
@@ -85,13 +84,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.run_root and args.overrides and not is_named(args.overrides):
-        hint = f"settings are written without dashes: run_root={args.run_root}"
         raise ConfigError(
             Problem(
                 "--run-root",
                 "is where to look for a sweep by its id, not where these overrides write one",
                 str(args.run_root),
-                hint=hint,
+                hint=f"settings are written without dashes: run_root={args.run_root}",
             )
         )
     args.run_root = args.run_root or Path("runs")
@@ -137,17 +135,9 @@ def start(args: argparse.Namespace) -> int:
         wait=wait,
     )
     if not prepared.space.dimensions and not prepared.space.seeds:
-        bracketed = next(
-            (text for text in prepared.overrides if re.fullmatch(r"[\w.]+=\[.*,.*\]", text)), ""
-        )
-        hint = (
-            "; in a sweep values are separated by commas, without brackets: "
-            f"{re.sub(r'[][ ]', '', bracketed)}"
-            if bracketed
-            else ""
-        )
         print(
-            f"note: no override has several values (KEY=A,B), so this is a sweep of one run{hint}",
+            "note: no override has several values (KEY=A,B, without brackets), so this is a sweep "
+            "of one run",
             file=sys.stderr,
         )
     if getattr(args, "list", False):
@@ -193,9 +183,13 @@ def _list(prepared: PreparedSweep, *, as_json: bool) -> int:
     from samewise.runner.sweeps.report.tables import point_values
 
     if not prepared.sweeper.listed:
-        message = "chooses points by earlier results, so they cannot be listed in advance"
         raise ConfigError(
-            Problem("sweeper", message, type(prepared.sweeper).__name__, hint="sweeper=grid")
+            Problem(
+                "sweeper",
+                "chooses points by earlier results, so they cannot be listed in advance",
+                type(prepared.sweeper).__name__,
+                hint="sweeper=grid",
+            )
         )
     points = compose_points(
         list(prepared.sweeper.settings()),

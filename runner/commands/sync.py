@@ -76,16 +76,13 @@ class SyncResult:
                 f"{self.run}: sent {number_of(self.metrics, 'metric')} and "
                 f"{number_of(self.files, 'file')} to {place}{ended}{model}{registered}"
             )
-        if self.state == "in_progress":
-            return f"{self.run}: in progress; its own process sends it{self.error or ''}"
-        if self.state == "ending":
-            return (
-                f"{self.run}: training has ended, and its own process is still "
-                f"sending{self.error or ''}; run the command again when that has finished"
-            )
-        if self.state == "disabled":
-            return f"{self.run}: tracking.enabled is false"
-        return f"{self.run}: could not be sent: {self.error}"
+        messages = {
+            "in_progress": f"in progress; its own process sends it{self.error or ''}",
+            "ending": "training has ended, and its own process is still "
+            f"sending{self.error or ''}; run the command again when that has finished",
+            "disabled": "tracking.enabled is false",
+        }
+        return f"{self.run}: {messages.get(self.state, f'could not be sent: {self.error}')}"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -194,12 +191,11 @@ def _send(folder: RunFolder, args: argparse.Namespace) -> Iterator[SyncResult]:
         backends = requested or backends_of(settings)
         if args.log_model or args.register:
             if "mlflow" not in backends:
-                hint = "add --to mlflow"
                 raise ConfigError(
                     Problem(
                         "--register" if args.register else "--log-model",
                         "needs MLflow, but the run is not sent there",
-                        hint=hint,
+                        hint="add --to mlflow",
                     )
                 )
             settings |= {
@@ -237,10 +233,9 @@ def _copy(
         with locks.hold(folder.sending):
             return _synchronise(folder, backend, settings, name)
     except locks.LockHeld:
-        is_training = locks.holder(folder.lock) is not None
         return SyncResult(
             name,
-            "in_progress" if is_training else "ending",
+            "in_progress" if locks.holder(folder.lock) is not None else "ending",
             backend,
             error=last_trouble(folder.path) or None,
         )
@@ -304,11 +299,14 @@ def address(folder: RunFolder, settings: Mapping[str, Any], uri: str | None) -> 
     )
     file = sqlite_file(store)
     if file is not None and not file.parent.is_dir():
-        reason, hint = (
-            "its store's folder no longer exists",
-            f"give the store's address: --uri sqlite:///{_run_root(folder)}/mlflow.db",
+        raise ConfigError(
+            Problem(
+                str(folder.path),
+                "its store's folder no longer exists",
+                str(file),
+                hint=f"give the store's address: --uri sqlite:///{_run_root(folder)}/mlflow.db",
+            )
         )
-        raise ConfigError(Problem(str(folder.path), reason, str(file), hint=hint))
     return store
 
 
@@ -322,11 +320,12 @@ def _require_your_address(
     if is_requested and is_remote and not is_trusted(folder.config, trust=trust):
         settings["artifact_location"] = None
     elif not is_requested and (is_remote or not is_inside):
-        uses = (
-            "sends what is recorded, with your tokens, to the address that its config.yaml "
-            "names. Give another with --uri"
+        require(
+            folder.config,
+            trust=trust,
+            uses="sends what is recorded, with your tokens, to the address that its config.yaml "
+            "names. Give another with --uri",
         )
-        require(folder.config, trust=trust, uses=uses)
 
 
 def _resolve_relative_store(uri: str, stores: list[str]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 import shlex
 import sys
 from collections.abc import Mapping
@@ -87,12 +86,11 @@ def run(args: argparse.Namespace) -> int:
             if has_several_values(text):
                 print(f"note: {_explain_sweep(text)}", file=sys.stderr)
         if args.fresh:
-            hint = "name=OTHER makes it a new sweep; or train one run at a time with --fresh"
             raise ConfigError(
                 Problem(
                     "--fresh",
                     "cannot be used with a sweep, which resumes its existing runs",
-                    hint=hint,
+                    hint="name=OTHER makes it a new sweep; or train one run at a time with --fresh",
                 )
             )
         return start(args)
@@ -149,8 +147,6 @@ def _explain_sweep(text: str) -> str:
     """Explain an override with several values: a list or a decimal comma may have been meant."""
     key, _, value = text.partition("=")
     suggestion = f"'{key}=[{value}]'" if "(" not in value else ""
-    if re.fullmatch(r"[+-]?\d+,\d+", value):
-        suggestion = f"{text.replace(',', '.')}, or, if it takes a list, {suggestion}"
     return f"{text} is a sweep, with one training for each value" + (
         f"; one training is {suggestion}" if suggestion else ""
     )

@@ -112,8 +112,9 @@ def print_verdict(args: argparse.Namespace, folder: RunFolder, request: Request)
     # Imports torch, which must come after the variables
     from samewise.runner.verify.verdict import verify_run
 
-    project = projects.find(args.project, packages=args.package)
-    verdict = verify_run(folder, composed, project, request)
+    verdict = verify_run(
+        folder, composed, projects.find(args.project, packages=args.package), request
+    )
     print(to_json(asdict(verdict)) if args.json else "\n".join(verdict.messages))
     return 0 if verdict.same else 1
 

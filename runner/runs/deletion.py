@@ -12,8 +12,8 @@ from pathlib import Path
 from samewise.runner.config.schema import SOURCES
 from samewise.runner.config.tree import at
 from samewise.runner.errors import ConfigError, Problem
-from samewise.runner.records import kept_sources, locks, shapes
-from samewise.runner.records.files import read_mapping, read_text
+from samewise.runner.records import kept_sources, locks
+from samewise.runner.records.files import read_text
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.found import below
 from samewise.runner.runs.listing import ListedRun, settings_of
@@ -55,15 +55,6 @@ def _names_checkpoint(folder: str, deleted: Collection[Path]) -> bool:
         or any(checkpoint.is_relative_to(path) for checkpoint in checkpoints)
         for path in deleted
     )
-
-
-def in_mlflow(runs: Sequence[ListedRun]) -> list[ListedRun]:
-    """Return the runs of which MLflow has a record."""
-    return [
-        run
-        for run in runs
-        if read_mapping(RunFolder(Path(run.folder)).tracking, shapes.TRACKING).get("run_id")
-    ]
 
 
 def unsent(runs: Sequence[ListedRun]) -> list[ListedRun]:
@@ -121,9 +112,12 @@ def delete(runs: Sequence[ListedRun], run_root: Path) -> None:
                 try:
                     stack.enter_context(locks.hold(lock, sign=False))
                 except locks.LockHeld as holder:
-                    hint = "wait for it, or stop it; nothing has been deleted"
                     raise ConfigError(
-                        Problem(run.folder, f"is being {activity} by {holder}", hint=hint)
+                        Problem(
+                            run.folder,
+                            f"is being {activity} by {holder}",
+                            hint="wait for it, or stop it; nothing has been deleted",
+                        )
                     ) from None
         for folder in folders:
             shutil.rmtree(folder)

@@ -22,16 +22,28 @@ def rename(folder: RunFolder, name: str) -> None:
     """
     run = folder.path.resolve()
     if name and not re.fullmatch(_NAME, name):
-        expected = "letters, digits, spaces and _ . + -, beginning with a letter or digit"
-        raise ConfigError(Problem("NAME", "cannot be a run's name", name, expected))
+        raise ConfigError(
+            Problem(
+                "NAME",
+                "cannot be a run's name",
+                name,
+                "letters, digits, spaces and _ . + -, beginning with a letter or digit",
+            )
+        )
     namesakes = [
         str(other.path)
         for other in complete_matches(name, run_root=run.parents[1])
         if other.path.resolve() != run
     ]
     if namesakes:
-        hint = f"choose another, or rename {namesakes[0]} first"
-        raise ConfigError(Problem("NAME", "names another run", name, hint=hint))
+        raise ConfigError(
+            Problem(
+                "NAME",
+                "names another run",
+                name,
+                hint=f"choose another, or rename {namesakes[0]} first",
+            )
+        )
     notes = read_json(folder.notes, shapes.NOTES) or {}
     write_json(folder.notes, {**notes, "name": name})
 

@@ -45,9 +45,6 @@ def test_an_experiment_from_a_run_keeps_its_fingerprint_and_lists_only_overrides
     rest = {"seed": 3, "max_steps": 1, "model": {"width": 4}, "dataset": {"valid": {"length": 8}}, "evaluate": {"pictures": False}}
     assert {key: value for key, value in said.items() if key != "defaults"} == rest
     assert "again" in samewise("list", "experiment").stdout
-    both = samewise("new", "third", "--from", "first")
-    assert "first is an experiment, which is taken, and the name of 1 run" in both.stderr
-    assert f"--from {Path('runs') / 'first' / trained.folder.name} takes the settings of the run" in both.stderr
 
 
 def test_a_config_made_by_somebody_else_is_refused(trained: sw.Trained, samewise: Run, tmp_path: Path) -> None:
