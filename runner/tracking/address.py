@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
 import urllib.error
 import urllib.request
@@ -14,6 +13,12 @@ from samewise.runner.errors import ConfigError, Problem, nearest, truncate
 from samewise.runner.secrets import HIDDEN
 
 _SQL = {"postgresql": "psycopg2", "mysql": "MySQLdb", "mssql": "pyodbc"}
+_PACKAGES = {
+    "psycopg2": "psycopg2-binary",
+    "MySQLdb": "mysqlclient",
+    "psycopg": "psycopg[binary]",
+}
+"""Packages of database drivers, if they have another name."""
 _MAKE_ONE = "samewise train experiment=resnet18_digits"
 _REMOTE = ("http", "https")
 REFUSED = "the server refuses access"
@@ -65,32 +70,16 @@ def problem(uri: str, *, path: str = "tracking.uri") -> Problem | None:
                 "sqlite:///FOLDER/mlflow.db",
                 f"use {uri.rstrip('/')}/mlflow.db",
             )
-        if file.is_file() and os.access(file, os.R_OK):
-            with open(file, "rb") as handle:
-                header = handle.read(16)
-            # An empty file becomes a store
-            if header not in (b"", b"SQLite format 3\0"):
-                expected = "a new file, or a store made by MLflow"
-                return Problem(path, "this is not an SQLite file", uri, expected)
         return None
     if dialect in _SQL:
-        module = {"psycopg": "psycopg", "pymysql": "pymysql", "pyodbc": "pyodbc"}.get(
-            driver, driver or _SQL[dialect]
-        )
-        if dialect == "postgresql" and not driver:
-            reason = (
-                "name the driver: the driver that a bare postgresql:// uses depends on "
-                "SQLAlchemy's version"
-            )
-            expected = "postgresql+psycopg2://..."
-            return Problem(path, reason, remove_password(uri), expected)
+        module = driver or _SQL[dialect]
         if importlib.util.find_spec(module) is None:
             return Problem(
                 path,
                 f"the database driver '{module}' is not installed",
                 remove_password(uri),
                 _EXAMPLES,
-                f"pip install {_package(module)}",
+                f"pip install {_PACKAGES.get(module, module)}",
             )
         return None
     if scheme in _REMOTE:
@@ -212,11 +201,3 @@ def describe_failure(message: str) -> str:
     if status[1] == "401":
         return f"{REFUSED} (HTTP 401, not logged in): set {variables}"
     return f"{REFUSED} (HTTP 403, not allowed): set {variables} to those of a user with access"
-
-
-def _package(module: str) -> str:
-    return {
-        "psycopg2": "psycopg2-binary",
-        "MySQLdb": "mysqlclient",
-        "psycopg": "psycopg[binary]",
-    }.get(module, module)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from samewise.runner.config.tree import flat
+from samewise.runner.config.tree import at, flat
 from samewise.runner.records import header, own_code, shapes, sources
 from samewise.runner.records.files import read_mapping, read_text
 from samewise.runner.records.folder import RunFolder
@@ -46,11 +46,6 @@ def key(name: str) -> str:
     return _fit("/".join(parts) or "_", _KEY_LENGTH)
 
 
-def key_with_digest(name: str) -> str:
-    """Return the `key` of `name` with a digest of it, for a metric whose `key` is taken."""
-    return f"{key(name)[: _KEY_LENGTH - 9]}_{_digest(name)}"
-
-
 class MetricKeys:
     """Valid MLflow names of a run's metrics, in the journal's order.
 
@@ -69,7 +64,11 @@ class MetricKeys:
     def of(self, name: str) -> str:
         """Return the metric's name in MLflow."""
         if name not in self._keys:
-            self._keys[name] = key_with_digest(name) if key(name) in self.taken else key(name)
+            self._keys[name] = (
+                f"{key(name)[: _KEY_LENGTH - 9]}_{_digest(name)}"
+                if key(name) in self.taken
+                else key(name)
+            )
             self.taken.add(self._keys[name])
         return self._keys[name]
 
@@ -186,7 +185,9 @@ def _dataset_input(split: str, facts: Mapping[str, Any], config: Mapping[str, An
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
     dataset = cast(Mapping[str, Any], config.get("dataset") or {})
-    source = facts.get("source") or dataset.get("root") or _target(dataset.get(split)) or "unknown"
+    source = (
+        facts.get("source") or dataset.get("root") or at(dataset, f"{split}._target_") or "unknown"
+    )
     own_fields = {"name", "digest", "fingerprint", "source", "schema", "size"}
     profile = {
         "num_rows": facts.get("size"),
@@ -220,14 +221,6 @@ def _fit(text: str, length: int) -> str:
 
 def _digest(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
-
-
-def _target(component: Any) -> str | None:
-    return (
-        cast(Mapping[str, Any], component).get("_target_")
-        if isinstance(component, Mapping)
-        else None
-    )
 
 
 def _user() -> str | None:

@@ -24,7 +24,6 @@ from samewise.runner.records import shapes
 from samewise.runner.records.files import cut_torn_line, open_to_read, parse_json, read_lines
 
 _LOG = logging.getLogger("samewise.tracking")
-_HELD_BYTES = 32 << 20
 # Seconds between writes if lines come faster: a system call for each line would take a tenth of a
 # small network's step
 _EVERY_S = 0.1
@@ -74,10 +73,8 @@ class Journal:
             path, from_step=-1 if resume_step is None else resume_step
         )
         self._held = list[bytes]()
-        self._held_bytes = 0
         self._write_at = 0.0
         self._is_full = False
-        self._lost = 0
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Append the values of one step, except those already in the journal."""
@@ -95,13 +92,15 @@ class Journal:
         values = tuple(map(float, metrics.values()))
         # One test for all: a sum with NaN or an infinity in it is not finite
         numbers = values if math.isfinite(sum(values)) else tuple(map(_spelled, values))
-        self._hold((_line(keys) % (step, time.time_ns() // 1_000_000, *numbers)).encode())
+        self._held.append((_line(keys) % (step, time.time_ns() // 1_000_000, *numbers)).encode())
         if time.monotonic() >= self._write_at:
             self._write_held()
 
     def status(self, status: str) -> None:
         """Append that a process begins to log (RUNNING), or how it ended."""
-        self._hold(f'{{"status": "{status}", "time_ms": {time.time_ns() // 1_000_000}}}\n'.encode())
+        self._held.append(
+            f'{{"status": "{status}", "time_ms": {time.time_ns() // 1_000_000}}}\n'.encode()
+        )
         self._write_held()
 
     def sync(self) -> bool:
@@ -124,21 +123,14 @@ class Journal:
             _LOG.warning(
                 "%s: the disk is full; %d lines of metrics are lost",
                 self.path,
-                b"".join(self._held).count(b"\n") + self._lost,
+                b"".join(self._held).count(b"\n"),
             )
         os.close(self._file)
-
-    def _hold(self, line: bytes) -> None:
-        if self._held_bytes + len(line) > _HELD_BYTES:
-            self._lost += 1
-            return
-        self._held.append(line)
-        self._held_bytes += len(line)
 
     def _write_held(self) -> None:
         """Write the lines in memory; if a full disk takes only a part, the rest follows later."""
         # An interruption may lose lines, which a resumed run logs again, but duplicates none
-        rest, self._held, self._held_bytes = b"".join(self._held), [], 0
+        rest, self._held = b"".join(self._held), []
         try:
             while rest:
                 rest = rest[os.write(self._file, rest) :]
@@ -152,16 +144,10 @@ class Journal:
             self._is_full, self._write_at = True, time.monotonic() + _RETRY_S
         else:
             if self._is_full:
-                _LOG.warning(
-                    "%s: is writable again%s",
-                    self.path,
-                    f"; {self._lost} lines did not fit into memory and were lost"
-                    if self._lost
-                    else "",
-                )
-            self._is_full, self._lost, self._write_at = False, 0, time.monotonic() + _EVERY_S
+                _LOG.warning("%s: is writable again", self.path)
+            self._is_full, self._write_at = False, time.monotonic() + _EVERY_S
         if rest:
-            self._hold(rest)
+            self._held.append(rest)
 
 
 def read_entries(

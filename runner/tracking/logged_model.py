@@ -50,7 +50,8 @@ def log(
     step: int,
 ) -> str:
     """Log the model, continuing an interrupted attempt; return its id."""
-    name = _model_name(folder.path.absolute().parent.name)
+    # MLflow refuses these characters
+    name = re.sub(r"[/:.%\"']", "_", folder.path.absolute().parent.name)
     models = client.search_logged_models(
         [experiment_id],
         filter_string=f"source_run_id = '{run_id}' AND name = '{name}'",
@@ -69,11 +70,6 @@ def log(
         client.finalize_logged_model(model.model_id, "READY")
     client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step)])
     return model.model_id
-
-
-def _model_name(name: str) -> str:
-    # MLflow refuses these characters
-    return re.sub(r"[/:.%\"']", "_", name)
 
 
 def register(client: MlflowClient, name: str, *, model_id: str, run_id: str) -> str:

@@ -142,9 +142,11 @@ class Sending:
             started = next(
                 (entry.time_ms for entry, _ in journal.read_entries(self.folder.metrics)), None
             )
-            name = describing.run_name(self.folder, self.settings)
             run = self.client.create_run(
-                experiment, start_time=started, tags={_INTENT: self.progress.intent}, run_name=name
+                experiment,
+                start_time=started,
+                tags={_INTENT: self.progress.intent},
+                run_name=describing.run_name(self.folder, self.settings),
             )
         self._is_run_checked = True
         # A new run is RUNNING, without a request that could arrive late
@@ -205,12 +207,13 @@ class Sending:
                 dict[str, Any], OmegaConf.to_container(OmegaConf.load(self.folder.config))
             )
             steps = int((read_json(self.folder.summary, shapes.SUMMARY) or {}).get("steps", 0))
-            experiment = str(self.progress.experiment_id or self._require_run().info.experiment_id)
             model = logged_model.log(
                 self.client,
                 self.folder,
                 run_id=self._run_id,
-                experiment_id=experiment,
+                experiment_id=str(
+                    self.progress.experiment_id or self._require_run().info.experiment_id
+                ),
                 config=config,
                 step=steps,
             )

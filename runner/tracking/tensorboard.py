@@ -156,11 +156,7 @@ class TensorBoard:
             image = _SUMMARY.Image(
                 width=width, height=height, encoded_image_string=path.read_bytes()
             )
-            value = _SUMMARY.Value(tag=name, image=image)
-            self._add(
-                _EVENTS.Event(
-                    wall_time=time.time(), step=self._step, summary=_SUMMARY(value=[value])
-                )
-            )
+            summary = _SUMMARY(value=[_SUMMARY.Value(tag=name, image=image)])
+            self._add(_EVENTS.Event(wall_time=time.time(), step=self._step, summary=summary))
             self._pictures[path] = changed
             self.sent.files += 1

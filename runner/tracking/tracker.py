@@ -137,8 +137,7 @@ class WithSender(Tracker):
         super().finish(status)
         self._revive()
         sender = self._sender
-        seconds = float(self._settings["flush_timeout_s"])
-        if sender is None or not _wait_for_end(sender, seconds):
+        if sender is None or not _wait_for_end(sender, float(self._settings["flush_timeout_s"])):
             troubles = self._troubles()
             titles = [TITLES[name] for name in backends_of(self._settings)]
             # An empty reason says that everything has arrived
@@ -201,17 +200,14 @@ def _require_file(file: Path, uri: str) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         open(file, "ab").close()
     except OSError as error:
-        hint = (
-            "ask its owner for access, or keep runs and store in a folder of your own: "
-            "run_root=FOLDER"
-        )
         raise ConfigError(
             Problem(
                 "tracking.uri",
                 f"the store cannot be written: {error.strerror}",
                 uri,
                 "a writable file in a writable folder",
-                hint,
+                "ask its owner for access, or keep runs and store in a folder of your own: "
+                "run_root=FOLDER",
             )
         ) from None
 
