@@ -146,8 +146,13 @@ def unpack(file: Path, into: Path, *, expect: str | None = None) -> Contents:
                 )
             ]
         except (tarfile.TarError, ValueError, EOFError, OverflowError) as error:
-            hint = "copy or download it again; `samewise bundle RUN --out FILE` makes one"
-            problems = [Problem(str(file), f"is not a bundle, or is cut off: {error}", hint=hint)]
+            problems = [
+                Problem(
+                    str(file),
+                    f"is not a bundle, or is cut off: {error}",
+                    hint="copy or download it again; `samewise bundle RUN --out FILE` makes one",
+                )
+            ]
     shutil.rmtree(into, ignore_errors=True)
     raise ConfigError(*problems)
 
@@ -202,11 +207,10 @@ def _read(archive: tarfile.TarFile, name: str) -> bytes:
     """Return the content of the archive's next part, which must have this name."""
     member = archive.next()
     if member is None or member.name != name or not member.isreg():
-        message = "is not where it should be: this is not a bundle, or it was altered or cut off"
         raise ConfigError(
             Problem(
                 name,
-                message,
+                "is not where it should be: this is not a bundle, or it was altered or cut off",
                 member.name if member else "nothing",
                 name,
                 "`samewise bundle RUN --out FILE` makes one",

@@ -12,7 +12,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
-from packaging.requirements import InvalidRequirement, Requirement
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from samewise.runner.bundles.archive import CODE, LOCK, OWN
@@ -173,10 +173,8 @@ def pins(imported: Iterable[str]) -> dict[str, str]:
             # The requirement is for another platform, or of an extra that is not installed
             continue
         versions[canonicalize_name(name)] = distribution.version
-        for requirement in map(_parse_requirement, distribution.requires or ()):
-            if requirement and (
-                requirement.marker is None or requirement.marker.evaluate({"extra": extra})
-            ):
+        for requirement in map(Requirement, distribution.requires or ()):
+            if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
                 queue += [(requirement.name, x) for x in ("", *requirement.extras)]
     # samewise itself is in the bundle as code
     versions.pop("samewise", None)
@@ -218,10 +216,3 @@ def _extras(name: str) -> list[str]:
         return metadata.metadata(name).get_all("Provides-Extra") or []
     except metadata.PackageNotFoundError:
         return []
-
-
-def _parse_requirement(line: str) -> Requirement | None:
-    try:
-        return Requirement(line)
-    except InvalidRequirement:
-        return None

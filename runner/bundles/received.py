@@ -6,7 +6,6 @@ Copies are in temporary folders. Imports mlflow only for a store.
 from __future__ import annotations
 
 import re
-import shutil
 import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -142,16 +141,13 @@ def _require_near(artifacts: str, uri: str, *, trust: bool) -> None:
         parts.scheme not in _NEAR
         or (parts.hostname, parts.port) not in ((None, None), (server.hostname, server.port))
     ) and not trust:
-        hint = (
-            "if you trust whoever made the store, add --trust: MLflow then connects there, "
-            "with credentials of yours that it finds"
-        )
         raise ConfigError(
             Problem(
                 "RUN",
                 "the store keeps the run's files in another place",
                 remove_password(artifacts),
-                hint=hint,
+                hint="if you trust whoever made the store, add --trust: MLflow then connects there, "
+                "with credentials of yours that it finds",
             )
         )
 
@@ -190,16 +186,6 @@ def _download(client: Any, run_id: str, into: Path, store: str) -> RunFolder:
                 for x in artifacts
                 if not x.is_dir
             }
-    if (needed := sum(sizes.values())) > (free := shutil.disk_usage(into).free):
-        hint = "set the environment variable TMPDIR to a folder with more room"
-        raise ConfigError(
-            Problem(
-                "RUN",
-                f"its files come to {needed:,} bytes; {into.parent} has room for {free:,}",
-                run_id,
-                hint=hint,
-            )
-        )
     for name in sizes:
         # By way of an empty folder, since MLflow copies `checkpoint/x` of a store's folder to `x`
         with tempfile.TemporaryDirectory(prefix=".download-", dir=into) as empty:

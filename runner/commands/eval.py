@@ -164,6 +164,9 @@ def _evaluate_points(sweep: SweepFolder, args: argparse.Namespace) -> int:
     else:
         tables.print_rows(rows.evaluation_rows(points))
     if unsent:
-        message = f"not everything has reached MLflow yet: {unsent[0]}"
-        print(f"warning: {message}; `samewise sync` sends the rest", file=sys.stderr)
+        print(
+            f"warning: not everything has reached MLflow yet: {unsent[0]}; `samewise sync` sends "
+            "the rest",
+            file=sys.stderr,
+        )
     return int(failures > 0)

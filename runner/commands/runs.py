@@ -178,8 +178,11 @@ def _note(args: argparse.Namespace) -> int:
     line = f"{folder.path}: {entry.name}  {_write_tags(entry.tags)}".rstrip()
     print(to_json(entry.facts()) if args.json else line)
     for failure in send_now(folder):
-        hint = f"run `samewise sync {shlex.quote(str(folder.path))}` later"
-        print(f"warning: MLflow does not have it yet: {failure}; {hint}", file=sys.stderr)
+        print(
+            f"warning: MLflow does not have it yet: {failure}; run `samewise sync "
+            f"{shlex.quote(str(folder.path))}` later",
+            file=sys.stderr,
+        )
     return 0
 
 

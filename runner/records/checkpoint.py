@@ -99,11 +99,12 @@ def read(path: Path) -> dict[str, Any]:
             )
         ) from None
     except Exception as error:
-        hint = (
-            "the file may be intact: check storage, memory and the version of torch, then try again"
-        )
         raise CheckpointError(
-            Problem(str(path), f"the checkpoint cannot be read: {first_line(error)}", hint=hint)
+            Problem(
+                str(path),
+                f"the checkpoint cannot be read: {first_line(error)}",
+                hint="the file may be intact: check storage, memory and the version of torch, then try again",
+            )
         ) from error
 
 
@@ -113,14 +114,14 @@ def _read(path: Path) -> dict[str, Any]:
     actual = sha256(path / "state.pt")
     if actual != expected:
         require_downloaded(path / "state.pt")
-        reason = "the checkpoint was cut short or altered since it was written"
-        hint = (
-            "`samewise train` resumes from the newest intact one; with `eval` and `predict`, "
-            "choose another with --checkpoint last or a step number"
-        )
         raise DamagedCheckpoint(
             Problem(
-                str(path), reason, f"sha256 {actual[:16]}...", f"sha256 {expected[:16]}...", hint
+                str(path),
+                "the checkpoint was cut short or altered since it was written",
+                f"sha256 {actual[:16]}...",
+                f"sha256 {expected[:16]}...",
+                "`samewise train` resumes from the newest intact one; with `eval` and `predict`, "
+                "choose another with --checkpoint last or a step number",
             )
         )
     state: dict[str, Any] = load_tensors(path / "state.pt")
@@ -167,8 +168,9 @@ def load_tensors(path: Path) -> Any:
     except RuntimeError as error:
         if "PytorchStreamReader" in str(error):
             # Without torch's guesses how that came about
-            reason = f"it is cut short or damaged: {str(error).partition('. ')[0]}"
-            raise RuntimeError(reason) from None
+            raise RuntimeError(
+                f"it is cut short or damaged: {str(error).partition('. ')[0]}"
+            ) from None
         # torch takes a tar archive for its oldest format, and gives the same advice
         if "weights_only" not in str(error):
             raise
@@ -249,14 +251,13 @@ def newest_sound(
         )
         break
     if problems:
-        hint = (
-            "check storage, memory and the version of samewise, then run the same command "
-            f"again{older}; or start a new run with a different name="
-        )
         raise CheckpointError(
             *problems,
             Problem(
-                str(folder), "no checkpoint to resume from; nothing has been deleted", hint=hint
+                str(folder),
+                "no checkpoint to resume from; nothing has been deleted",
+                hint="check storage, memory and the version of samewise, then run the same command "
+                f"again{older}; or start a new run with a different name=",
             ),
         )
     return None, {}, []

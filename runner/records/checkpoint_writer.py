@@ -126,12 +126,20 @@ class Checkpoints:
         except (OSError, RuntimeError, SamewiseError) as error:
             # Before the partial files are removed, which makes room
             reason, code = _reason(error, self._folder)
-            limit = "raise the limit on the size of files (ulimit -f)"
-            remedy = limit if code == errno.EFBIG else make_room(code, self._folder)
+            remedy = (
+                "raise the limit on the size of files (ulimit -f)"
+                if code == errno.EFBIG
+                else make_room(code, self._folder)
+            )
             shutil.rmtree(temporary, ignore_errors=True)
-            hint = ", then ".join(filter(None, [remedy, "run the same command again to resume"]))
             raise TrainingError(
-                Problem(str(final), f"the checkpoint cannot be written: {reason}", hint=hint)
+                Problem(
+                    str(final),
+                    f"the checkpoint cannot be written: {reason}",
+                    hint=", then ".join(
+                        filter(None, [remedy, "run the same command again to resume"])
+                    ),
+                )
             ) from error
 
     def _fill(
@@ -242,8 +250,10 @@ def retry(path: Path, write: Callable[[], None]) -> None:
         write()
     except (OSError, RuntimeError, SamewiseError) as error:
         reason, _ = _reason(error, path.parent)
-        message = f"writing failed, and is tried again in {_PAUSE_S:g} s: {reason}"
-        print(f"warning: {Problem(str(path), message)}", file=sys.stderr)
+        print(
+            f"warning: {path}: writing failed, and is tried again in {_PAUSE_S:g} s: {reason}",
+            file=sys.stderr,
+        )
         time.sleep(_PAUSE_S)
         write()
 

@@ -223,15 +223,12 @@ digested too.
 
 def _undigested(kind: str, name: str) -> ConfigError:
     place = f"{name!r} in a sample or batch" if name else "a sample or batch"
-    expected = (
-        "tensors, arrays, numbers and texts; mappings, lists, tuples, dataclasses and other "
-        "objects that have these as attributes"
-    )
     return ConfigError(
         Problem(
             "dataset, recipe",
             f"{place} is {kind}, whose content cannot be compared bit by bit",
-            expected=expected,
+            expected="tensors, arrays, numbers and texts; mappings, lists, tuples, dataclasses and other "
+            "objects that have these as attributes",
         )
     )
 

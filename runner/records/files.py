@@ -193,13 +193,21 @@ def require_downloaded(path: Path) -> None:
     if not start:
         raise ConfigError(Problem(str(path), "is empty"))
     if start.startswith(b"version https://git-lfs"):
-        hint = "`git lfs pull` in its repository gets the file"
         raise ConfigError(
-            Problem(str(path), "is a Git LFS pointer, not the file that it stands for", hint=hint)
+            Problem(
+                str(path),
+                "is a Git LFS pointer, not the file that it stands for",
+                hint="`git lfs pull` in its repository gets the file",
+            )
         )
     if start.startswith((b"<!doctype html", b"<html", b"<?xml")):
-        message = "is a web page, such as a login or an error, in the place of the file"
-        raise ConfigError(Problem(str(path), message, hint="download it again"))
+        raise ConfigError(
+            Problem(
+                str(path),
+                "is a web page, such as a login or an error, in the place of the file",
+                hint="download it again",
+            )
+        )
 
 
 def sha256(path: Path) -> str:

@@ -112,15 +112,15 @@ class RunFolder:
                 has neither made nor trusted the folder.
         """
         if self.checkpoints.is_symlink() and not trust.is_signed(self.config):
-            message = (
-                "is a link, which may lead to any folder of yours, and the run's folder is not "
-                "signed by you"
+            raise DamagedFile(
+                Problem(
+                    str(self.checkpoints),
+                    "is a link, which may lead to any folder of yours, and the run's folder is not "
+                    "signed by you",
+                    hint="remove it; or, if you made it, run `samewise eval "
+                    f"{shlex.quote(str(self.path))} --trust` to sign the folder",
+                )
             )
-            hint = (
-                "remove it; or, if you made it, run `samewise eval "
-                f"{shlex.quote(str(self.path))} --trust` to sign the folder"
-            )
-            raise DamagedFile(Problem(str(self.checkpoints), message, hint=hint))
         # The other files are replaced, which writes through no link
         require_no_link(self.artifacts, self.lock, *(self.path / name for name in APPENDED))
         try:
@@ -156,19 +156,23 @@ class RunFolder:
                 def require() -> None:
                     # `rm -r RUN/*` leaves the lock, whose name begins with a dot, and no config
                     if is_gone() or not self.config.exists():
-                        hint = (
-                            "it was deleted or moved during training; run the same command "
-                            "again to train from the beginning"
-                        )
                         raise TrainingError(
-                            Problem(str(self.path), "the run's folder is gone", hint=hint)
+                            Problem(
+                                str(self.path),
+                                "the run's folder is gone",
+                                hint="it was deleted or moved during training; run the same command "
+                                "again to train from the beginning",
+                            )
                         )
 
                 yield require
         except locks.LockHeld as held:
-            hint = "wait for it, or stop it; then run the same command again to resume"
             raise ConfigError(
-                Problem(str(self.path), f"this run is being written by {held}", hint=hint)
+                Problem(
+                    str(self.path),
+                    f"this run is being written by {held}",
+                    hint="wait for it, or stop it; then run the same command again to resume",
+                )
             ) from held
 
 

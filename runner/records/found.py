@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from samewise.runner.errors import CheckpointError, ConfigError, Problem, first_few, nearest
-from samewise.runner.records import header, shapes, sources
-from samewise.runner.records.files import read_mapping, read_text
+from samewise.runner.records import shapes
+from samewise.runner.records.files import read_mapping
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.kept_checkpoints import choose_checkpoint, note_if_not_meant
 
@@ -35,6 +35,7 @@ def find(name: str, *, run_root: Path) -> RunFolder:
     Raises:
         ConfigError: No run matches, or several do.
     """
+    # The start of every fingerprint
     if not name.strip():
         raise ConfigError(Problem("RUN", "is empty", name, RUN))
     path = Path(name)
@@ -47,16 +48,28 @@ def find(name: str, *, run_root: Path) -> RunFolder:
     if len(matches or in_experiment) == 1:
         return (matches or in_experiment)[0]
     if matches:
-        names = _names_with_differences(_newest_first(matches))
-        hint = f"give more characters: {first_few(names, 5)}"
-        raise ConfigError(Problem("RUN", f"{len(matches)} runs match", name, "one run", hint))
+        names = [f"{run.path.parent.name}/{run.path.name}" for run in _newest_first(matches)]
+        raise ConfigError(
+            Problem(
+                "RUN",
+                f"{len(matches)} runs match",
+                name,
+                "one run",
+                f"give more characters: {first_few(names, 5)}",
+            )
+        )
     if in_experiment or (path.is_dir() and (path == run_root or any(below(path)))):
         runs = [str(run.path) for run in _newest_first(in_experiment or list(below(path)))]
         root = path.parent if in_experiment else path
-        hint = f"choose one of them (`samewise runs --run-root {root}`)" + (
-            f", the newest first: {first_few(runs, 5)}" if runs else ""
+        raise ConfigError(
+            Problem(
+                name,
+                "is a folder of runs",
+                expected="one run",
+                hint=f"choose one of them (`samewise runs --run-root {root}`)"
+                + (f", the newest first: {first_few(runs, 5)}" if runs else ""),
+            )
         )
-        raise ConfigError(Problem(name, "is a folder of runs", expected="one run", hint=hint))
     if without_config := [
         folder
         for folder in (path, *run_root.glob("*/*"))
@@ -72,43 +85,21 @@ def find(name: str, *, run_root: Path) -> RunFolder:
                 hint=RESTORE,
             )
         )
-    if path.is_file():
-        hint = (
-            f"if it is a bundle, `mkdir parts && tar -xf {name} -C parts` puts the run into "
-            "parts/run"
-        )
-        raise ConfigError(Problem(name, "is a file, not a run's folder", hint=hint))
     names = [x for run in below(run_root) for x in (run.path.name, run.path.parent.name)]
-    reason = f"no such run in the folder {run_root}"
-    hint = (
-        nearest(name, names)
-        or f"`samewise train` makes one; if it is not in {run_root}, give the path of its folder"
+    raise ConfigError(
+        Problem(
+            "RUN",
+            f"no such run in the folder {run_root}",
+            name,
+            RUN,
+            nearest(name, names)
+            or f"`samewise train` makes one; if it is not in {run_root}, give the path of its folder",
+        )
     )
-    raise ConfigError(Problem("RUN", reason, name, RUN, hint))
 
 
 def _newest_first(runs: Sequence[RunFolder]) -> list[RunFolder]:
     return sorted(runs, key=lambda run: run.config.stat().st_mtime, reverse=True)
-
-
-def _names_with_differences(runs: Sequence[RunFolder]) -> list[str]:
-    """Return the runs' names, each with the overrides and the code that the others lack."""
-    settings = [_settings(run) for run in runs]
-    common = set.intersection(*map(set, settings))
-    differences = [" ".join(x for x in own if x not in common) for own in settings]
-    return [
-        f"{run.path.parent.name}/{run.path.name}" + (f" ({difference})" if difference else "")
-        for run, difference in zip(runs, differences, strict=True)
-    ]
-
-
-def _settings(run: RunFolder) -> list[str]:
-    """Return a run's overrides, and its code; without the overrides if its config is damaged."""
-    code = sources.code_name(run.sources)
-    with suppress(ValueError):
-        label = header.read(read_text(run.config) or "")[1]
-        return [*label.split(), *([f"code={code}"] if code else [])]
-    return []
 
 
 def matching(name: str, *, run_root: Path) -> list[RunFolder]:

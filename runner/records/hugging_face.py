@@ -72,15 +72,14 @@ def snapshot(weights: str) -> Path:
             f"hf:{path.name.removeprefix('models--').replace('--', '/')}"
             for path in folder.parent.glob("models--*")
         ]
-        parts = (did_you_mean(weights, models), f"{download}; HF_HOME says where the cache is")
-        hint = "; ".join(filter(None, parts))
+        hints = did_you_mean(weights, models), f"{download}; HF_HOME says where the cache is"
         raise ConfigError(
             Problem(
                 PATH,
                 "is not in Hugging Face's cache, and samewise downloads nothing from there",
                 weights,
                 f"{folder}",
-                hint,
+                "; ".join(filter(None, hints)),
             )
         )
     commit = (
@@ -111,9 +110,8 @@ def snapshot(weights: str) -> Path:
 def cache() -> Path:
     """Return the folder of Hugging Face's downloads."""
     # In the order of huggingface_hub; the second is the older name
-    for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
-        if folder := os.environ.get(variable):
-            return Path(folder).expanduser()
+    if folder := os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE"):
+        return Path(folder).expanduser()
     home = (
         os.environ.get("HF_HOME")
         or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "huggingface"
@@ -142,21 +140,15 @@ def _safetensors(folder: Path) -> list[Path]:
         return [folder / MODEL]
     index = read_json(folder / INDEX, {"weight_map": {str: _FILE}})
     if index is None:
-        hint = (
-            f"name the pickle itself to read its tensors, and nothing else: {folder / PICKLE}"
-            if (folder / PICKLE).is_file()
-            else ""
-        )
-        # `samewise export` writes weights under this name
-        exported = folder / "weights.safetensors"
-        hint = f"name the file: {exported}" if exported.is_file() else hint
+        # `samewise export` writes weights under the second name
+        weights = [folder / name for name in (PICKLE, "weights.safetensors")]
         raise ConfigError(
             Problem(
                 PATH,
                 "the folder contains no weights",
                 str(folder),
                 f"{MODEL}, {INDEX}, or a checkpoint of samewise",
-                hint,
+                next((f"name the file itself: {file}" for file in weights if file.is_file()), ""),
             )
         )
     files = [folder / name for name in sorted(set(index["weight_map"].values()))]
@@ -186,9 +178,14 @@ def digest_of(files: Sequence[Path]) -> str:
         blob = file.resolve().name
         # Only the blobs of large files are called by their SHA-256
         if SHA256.fullmatch(blob) and blob != digest:
-            message = f"the file in Hugging Face's cache does not match its checksum: {file}"
             raise ConfigError(
-                Problem(PATH, message, digest, blob, "remove the file, and download it again")
+                Problem(
+                    PATH,
+                    f"the file in Hugging Face's cache does not match its checksum: {file}",
+                    digest,
+                    blob,
+                    "remove the file, and download it again",
+                )
             )
     lines = "".join(f"{digest}  {file.name}\n" for file, digest in zip(files, digests, strict=True))
     return digests[0] if len(digests) == 1 else hashlib.sha256(lines.encode()).hexdigest()

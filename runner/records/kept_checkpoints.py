@@ -48,9 +48,12 @@ def list_checkpoints(folder: Path) -> list[CheckpointFolder]:
     except FileNotFoundError:
         names = []
     except OSError as error:
-        hint = "check the storage and the permissions, then run the same command again"
         raise CheckpointError(
-            Problem(str(folder), f"the checkpoints cannot be read: {error.strerror}", hint=hint)
+            Problem(
+                str(folder),
+                f"the checkpoints cannot be read: {error.strerror}",
+                hint="check the storage and the permissions, then run the same command again",
+            )
         ) from None
     steps = (
         (int(match[1]), folder / name)
@@ -82,7 +85,6 @@ def choose_checkpoint(folder: Path, which: str) -> CheckpointFolder:
         else next((checkpoint for checkpoint in checkpoints if str(checkpoint.step) == which), None)
     ):
         return choice
-    steps = [str(checkpoint.step) for checkpoint in checkpoints]
     choices = [
         "best",
         "last",
@@ -92,7 +94,7 @@ def choose_checkpoint(folder: Path, which: str) -> CheckpointFolder:
             for name in checkpoint.metrics or {}
             if (folder / best_by(name)).exists()
         ),
-        *steps,
+        *(str(checkpoint.step) for checkpoint in checkpoints),
     ]
     raise CheckpointError(
         Problem(
@@ -217,20 +219,24 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 def incomplete(path: Path) -> DamagedCheckpoint:
     """Return the error that a checkpoint lacks a file."""
-    message = "the checkpoint is incomplete" if path.is_dir() else "there is no checkpoint"
-    return DamagedCheckpoint(Problem(str(path), message, expected="state.pt and manifest.json"))
+    return DamagedCheckpoint(
+        Problem(
+            str(path),
+            "the checkpoint is incomplete" if path.is_dir() else "there is no checkpoint",
+            expected="state.pt and manifest.json",
+        )
+    )
 
 
 def require_format(path: Path, content: Mapping[str, Any]) -> None:
     """Raise a CheckpointError if this version does not read a checkpoint's format."""
     if content.get("format") != FORMAT:
-        hint = "load it with the version of samewise that wrote it, or a newer one"
         raise CheckpointError(
             Problem(
                 str(path),
                 "the checkpoint has a different format",
                 content.get("format"),
                 str(FORMAT),
-                hint,
+                "load it with the version of samewise that wrote it, or a newer one",
             )
         )

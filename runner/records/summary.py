@@ -88,18 +88,18 @@ def _rows(summary: Mapping[str, Any], folder: RunFolder, uri: str | None) -> lis
         f"samewise eval {run}",
         *([f"samewise predict {run} FILE"] if summary.get("predicts", True) else []),
         *([ui_command(uri, run_root)] if uri else []),
+        *(
+            [f"tensorboard --logdir {shlex.quote(str(run_root))}"]
+            if (folder.path / "tensorboard").is_dir()
+            else []
+        ),
+        # wandb makes a folder for each process that trains
+        *(
+            [f"wandb sync {shlex.quote(str(folder.path))}/wandb/offline-run-*"]
+            if any(folder.path.glob("wandb/offline-run-*"))
+            else []
+        ),
     ]
-    commands += (
-        [f"tensorboard --logdir {shlex.quote(str(run_root))}"]
-        if (folder.path / "tensorboard").is_dir()
-        else []
-    )
-    # wandb makes a folder for each process that trains
-    commands += (
-        [f"wandb sync {shlex.quote(str(folder.path))}/wandb/offline-run-*"]
-        if any(folder.path.glob("wandb/offline-run-*"))
-        else []
-    )
     return [
         *rows,
         ("folder", str(folder.path)),

@@ -237,12 +237,13 @@ class SweepFolder:
             with locks.hold(self.path / ".lock"):
                 yield
         except locks.LockHeld as held:
-            hint = (
-                f"`samewise sweep --status {self.path}` shows how far it is; `samewise sweep "
-                f"--cancel {self.path}` stops it"
-            )
             raise ConfigError(
-                Problem(str(self.path), f"this sweep is being run by {held}", hint=hint)
+                Problem(
+                    str(self.path),
+                    f"this sweep is being run by {held}",
+                    hint=f"`samewise sweep --status {self.path}` shows how far it is; `samewise sweep "
+                    f"--cancel {self.path}` stops it",
+                )
             ) from None
 
     def holder(self) -> tuple[int, str] | None:
@@ -283,14 +284,21 @@ def find(name: str, *, run_root: Path) -> SweepFolder:
     if len(matches) == 1:
         return matches[0]
     if matches:
-        hint = f"give more characters: {', '.join(sweep.id for sweep in matches[:5])}"
-        raise ConfigError(Problem("SWEEP", f"{len(matches)} sweeps match", name, "one sweep", hint))
-    if Path(name).is_dir():
         raise ConfigError(
             Problem(
-                name, "the folder exists, but has no sweep.json", expected="a sweep's folder or id"
+                "SWEEP",
+                f"{len(matches)} sweeps match",
+                name,
+                "one sweep",
+                f"give more characters: {', '.join(sweep.id for sweep in matches[:5])}",
             )
         )
-    hint = nearest(name, [sweep.id for sweep in below(run_root)]) or "`samewise sweep` makes one"
-    reason = f"no such sweep in {run_root / HOME}"
-    raise ConfigError(Problem("SWEEP", reason, name, "a sweep's folder or id", hint))
+    raise ConfigError(
+        Problem(
+            "SWEEP",
+            f"no such sweep in {run_root / HOME}",
+            name,
+            "a sweep's folder or id",
+            nearest(name, [sweep.id for sweep in below(run_root)]) or "`samewise sweep` makes one",
+        )
+    )

@@ -31,8 +31,9 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     try:
         tensors = load(path.read_bytes())
     except (SafetensorError, KeyError) as error:
-        reason = f"it is cut short, damaged or of another format: {first_line(error)}"
-        raise ValueError(reason) from None
+        raise ValueError(
+            f"it is cut short, damaged or of another format: {first_line(error)}"
+        ) from None
     return {name: tensors[name] for name in sorted(tensors)}
 
 

@@ -312,9 +312,12 @@ class Trace:
             if self._file:
                 os.fsync(self._file)
         except OSError as error:
-            hint = "check the storage, then run the same command again to resume"
             raise TrainingError(
-                Problem(str(self._path), f"cannot be flushed to disk: {error.strerror}", hint=hint)
+                Problem(
+                    str(self._path),
+                    f"cannot be flushed to disk: {error.strerror}",
+                    hint="check the storage, then run the same command again to resume",
+                )
             ) from None
 
     @property

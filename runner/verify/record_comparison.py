@@ -48,10 +48,14 @@ def logged_divergences(
             continue
         computed = again.get((step, name))
         if computed is None:
-            reason = (
-                f"{name} was logged as {value!r}, and training again logs no {name} at this step"
+            by_name.setdefault(name, []).append(
+                Divergence(
+                    step,
+                    "metric",
+                    name,
+                    f"{name} was logged as {value!r}, and training again logs no {name} at this step",
+                )
             )
-            by_name.setdefault(name, []).append(Divergence(step, "metric", name, reason))
         # By `repr`, so that NaN equals NaN
         elif repr(value) != repr(computed):
             by_name.setdefault(name, []).append(
@@ -155,22 +159,15 @@ def describe_foreign(foreign: Sequence[str], overridden: Collection[str] = ()) -
         overridden: The settings that overrides change.
     """
     data = [line for line in foreign if line.startswith("data.")]
-    lines = (
-        [
-            "the environments differ in what can change bits: "
-            + "; ".join(line for line in foreign if line not in data)
-        ]
-        if len(data) < len(foreign)
-        else []
+    other = [line for line in foreign if line not in data]
+    paths = [path for path in overridden if path.startswith("dataset.")]
+    reason = (
+        f"the overrides change {first_few(paths, 3)}"
+        if paths
+        else "files have changed, or the data set does not repeat"
     )
-    if not data:
-        return lines[0]
-    if paths := [path for path in overridden if path.startswith("dataset.")]:
-        return "; ".join(
-            [
-                *lines,
-                f"the data differ (the overrides change {first_few(paths, 3)}): " + "; ".join(data),
-            ]
-        )
-    reason = "files have changed, or the data set does not repeat"
-    return "; ".join([*lines, f"the data differ ({reason}): " + "; ".join(data)])
+    parts = {
+        "the environments differ in what can change bits": other,
+        f"the data differ ({reason})": data,
+    }
+    return "; ".join(f"{text}: {'; '.join(lines)}" for text, lines in parts.items() if lines)

@@ -57,14 +57,13 @@ class Request:
         """Read the run's config with the overrides, and without tracking and checkpoints."""
         for key, _, value in (override.lstrip("+~").partition("=") for override in self.overrides):
             if key.partition(".")[0] == "trace":
-                hint = "leave it out; --steps N compares fewer steps"
                 raise ConfigError(
                     Problem(
                         key,
                         "cannot be overridden here: both trainings are compared by the trace "
                         "as it was recorded",
                         value,
-                        hint=hint,
+                        hint="leave it out; --steps N compares fewer steps",
                     )
                 )
         return saved.trusted_config_of(

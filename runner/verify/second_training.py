@@ -269,13 +269,10 @@ def checkpoint_divergence(
     if not counted:
         return None
     (name, values), more = counted[0], f" (and {len(counted) - 1} more)" if counted[1:] else ""
-    reason = (
-        f"step-{step:08d} has another state than training again: "
-        f"{name}{f' ({values})' if values else ''} differs{more}"
-    )
     return Divergence(
         step,
         "summary" if counted is results else "checkpoint",
         f"metrics.{name.replace(': ', '.')}" if counted is results else "",
-        reason,
+        f"step-{step:08d} has another state than training again: "
+        f"{name}{f' ({values})' if values else ''} differs{more}",
     )

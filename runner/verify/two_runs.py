@@ -107,7 +107,8 @@ def compare(first: RunFolder, second: RunFolder) -> Differences:
         same_metrics=same_metrics,
         steps=len(both),
         digests=[
-            trace_reader.algorithm_of(folder.trace, start) + _of_shards(start)
+            trace_reader.algorithm_of(folder.trace, start)
+            + (f" of {start['shards']} shards" if "shards" in start else "")
             for folder, start in zip(folders, (head, other), strict=True)
         ],
         compared=stages,
@@ -150,8 +151,9 @@ def _earlier_metric(
         return divergence
     step, _, name = earliest
     _, there, here = logged[name]
-    reason = f"{name} was logged as {there!r} and as {here!r}"
-    return Divergence(step, "metric", name, reason, since=since)
+    return Divergence(
+        step, "metric", name, f"{name} was logged as {there!r} and as {here!r}", since=since
+    )
 
 
 def _logged_apart(first: RunFolder, second: RunFolder) -> dict[str, tuple[int, float, float]]:
@@ -232,10 +234,6 @@ def _common_steps(result: Differences) -> list[str]:
     else:
         lines.append(f"diverges at {Divergence(**parts)}")
     return lines
-
-
-def _of_shards(head: Mapping[str, Any]) -> str:
-    return f" of {head['shards']} shards" if "shards" in head else ""
 
 
 def _listed(items: Sequence[str]) -> str:

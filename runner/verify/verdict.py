@@ -85,15 +85,20 @@ def verify_run(
     # Before `build`, whose own error for too few processes gives other advice
     require_one_process(composed, project)
     if request.audit and record.unlike:
-        message = "cannot be overridden in an audit, which trains from recorded states"
-        hint = "leave it out, or verify without --audit"
-        raise ConfigError(Problem(record.settings[0], message, hint=hint))
+        raise ConfigError(
+            Problem(
+                record.settings[0],
+                "cannot be overridden in an audit, which trains from recorded states",
+                hint="leave it out, or verify without --audit",
+            )
+        )
     # `--steps` limits each part of an audit
     steps, is_audit = (None, True) if request.audit else (request.steps, False)
     comparison = Comparison(folder, steps=steps, is_audit=is_audit)
-    every = original.cfg.trace.every_steps
     if not comparison.total and (
-        problem := nothing_to_compare(request, folder, comparison.steps, every)
+        problem := nothing_to_compare(
+            request, folder, comparison.steps, original.cfg.trace.every_steps
+        )
     ):
         raise ConfigError(problem)
     with tempfile.TemporaryDirectory(prefix="samewise-verify-") as temporary:
@@ -139,7 +144,9 @@ def _compare(
         else None
     )
     divergences = _repeat(request, record, again, comparison, lines, audit)
-    first, differing = None, _first_apart(divergences)
+    first, stages = None, ("initial", *STAGES)
+    # The first divergence of the training itself, rather than of its record
+    differing = next((fault for fault in divergences if fault.stage in stages), None)
     # No step computes the initial weights
     if differing and differing.stage != "initial" and not request.coarse:
         first, sentences = _inspect_step(record, *parts, differing.step, same_code=not changed)
@@ -185,12 +192,6 @@ def _repeat(
     )
     lines += messages
     return sorted(divergences, key=lambda divergence: divergence.step)
-
-
-def _first_apart(divergences: Sequence[Divergence]) -> Divergence | None:
-    """Return the first divergence of the training itself, rather than of its record."""
-    stages = ("initial", *STAGES)
-    return next((fault for fault in divergences if fault.stage in stages), None)
 
 
 def _inspect_step(
@@ -252,17 +253,14 @@ def require_one_process(composed: Composed, project: Project) -> None:
     # R2 promises the same bits on any number of processes
     if strategy.level != "R2" and strategy.processes(str(cfg.device), cfg.replicas) > 1:
         name = type(strategy).__name__.lower()
-        hint = (
-            "train it again with `samewise train --fresh`, and compare the two runs with "
-            "`samewise diff`"
-        )
         raise ConfigError(
             Problem(
                 "strategy",
                 f"`verify` trains again in one process, and strategy={name} needs several",
                 name,
                 "single or elastic",
-                hint,
+                "train it again with `samewise train --fresh`, and compare the two runs with "
+                "`samewise diff`",
             )
         )
 
@@ -271,12 +269,11 @@ def require_length(steps: int, last: int, unlike: Sequence[str]) -> None:
     """Raise a ConfigError if overrides only end training before the last step to compare."""
     # The result would be a different summary, and nothing else
     if unlike and steps < last and {"max_steps", "max_epochs"}.issuperset(unlike):
-        hint = f"without {' and '.join(unlike)}, `--steps {steps}` compares the first {steps}"
         raise ConfigError(
             Problem(
                 unlike[0],
                 f"training would end after step {steps}, before step {last}, the last to compare",
-                hint=hint,
+                hint=f"without {' and '.join(unlike)}, `--steps {steps}` compares the first {steps}",
             )
         )
 
@@ -322,13 +319,14 @@ def nothing_to_compare(
 
 def _no_trace(request: Request, folder: RunFolder, *, traced: bool) -> Problem:
     if not request.is_local(folder):
-        hint = (
-            "a run's folder has it; tracking.log_checkpoint=true sends it to MLflow at the "
+        return Problem(
+            request.run,
+            "there is no trace to compare with",
+            hint="a run's folder has it; tracking.log_checkpoint=true sends it to MLflow at the "
             "end of training"
             if traced
-            else "train with trace.every_steps=1"
+            else "train with trace.every_steps=1",
         )
-        return Problem(request.run, "there is no trace to compare with", hint=hint)
     was = (
         "is missing, although the run was trained with one"
         if traced

@@ -93,7 +93,7 @@ def test_a_folder_with_only_a_pickle_is_refused_with_how_to_read_its_tensors(tmp
     torch.save(other(), tmp_path / "pytorch_model.bin")
     told = problem(tmp_path)
     assert told.message == "the folder contains no weights"
-    assert str(told.hint).endswith(f"name the pickle itself to read its tensors, and nothing else: {tmp_path / 'pytorch_model.bin'}")
+    assert str(told.hint).endswith(f"name the file itself: {tmp_path / 'pytorch_model.bin'}")
     assert loads(tmp_path / "pytorch_model.bin")
 
 
