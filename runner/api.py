@@ -349,7 +349,7 @@ def export(
         run: As in `load`.
         output: A new or an empty folder.
         overrides: As in `load`.
-        to: Formats: safetensors, pt2, aoti, onnx, executorch.
+        to: Formats: safetensors, pt2, aoti, onnx, executorch, executorch_portable.
         checkpoint: As in `load`.
         weights: As in `load`.
         module: Only this module of the model, as `backbone`; None: what the recipe calls.

@@ -16,9 +16,10 @@ from samewise.runner.commands import (
     note_weights,
 )
 from samewise.runner.config import project
-from samewise.runner.exports.names import KINDS, require_sound
+from samewise.runner.exports.card import requirements
+from samewise.runner.exports.names import DESCRIPTION, KINDS, require_sound
 from samewise.runner.processes.variables import prepare
-from samewise.runner.records.files import require_writable
+from samewise.runner.records.files import read_json, require_writable
 from samewise.runner.records.found import RUN
 from samewise.runner.records.json_text import to_json
 from samewise.runner.results import Exported
@@ -33,7 +34,8 @@ formats: safetensors  weights alone, by the model's names; written with every ot
          pt2          torch.export's program, for Python, and the starting point for ExecuTorch
          aoti         AOTInductor's package, compiled for this kind of CPU, for C++ and Python; needs a C++ compiler
          onnx         for onnxruntime in Python, C++, Java, C#, Node and browsers
-         executorch   for phones and small devices; needs the package executorch
+         executorch   for phones and small devices, with XNNPACK's kernels; needs the extra `executorch`
+         executorch_portable   the same with portable kernels alone, which are slow and small
 """
 
 
@@ -123,6 +125,9 @@ def run(args: argparse.Namespace) -> int:
         }.items():
             size = (part.folder / name).stat().st_size / 1e6
             print(f"  {name:<22} {size:8.2f} MB  {comparison}")
+        for form in read_json(part.folder / DESCRIPTION)["formats"].values():
+            if needs := requirements(form):
+                print(f"{form['file']} needs {needs}")
     print(
         "next:",
         *(f"  samewise verify {shlex.quote(str(part.folder))}" for part in exported.parts),

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from samewise.runner.secrets import printable
 
-_RUN: Final = {
+_TEMPLATES: Final = {
     "pt2": (
         "Python, torch {torch}",
         "import torch{also}\n\ntorch.export.load('{file}').module()({inputs})",
@@ -26,7 +26,8 @@ _RUN: Final = {
         "Runtime\n\nRuntime.get().load_program('{file}').load_method('forward').execute([{inputs}])",
     ),
 }
-_UNCHECKED: Final = ("aoti", "executorch")
+_RUN: Final = {**_TEMPLATES, "executorch_portable": _TEMPLATES["executorch"]}
+_UNCHECKED: Final = ("aoti", "executorch", "executorch_portable")
 """Formats that lack the checks of sizes that torch.export's program has."""
 
 
@@ -81,6 +82,15 @@ def card(description: Mapping[str, Any]) -> str:
     )
 
 
+def requirements(form: Mapping[str, Any]) -> str:
+    """Return what a format's program needs on a device; "" if it plans no memory."""
+    return (
+        f"{form['memory'] / 1e6:.2f} MB of planned memory and {', '.join(form['operators'])}"
+        if form["memory"] is not None
+        else ""
+    )
+
+
 def _usage(name: str, form: Mapping[str, Any], inputs: Sequence[str], torch: str) -> str:
     """Return how to run a format's file, and how it compares with the model."""
     # In Python and in ONNX, names have "_" in place of "."
@@ -96,10 +106,11 @@ def _usage(name: str, form: Mapping[str, Any], inputs: Sequence[str], torch: str
         )
         for template in _RUN[name]
     )
+    needs = f" Needs {requirements(form)}." if requirements(form) else ""
     unchecked = " It does not check the inputs' sizes: a wrong one may give wrong results."
     return (
-        f"### `{form['file']}`\n\n{place}:\n\n```python\n{code}\n```\n\n"
-        f"On the test vectors, compared with the model itself: {form['compared']}."
+        f"### `{form['file']}`\n\n{form['bytes'] / 1e6:.2f} MB. {place}:\n\n```python\n{code}\n```\n\n"
+        f"On the test vectors, compared with the model itself: {form['compared']}.{needs}"
         f"{unchecked * (name in _UNCHECKED)}\n"
     )
 

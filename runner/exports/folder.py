@@ -133,7 +133,6 @@ def _write(
         | {"tolerance": str(tolerance)},
     )
     files = {name: folder / formats.FORMATS[name].file for name in to}
-    kinds = {name: formats.FORMATS[name].kinds(file) for name, file in files.items()}
     sizes = {name: formats.sizes(formats.FORMATS[name], file, call) for name, file in files.items()}
     description = {
         **redact_values(about),
@@ -144,10 +143,12 @@ def _write(
         "tolerance": tolerance,
         "formats": {
             runtime.format: {
-                "file": files[runtime.format].name,
+                "file": (file := files[runtime.format]).name,
+                "bytes": file.stat().st_size,
+                "memory": formats.FORMATS[runtime.format].memory(file),
                 "compared": runtime.description,
                 "sizes": sizes[runtime.format],
-                "operators": kinds[runtime.format],
+                "operators": formats.FORMATS[runtime.format].kinds(file),
             }
             for runtime in runtimes
         },

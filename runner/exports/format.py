@@ -30,6 +30,8 @@ class Format(ABC):
     """Packages that run the file."""
     install: ClassVar[str] = "pip install '.[export]' in samewise's folder"
     """Command that installs them."""
+    alternative: ClassVar[str] = ""
+    """Format to try if the exporter refuses a model."""
 
     def lacks(self, to_be: str) -> str:
         """Return what is missing to write or run the file, and how to get it; "" if nothing is.
@@ -62,6 +64,10 @@ class Format(ABC):
         By default those of the program that the file is made from.
         """
         return sizes_of(program_of(call), call)
+
+    def memory(self, path: Path) -> int | None:
+        """Return the bytes that the file plans for activations; None if it plans none."""
+        return None
 
     @abstractmethod
     def weights(self, path: Path) -> dict[str, Tensor]:

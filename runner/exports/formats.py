@@ -11,6 +11,7 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -105,16 +106,18 @@ class Aoti(Format):
 
 
 class ExecuTorch(Format):
-    """ExecuTorch's program with its portable kernels, for phones and small devices.
+    """ExecuTorch's program with XNNPACK's kernels, for phones and small devices.
 
     The build on the device must include the program's operators.
     """
 
     name, file, runtime = "executorch", "model.pte", "ExecuTorch"
-    needs, runs_with, install = ("executorch",), ("executorch",), "pip install executorch"
+    needs, runs_with = ("executorch",), ("executorch",)
+    install = "pip install '.[executorch]' in samewise's folder"
+    alternative = "executorch_portable"
 
     def write(self, call: Call, path: Path) -> None:
-        from executorch.exir import to_edge  # pyright: ignore[reportMissingImports]
+        from executorch.exir import to_edge_transform_and_lower  # pyright: ignore[reportMissingImports]
 
         originals = [
             (weight, weight.data)
@@ -128,7 +131,10 @@ class ExecuTorch(Format):
                 data,
             ) in originals:
                 weight.data = data.clone(memory_format=torch.contiguous_format)
-            path.write_bytes(to_edge(program_of(call)).to_executorch().buffer)  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
+            program = to_edge_transform_and_lower(  # pyright: ignore[reportUnknownVariableType]
+                program_of(call), partitioner=self.partitioners()
+            )
+            path.write_bytes(program.to_executorch().buffer)  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
         finally:
             for weight, data in originals:
                 weight.data = data
@@ -143,23 +149,44 @@ class ExecuTorch(Format):
             for output in method.execute([tensor.contiguous() for tensor in inputs.values()])
         ]  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
 
-    def kinds(self, path: Path) -> list[str]:
-        from executorch.exir._serialize._program import deserialize_pte_binary  # pyright: ignore[reportMissingImports]
+    def partitioners(self) -> list[Any]:
+        """Return what moves operators to a backend."""
+        from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner  # pyright: ignore[reportMissingImports]
 
-        plans = deserialize_pte_binary(path.read_bytes()).program.execution_plan  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-        return sorted(
-            {
-                f"{operator.name}.{operator.overload}".rstrip(".")
-                for plan in plans
-                for operator in plan.operators
-            }
-        )  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+        return [XnnpackPartitioner()]
+
+    def kinds(self, path: Path) -> list[str]:
+        plan = _plan(path)
+        operators = {f"{x.name}.{x.overload}".rstrip(".") for x in plan.operators}
+        return sorted(operators | {x.id for x in plan.delegates})
+
+    def memory(self, path: Path) -> int:
+        return sum(_plan(path).non_const_buffer_sizes)
 
     def weights(self, path: Path) -> dict[str, Tensor]:
         raise NotImplementedError("they have no names in it")
 
 
-FORMATS: dict[str, Format] = {x.name: x for x in (Pt2(), Aoti(), Onnx(), ExecuTorch())}
+class PortableExecuTorch(ExecuTorch):
+    """ExecuTorch's program with its portable kernels alone, which any C++ compiler builds."""
+
+    name, file, alternative = "executorch_portable", "model.portable.pte", ""
+
+    def partitioners(self) -> list[Any]:
+        return []
+
+
+def _plan(path: Path) -> Any:
+    """Return how ExecuTorch runs the only function of a program."""
+    from executorch.exir._serialize._program import deserialize_pte_binary  # pyright: ignore[reportMissingImports]
+
+    (plan,) = deserialize_pte_binary(path.read_bytes()).program.execution_plan  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+    return plan  # pyright: ignore[reportUnknownVariableType]
+
+
+FORMATS: dict[str, Format] = {
+    x.name: x for x in (Pt2(), Aoti(), Onnx(), ExecuTorch(), PortableExecuTorch())
+}
 """Formats beside `safetensors`, which holds weights and no model."""
 
 
@@ -191,18 +218,17 @@ def write(form: Format, call: Call, path: Path) -> None:
         message = f"{form.runtime}'s exporter is not completely installed: {first_line(error)}"
         raise ConfigError(Problem("--to", message, form.name, hint=form.install)) from error
     except Exception as error:
-        hint = (
+        hints = (
+            f"try --to {form.alternative}" * bool(form.alternative),
             "try --bare: it leaves out the batch transforms before the model, which may be "
-            "what cannot be exported"
-            if call.whole
-            else ""
+            "what cannot be exported" * call.whole,
         )
         raise ConfigError(
             Problem(
                 "--to",
                 f"{form.runtime}'s exporter cannot take this model: {_reason(error)}",
                 form.name,
-                hint=hint,
+                hint="; or ".join(filter(None, hints)),
             )
         ) from error
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from samewise.runner.errors import ConfigError, Problem, nearest
 
-KINDS = ("safetensors", "pt2", "aoti", "onnx", "executorch")
+KINDS = ("safetensors", "pt2", "aoti", "onnx", "executorch", "executorch_portable")
 
 
 def require_sound(names: Iterable[str], tolerance: float) -> list[str]:

@@ -37,7 +37,7 @@ MODELS = {
     "WaveRNN, `--module conditioning`": ("wavernn_spoken_digits", ("--module", "conditioning")),
     "WaveRNN, `--module step`": ("wavernn_spoken_digits", ("--module", "step")),
 }
-FORMATS = ("pt2", "aoti", "onnx", "executorch")
+FORMATS = ("pt2", "aoti", "onnx", "executorch", "executorch_portable")
 
 
 def cell(run: Path, form: str, options: list[str], out: Path, sources: list[str]) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def cell(run: Path, form: str, options: list[str], out: Path, sources: list[str]
         with torch.no_grad():
             return call.function(*call.inputs.values())
 
-    built = _selective(out, sources) if form == "executorch" and sources else {}
+    built = _selective(out, sources) if form == "executorch_portable" and sources else {}
     times = [_milliseconds(one) / samples for one in (eager, lambda: load(call.inputs))]
     one = held[0]
     said = {"Python": "the same bits" if one.same else f"{one.difference.relative:.1e}" if one.difference else f"refused: {one.description}"}

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import resource
 import shutil
+import subprocess
 import sys
+import venv
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -224,5 +226,34 @@ def test_a_module_that_an_exporter_lacks_is_named_with_how_to_install_it(tmp_pat
     for name in ("executorch", "executorch.exir"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     call: Any = None
-    with pytest.raises(ConfigError, match=r"No module named 'flatbuffers_of_nobody'; hint: pip install executorch"):
+    with pytest.raises(ConfigError, match=r"No module named 'flatbuffers_of_nobody'; hint: pip install '\.\[executorch\]'"):
         formats.write(formats.FORMATS["executorch"], call, tmp_path / "model.pte")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_executorch_runs_a_model_with_both_kernels_and_its_needs_are_named(run: Path, tmp_path: Path) -> None:
+    venv.create(tmp_path / "venv")
+    packages = next(tmp_path.glob("venv/lib/python3*/site-packages"))
+    # This environment's torch, without most of what executorch would bring
+    (packages / "shared.pth").write_text(str(Path(torch.__file__).parents[1]))
+    wanted = ["executorch", "torchao<0.19", "ruamel.yaml", "tabulate", "expecttest", "kgb", "parameterized", "py-cpuinfo"]
+    pip = [sys.executable, "-m", "pip", "install", "--retries=0", "--no-deps", "--only-binary=:all:", "--target", str(packages), *wanted]
+    installed = subprocess.run(pip, capture_output=True, text=True, check=False)
+    if installed.returncode:
+        pytest.skip(f"executorch cannot be installed: {installed.stderr.strip().splitlines()[-1]}")
+    command = [str(tmp_path / "venv" / "bin" / "python"), "-m", "samewise", "export", str(run), "--to", "executorch,executorch_portable"]
+    done = subprocess.run([*command, "--out", str(tmp_path / "out")], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    card = (tmp_path / "out" / "README.md").read_text()
+    for name, form in json.loads((tmp_path / "out" / "export.json").read_text())["formats"].items():
+        # XNNPACK's part has the convolutions
+        assert ("XnnpackBackend" in form["operators"], "aten::convolution.out" in form["operators"]) == (
+            (True, False) if name == "executorch" else (False, True)
+        )
+        assert form["bytes"] == (tmp_path / "out" / form["file"]).stat().st_size
+        # At least the input, which is planned for a whole batch
+        assert form["memory"] >= 2 * 3 * 16 * 16
+        needs = f"{form['memory'] / 1e6:.2f} MB of planned memory and {', '.join(form['operators'])}"
+        assert f"{form['file']} needs {needs}\n" in done.stdout
+        assert f"Needs {needs}." in card

@@ -1,4 +1,4 @@
-// Runs model.pte of an export on its test vectors by ExecuTorch, and prints what it predicts and how far that is from what
+// Runs model.portable.pte of an export on its test vectors by ExecuTorch, and prints what it predicts and how far that is from what
 // the model gave where it was exported. It has only the operators of the export that it was built for: see CMakeLists.txt.
 //
 //   verify FOLDER      exit code: 0 within the export's tolerance, 1 not, 2 it cannot be run
@@ -116,10 +116,10 @@ int main(int count, char** arguments) {
   const std::string folder = arguments[1];
   const Vectors vectors(folder + "/vectors.safetensors");
   executorch::runtime::runtime_init();
-  auto loader = executorch::extension::FileDataLoader::from((folder + "/model.pte").c_str());
-  if (!loader.ok()) fail(folder + "/model.pte cannot be read");
+  auto loader = executorch::extension::FileDataLoader::from((folder + "/model.portable.pte").c_str());
+  if (!loader.ok()) fail(folder + "/model.portable.pte cannot be read");
   auto program = executorch::runtime::Program::load(&loader.get());
-  if (!program.ok()) fail(folder + "/model.pte is not a program of ExecuTorch");
+  if (!program.ok()) fail(folder + "/model.portable.pte is not a program of ExecuTorch");
   auto about = program->method_meta("forward");
   if (!about.ok()) fail("the program has no forward");
 
