@@ -206,9 +206,13 @@ def _add(
         )
     entries = ("image_id", "category_id", "bbox")
     if missing := [entry for entry in entries if annotation.get(entry) is None]:
-        reason = f"is incomplete: it has no {', '.join(missing)}"
-        expected = "image_id, category_id and bbox [x, y, width, height]"
-        raise DataError(Problem("", reason, expected=expected))
+        raise DataError(
+            Problem(
+                "",
+                f"is incomplete: it has no {', '.join(missing)}",
+                expected="image_id, category_id and bbox [x, y, width, height]",
+            )
+        )
     image, category = _id(annotation["image_id"]), _id(annotation["category_id"])
     box, area, crowd = annotation["bbox"], annotation.get("area"), annotation.get("iscrowd")
     for entry, number in (("image_id", image), ("category_id", category)):
@@ -276,14 +280,13 @@ def _numbers(box: Any) -> list[float]:
         or numbers[2] < 0
         or numbers[3] < 0
     ):
-        hint = "correct the annotation"
         raise DataError(
             Problem(
                 "",
                 "has an impossible box",
                 box,
                 "[x, y, width, height] in pixels, the width and height not negative",
-                hint,
+                "correct the annotation",
             )
         )
     return numbers
@@ -296,13 +299,15 @@ def _read(path: Path) -> dict[str, list[dict[str, Any]]]:
         file_names = (
             [str(file.name) for file in path.parent.glob("*.json")] if path.parent.is_dir() else []
         )
-        hint = (
-            nearest(path.name, file_names) or "dataset.annotations names it, below dataset.root"
-            if isinstance(error, FileNotFoundError)
-            else ""
-        )
         raise DataError(
-            Problem(str(path), f"the annotations cannot be read: {error.strerror}", hint=hint)
+            Problem(
+                str(path),
+                f"the annotations cannot be read: {error.strerror}",
+                hint=nearest(path.name, file_names)
+                or "dataset.annotations names it, below dataset.root"
+                if isinstance(error, FileNotFoundError)
+                else "",
+            )
         ) from None
     except (ValueError, RecursionError) as error:
         raise DataError(Problem(str(path), f"is not JSON, or is cut short: {error}")) from None
@@ -349,10 +354,12 @@ def _numbering(names: dict[int, str], path: Path, training: Path, *, keep: bool)
     ]
     if unknown:
         listed = [f"{number}: {name}" for number, name in sorted(training_names.items())]
-        expected = f"some of those in {training.name}, with the same ids: {first_few(listed, 20)}"
         raise DataError(
             Problem(
-                str(path), "has categories that the training split does not have", unknown, expected
+                str(path),
+                "has categories that the training split does not have",
+                unknown,
+                f"some of those in {training.name}, with the same ids: {first_few(listed, 20)}",
             )
         )
     return names if keep else training_names
@@ -390,9 +397,14 @@ def _categories(entries: list[Any], path: Path, *, keep: bool) -> dict[int, str]
     names = dict(listed)
     require_distinct(str(path), names.values(), what="category")
     if keep and min(names) < 1:
-        hint = "set dataset.category_ids=dense"
-        reason = "has a category below 1, but label 0 is the background"
-        raise DataError(Problem(str(path), reason, min(names), hint=hint))
+        raise DataError(
+            Problem(
+                str(path),
+                "has a category below 1, but label 0 is the background",
+                min(names),
+                hint="set dataset.category_ids=dense",
+            )
+        )
     _known[_stamp(path)] = names
     return names
 
@@ -408,8 +420,13 @@ def _images(entries: list[Any], folder: Path, path: Path) -> dict[int, Annotated
     _require_unique([image.number for image in listed], path, kind="images")
     for image in listed:
         if image.width < 1 or image.height < 1:
-            size = f"{image.width} x {image.height}"
-            raise DataError(Problem(str(path), f"image {image.number} has no pixels", size))
+            raise DataError(
+                Problem(
+                    str(path),
+                    f"image {image.number} has no pixels",
+                    f"{image.width} x {image.height}",
+                )
+            )
     names = relative_names(folder, [image.name for image in listed], where=str(path))
     return {
         image.number: replace(image, name=name) for image, name in zip(listed, names, strict=True)
@@ -431,7 +448,11 @@ def _required_id(entry: Any, key: str, path: Path, *, kind: str) -> int:
 def _require_unique(numbers: list[int], path: Path, *, kind: str) -> None:
     for number, uses in Counter(numbers).items():
         if uses > 1:
-            hint = f"give each an id of its own, and correct the annotations of {number}"
             raise DataError(
-                Problem(str(path), f"has {uses} {kind} with the same id", number, hint=hint)
+                Problem(
+                    str(path),
+                    f"has {uses} {kind} with the same id",
+                    number,
+                    hint=f"give each an id of its own, and correct the annotations of {number}",
+                )
             )

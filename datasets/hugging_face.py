@@ -327,15 +327,13 @@ def _require_single(labels: Mapping[str, list[Any]], column: str, root: str) -> 
                 None,
             )
         ) is not None:
-            reason = f"column {column} holds {type(values[place]).__name__}"
-            hint = "dataset.label=COLUMN names another column, with a single label in each row"
             raise DataError(
                 Problem(
                     f"{root}, {split}, row {place}",
-                    reason,
+                    f"column {column} holds {type(values[place]).__name__}",
                     values[place],
                     "a number or a text",
-                    hint,
+                    "dataset.label=COLUMN names another column, with a single label in each row",
                 )
             )
 

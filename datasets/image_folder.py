@@ -74,12 +74,11 @@ class ImageFolder(ImageFiles):
         endings = {"channels": (*IMAGES, ".npy"), "tensors": TENSORS}.get(mode, IMAGES)
         label_of_file, left_out = list_by_class(split_folder, class_list, endings=endings)
         if not label_of_file:
-            expected = f"folders by class with files {', '.join(endings)}"
             raise DataError(
                 Problem(
                     str(split_folder),
                     "has no images",
-                    expected=expected,
+                    expected=f"folders by class with files {', '.join(endings)}",
                 )
             )
         names = (

@@ -65,13 +65,14 @@ class ImageNet(ImageFiles):
                 )
         wnids = [name for name in class_folders(base / "train") if _WNID.fullmatch(name)]
         if len(wnids) != num_classes:
-            hint = f"set dataset.num_classes={len(wnids)} to use this subset" if wnids else _GET
             raise DataError(
                 Problem(
                     str(base / "train"),
                     f"has {len(wnids)} folders named by WordNet ids",
                     expected=f"{num_classes}, {_LAYOUT}",
-                    hint=hint,
+                    hint=f"set dataset.num_classes={len(wnids)} to use this subset"
+                    if wnids
+                    else _GET,
                 )
             )
         split_folder = base / ("train" if split == "train" else "val")
@@ -156,9 +157,12 @@ def _read_development_kit(kit: Path, count: int) -> list[str]:
         wnid_of = {int(synset["ILSVRC2012_ID"]): str(synset["WNID"]) for synset in synsets}
         wnids = [wnid_of[number] for number in numbers]
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
-        expected = "ILSVRC2012_validation_ground_truth.txt and meta.mat"
         raise DataError(
-            Problem(str(kit), f"the development kit cannot be read: {error}", expected=expected)
+            Problem(
+                str(kit),
+                f"the development kit cannot be read: {error}",
+                expected="ILSVRC2012_validation_ground_truth.txt and meta.mat",
+            )
         ) from None
     if len(wnids) != count:
         raise DataError(

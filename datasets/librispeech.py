@@ -97,13 +97,13 @@ def _folder(root: Path, subsets: Sequence[str], *, download: bool) -> Path:
         if (folder / subset).is_dir():
             continue
         if not download:
-            hint = "set dataset.root=FOLDER to where it is, or dataset.download=true to download it"
             raise DataError(
                 Problem(
                     str(folder / subset),
                     "this part of LibriSpeech was not found",
                     expected="its archive, unpacked",
-                    hint=hint,
+                    hint="set dataset.root=FOLDER to where it is, or dataset.download=true to "
+                    "download it",
                 )
             )
         from torchaudio.datasets import LIBRISPEECH

@@ -72,13 +72,12 @@ class LibriTTS(Clips):
                     )
                 )
             if not (folder / subset).is_dir():
-                hint = "set dataset.root=FOLDER to where its archives were unpacked"
                 raise DataError(
                     Problem(
                         str(folder / subset),
                         "this part of LibriTTS was not found",
                         expected="its archive, unpacked",
-                        hint=hint,
+                        hint="set dataset.root=FOLDER to where its archives were unpacked",
                     )
                 )
             names += [f"{subset}/{name}" for name in list_files(folder / subset, (".wav",)).names]

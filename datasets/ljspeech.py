@@ -54,13 +54,12 @@ class LJSpeech(Clips):
         try:
             lines = read_lines(folder / "metadata.csv")
         except OSError as error:
-            hint = "set dataset.root=FOLDER to where its archive was unpacked"
             raise DataError(
                 Problem(
                     str(folder / "metadata.csv"),
                     f"LJSpeech was not found: {error.strerror}",
                     expected=_ARCHIVE,
-                    hint=hint,
+                    hint="set dataset.root=FOLDER to where its archive was unpacked",
                 )
             ) from None
         listed = [f"{line.partition('|')[0]}.wav" for line in lines]

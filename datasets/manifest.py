@@ -87,11 +87,14 @@ def _has_offsets(path: Path, sections: list[tuple[float, float]]) -> bool:
     if not any(offset for offset, _ in sections):
         return False
     if missing := sum(not duration for _, duration in sections):
-        reason = (
-            f"has sections of recordings (offset), and {missing} of its {len(sections)} lines "
-            "have no duration"
+        raise DataError(
+            Problem(
+                str(path),
+                f"has sections of recordings (offset), and {missing} of its {len(sections)} lines "
+                "have no duration",
+                expected="a duration in seconds in each line",
+            )
         )
-        raise DataError(Problem(str(path), reason, expected="a duration in seconds in each line"))
     return True
 
 

@@ -73,8 +73,15 @@ class MaskFolder(ImageFiles):
         super().__init__(images, names, [0] * len(names), classes=classes or range(num_classes))
         self.classes, self.unused_classes = [*map(str, self.classes)], []
         if len(self.classes) != num_classes:
-            hint = f"set dataset.num_classes={len(self.classes)}, the number of dataset.classes"
-            raise DataError(Problem("dataset.num_classes", "is wrong", num_classes, hint=hint))
+            raise DataError(
+                Problem(
+                    "dataset.num_classes",
+                    "is wrong",
+                    num_classes,
+                    hint=f"set dataset.num_classes={len(self.classes)}, the number of "
+                    "dataset.classes",
+                )
+            )
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         image, mask = self._read(index), read_class_map(self._masks[index])

@@ -188,14 +188,15 @@ def _read_list(
         lines = [line.strip() for line in read_lines(path)]
     except OSError as error:
         list_names = sorted(x.stem for x in path.parent.glob("*.txt"))
-        hint = (
-            nearest(split, list_names)
-            or "set dataset.root=FOLDER, the one with JPEGImages, Annotations and ImageSets; "
-            "without lists, dataset=voc_folder"
-        )
-        reason = f"the list of images cannot be read: {error.strerror}"
         raise DataError(
-            Problem(str(path), reason, expected=", ".join(list_names), hint=hint)
+            Problem(
+                str(path),
+                f"the list of images cannot be read: {error.strerror}",
+                expected=", ".join(list_names),
+                hint=nearest(split, list_names)
+                or "set dataset.root=FOLDER, the one with JPEGImages, Annotations and ImageSets; "
+                "without lists, dataset=voc_folder",
+            )
         ) from None
     # In the lists of a class, 1, 0 or -1 follows a name, which may have spaces itself
     ids = [line if line in xml_files else re.sub(r"\s+(-1|0|1)$", "", line) for line in lines]
@@ -258,12 +259,15 @@ def _match_annotations(
         )
     bare_images = sorted(image_of_name.keys() - annotated)
     if bare_images and not drop:
-        reason = (
-            f"has no annotation {bare_images[0]}.xml in {annotations}, one of "
-            f"{len(bare_images)} such images"
+        raise DataError(
+            Problem(
+                str(images / image_of_name[bare_images[0]]),
+                f"has no annotation {bare_images[0]}.xml in {annotations}, one of "
+                f"{len(bare_images)} such images",
+                hint="write it (without objects, if there are none), or set "
+                "dataset.unannotated=drop",
+            )
         )
-        hint = "write it (without objects, if there are none), or set dataset.unannotated=drop"
-        raise DataError(Problem(str(images / image_of_name[bare_images[0]]), reason, hint=hint))
     if not annotated:
         raise DataError(
             Problem(
@@ -301,8 +305,14 @@ def _parse_annotation(folder: Path, files: Mapping[str, str], name: str) -> _Ann
         raise DataError(Problem(str(path), f"is not XML, or is damaged: {error}")) from None
     sides = [_number(tree, f"size/{side}", path) for side in ("width", "height")]
     if not all(1 <= side < 1 << 63 and side.is_integer() for side in sides):
-        size = f"{sides[0]:g} x {sides[1]:g}"
-        raise DataError(Problem(str(path), "gives a size that no image has", size, "whole pixels"))
+        raise DataError(
+            Problem(
+                str(path),
+                "gives a size that no image has",
+                f"{sides[0]:g} x {sides[1]:g}",
+                "whole pixels",
+            )
+        )
     file_name = (tree.findtext("filename") or "").strip()
     file = (
         file_name
@@ -328,8 +338,9 @@ def _parse_object(node: ElementTree.Element, path: Path) -> _Object:
     if not name:
         raise DataError(Problem(str(path), "has an object without a name", hint="name its class"))
     if difficult.lower() not in _ANSWERS:
-        reason = "does not say whether an object is difficult"
-        raise DataError(Problem(str(path), reason, difficult, "0 or 1"))
+        raise DataError(
+            Problem(str(path), "does not say whether an object is difficult", difficult, "0 or 1")
+        )
     box = [_number(node, f"bndbox/{side}", path) for side in ("xmin", "ymin", "xmax", "ymax")]
     return _Object(name, box, _ANSWERS[difficult.lower()])
 
@@ -338,8 +349,13 @@ def _text(node: ElementTree.Element, where: str, path: Path) -> str:
     """Return the text of the element at a place; empty if there is no element."""
     texts = [(element.text or "").strip() for element in node.findall(where)]
     if len(texts) > 1:
-        reason = f"has {len(texts)} elements {where!r} in one {node.tag}"
-        raise DataError(Problem(str(path), reason, hint="write an object for each box"))
+        raise DataError(
+            Problem(
+                str(path),
+                f"has {len(texts)} elements {where!r} in one {node.tag}",
+                hint="write an object for each box",
+            )
+        )
     return "".join(texts)
 
 

@@ -170,13 +170,14 @@ def _group_by_speaker(folder: Path, pattern: str, count: int) -> dict[str, list[
     require_distinct(str(folder), files_by_speaker, what="speaker")
     if len(files_by_speaker) < count:
         speakers = ", ".join(sorted(files_by_speaker))
-        reason = (
-            f"has recordings of {number_of(len(files_by_speaker), 'speaker')} ({speakers}), "
-            f"too few for mixtures of {count}"
-        )
-        hint = "dataset.pattern marks the part of a file's name that is the speaker"
         raise DataError(
-            Problem(str(folder), reason, expected=f"at least {count} speakers", hint=hint)
+            Problem(
+                str(folder),
+                f"has recordings of {number_of(len(files_by_speaker), 'speaker')} ({speakers}), "
+                f"too few for mixtures of {count}",
+                expected=f"at least {count} speakers",
+                hint="dataset.pattern marks the part of a file's name that is the speaker",
+            )
         )
     return {speaker: files_by_speaker[speaker] for speaker in sorted(files_by_speaker)}
 

@@ -130,13 +130,12 @@ def _list_recordings(folder: Path) -> list[tuple[str, int, str, int]]:
         if (parts := _NAME.fullmatch(name))
     ]
     if not recordings:
-        hint = "set dataset.root=FOLDER to the data set's folder"
         raise DataError(
             Problem(
                 str(folder),
                 "contains no spoken digits",
                 expected="files named DIGIT_SPEAKER_TAKE.wav, such as 7_jackson_32.wav",
-                hint=hint,
+                hint="set dataset.root=FOLDER to the data set's folder",
             )
         )
     return sorted(recordings, key=lambda line: line[1:])

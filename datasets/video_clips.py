@@ -90,12 +90,11 @@ class VideoClips(Dataset[dict[str, Any]]):
         )
         label_of_file, self.left_out = list_by_class(self._folder, self.classes, endings=VIDEOS)
         if not label_of_file:
-            expected = f"folders by class with videos ({', '.join(VIDEOS)})"
             raise DataError(
                 Problem(
                     str(self._folder),
                     "has no videos",
-                    expected=expected,
+                    expected=f"folders by class with videos ({', '.join(VIDEOS)})",
                 )
             )
         self._names = np.array([os.fsencode(name) for name in label_of_file])

@@ -68,16 +68,13 @@ class AudioClassification(Classification):
         """
         for sample in samples:
             if not isinstance(sample, dict) or not {"waveform", "label"} <= sample.keys():
-                form = (
-                    f"a dict with {sorted(map(str, sample))}"
-                    if isinstance(sample, dict)
-                    else f"a {type(sample).__name__}"
-                )
                 raise DataError(
                     Problem(
                         "dataset",
                         "a sample is not a recording and its label",
-                        form,
+                        f"a dict with {sorted(map(str, sample))}"
+                        if isinstance(sample, dict)
+                        else f"a {type(sample).__name__}",
                         "a dict with `waveform` and `label`",
                     )
                 )

@@ -108,9 +108,15 @@ class Autoencoding(Recipe):
         output = model(images)
         outputs, divergence = output if isinstance(output, tuple) else (output, None)
         if not isinstance(outputs, Tensor) or outputs.shape != images.shape:
-            reason, expected = "does not return images", f"a tensor {list(images.shape)}"
-            hint = "an image_size that is a multiple of 2 for each of model.widths"
-            raise ConfigError(Problem("model", reason, form_of(outputs), expected, hint))
+            raise ConfigError(
+                Problem(
+                    "model",
+                    "does not return images",
+                    form_of(outputs),
+                    f"a tensor {list(images.shape)}",
+                    "an image_size that is a multiple of 2 for each of model.widths",
+                )
+            )
         outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
         losses, parts = of_samples(self.criterion, outputs.flatten(1), images.flatten(1)), {}
         if divergence is not None:

@@ -111,10 +111,12 @@ class Classification(Recipe):
         self._as_stored = self._mode in ("channels", "tensors")
         self._read_image = read_upright if (reads or {}).get("upright") else read_image
         if channels < 1 or (channels not in (1, 3) and not self._as_stored):
-            expected = "1 (grey) or 3 (colour); or others if the data set has mode: channels"
             raise ConfigError(
                 Problem(
-                    "recipe.channels", "is not a valid number of image channels", channels, expected
+                    "recipe.channels",
+                    "is not a valid number of image channels",
+                    channels,
+                    "1 (grey) or 3 (colour); or others if the data set has mode: channels",
                 )
             )
         self.channels = channels
@@ -148,9 +150,9 @@ class Classification(Recipe):
         """Collate samples: dicts with `image` and `label`, or pairs of both, as in torchvision.
 
         An image is a tensor[C, H, W], a clip[T, C, H, W] or a vector[F] (unchanged), a PIL image or
-        an array[H, W] or [H, W, C] (converted to uint8[C, H, W]). A label is an integer, or float[K], which for
-        a cross-entropy adds up to 1. Images that the device decodes (`datasets.parts.encoded`) stay
-        encoded.
+        an array[H, W] or [H, W, C] (converted to uint8[C, H, W]). A label is an integer, or
+        float[K], which for a cross-entropy adds up to 1. Images that the device decodes
+        (`datasets.parts.encoded`) stay encoded.
 
         Raises:
             DataError: Images differ in size, a sample has another form, or the loss cannot take a
@@ -221,8 +223,13 @@ class Classification(Recipe):
         `distillation` the last two factors.
         """
         if self._separate:
-            message = "needs a softmax over the classes, which the recipe's loss does not have"
-            raise ConfigError(Problem("distil.teacher", message, expected="loss=cross_entropy"))
+            raise ConfigError(
+                Problem(
+                    "distil.teacher",
+                    "needs a softmax over the classes, which the recipe's loss does not have",
+                    expected="loss=cross_entropy",
+                )
+            )
         self._teacher, self._temperature, self._alpha = teacher, temperature, alpha
 
     def measure(self, model: nn.Module, batch: Batch) -> MeasuredClassification:
@@ -314,18 +321,15 @@ class Classification(Recipe):
         output = model(self.inputs(batch))
         if not isinstance(output, Tensor) or output.dim() != 2:
             has_more = hasattr(output, "aux_logits") or hasattr(output, "aux_logits1")
-            hint = (
-                "auxiliary outputs are not trained: model.aux_logits=false"
-                if has_more
-                else none_hint(output)
-            )
             raise ConfigError(
                 Problem(
                     "model",
                     "does not return one row of logits for each image",
                     form_of(output),
                     "a tensor [batch, classes]",
-                    hint,
+                    "auxiliary outputs are not trained: model.aux_logits=false"
+                    if has_more
+                    else none_hint(output),
                 )
             )
         if self.num_classes is not None and output.shape[1] != self.num_classes:
@@ -334,22 +338,25 @@ class Classification(Recipe):
                 "num_classes" in inspect.signature(type(part).__init__).parameters
                 for part in model.modules()
             )
-            hint = (
-                "set model.num_classes=${dataset.num_classes}"
-                if has_setting
-                else f"give the model {self.num_classes} outputs"
+            raise ConfigError(
+                Problem(
+                    "model",
+                    reason,
+                    hint="set model.num_classes=${dataset.num_classes}"
+                    if has_setting
+                    else f"give the model {self.num_classes} outputs",
+                )
             )
-            raise ConfigError(Problem("model", reason, hint=hint))
         if batch["label"].dim() == 2 and batch["label"].shape[1] != output.shape[1]:
-            mismatch = (
-                f"a label has {batch['label'].shape[1]} numbers, but the model has "
-                f"{output.shape[1]} outputs"
+            raise ConfigError(
+                Problem(
+                    "model, dataset, transforms",
+                    f"a label has {batch['label'].shape[1]} numbers, but the model has "
+                    f"{output.shape[1]} outputs",
+                    hint="the same num_classes for the data, the model, and MixUp or CutMix in "
+                    "transforms.train.batch: ${dataset.num_classes}",
+                )
             )
-            hint = (
-                "the same num_classes for the data, the model, and MixUp or CutMix in "
-                "transforms.train.batch: ${dataset.num_classes}"
-            )
-            raise ConfigError(Problem("model, dataset, transforms", mismatch, hint=hint))
         # Reading values waits for the device: once is enough
         if not self._range_is_known and batch["label"].dim() == 1:
             check_range(batch["label"], output.shape[1], f"the model has {output.shape[1]} outputs")

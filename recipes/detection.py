@@ -120,11 +120,10 @@ class Detection(Recipe):
         with _anchors_kept(model, images[0].device):
             losses: Mapping[str, Tensor] = model(images, _targets(batch))
         if not isinstance(losses, Mapping) or not losses:
-            reason = "does not return a dict of losses in training"
             raise ConfigError(
                 Problem(
                     "model",
-                    reason,
+                    "does not return a dict of losses in training",
                     type(losses).__name__,
                     "a detector with torchvision's interface",
                     none_hint(losses),
@@ -260,22 +259,23 @@ class Detection(Recipe):
             | ~boxes.isfinite().all(1)
         )
         if wrong.any():
-            box = [round(value, 2) for value in boxes[wrong][0].tolist()]
             raise DataError(
                 Problem(
                     "dataset",
                     f"{where} of {width} x {height} pixels has an impossible box",
-                    box,
+                    [round(value, 2) for value in boxes[wrong][0].tolist()],
                     "x1 < x2 and y1 < y2, within the image",
                 )
             )
         end = self.num_classes if self.num_classes is not None else math.inf
         if int(labels.min()) < 1 or int(labels.max()) >= end:
-            label = next(x for x in labels.tolist() if not 1 <= x < end)
-            hint = "dataset.num_classes counts the background, label 0"
             raise DataError(
                 Problem(
-                    "dataset", f"{where} has a label out of range", label, f"1 to {end - 1}", hint
+                    "dataset",
+                    f"{where} has a label out of range",
+                    next(x for x in labels.tolist() if not 1 <= x < end),
+                    f"1 to {end - 1}",
+                    "dataset.num_classes counts the background, label 0",
                 )
             )
 

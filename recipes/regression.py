@@ -64,9 +64,14 @@ class Regression(Recipe):
                 entry = "label" if isinstance(layer, Restore) else self.reads
                 values = getattr(dataset, "columns", {}).get(entry)
                 if values is None or values.shape[1:] != layer.mean.shape:
-                    reason = f"has no numbers to standardise the model's {entry} by"
-                    expected = f"columns[{entry!r}]: a tensor [samples, {len(layer.mean)}]"
-                    raise ConfigError(Problem("dataset", reason, form_of(values), expected))
+                    raise ConfigError(
+                        Problem(
+                            "dataset",
+                            f"has no numbers to standardise the model's {entry} by",
+                            form_of(values),
+                            f"columns[{entry!r}]: a tensor [samples, {len(layer.mean)}]",
+                        )
+                    )
                 layer.fit(values)
 
     def collate(self, samples: Sequence[Any]) -> Batch:
@@ -111,9 +116,15 @@ class Regression(Recipe):
         """Return the model's outputs and the targets, float32[B, T] or wider, checked."""
         outputs, label = model(batch[self.reads]), batch["label"]
         if not isinstance(outputs, Tensor) or outputs.shape != label.shape:
-            reason, hint = "does not return one number for each target", "set dataset.num_classes"
-            expected = f"a tensor {list(label.shape)}"
-            raise ConfigError(Problem("model", reason, form_of(outputs), expected, hint))
+            raise ConfigError(
+                Problem(
+                    "model",
+                    "does not return one number for each target",
+                    form_of(outputs),
+                    f"a tensor {list(label.shape)}",
+                    "set dataset.num_classes",
+                )
+            )
         outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
         return outputs, label.to(outputs.dtype)
 

@@ -328,11 +328,13 @@ def _separate(model: nn.Module, mixture: Tensor, count: int | None) -> Tensor:
             )
         )
     if count is not None and output.shape[1] != count:
-        reason = (
-            f"gives {output.shape[1]} signals, but the data set's mixtures have {count} speakers"
-        )
         raise ConfigError(
-            Problem("model", reason, hint="set model.num_sources=${dataset.num_speakers}")
+            Problem(
+                "model",
+                f"gives {output.shape[1]} signals, but the data set's mixtures have "
+                f"{count} speakers",
+                hint="set model.num_sources=${dataset.num_speakers}",
+            )
         )
     return output.to(torch.promote_types(output.dtype, torch.float32))
 

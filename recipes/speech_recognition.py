@@ -193,10 +193,13 @@ class SpeechRecognition(Recipe):
         try:
             return torch.tensor([self._number[letter] for letter in text], dtype=torch.int64)
         except KeyError as error:
-            hint = f"the transcript is {text[:60]!r}; set dataset.letters, or dataset.ignore"
             raise DataError(
                 Problem(
-                    where, "the transcript has an unknown letter", error.args[0], self.letters, hint
+                    where,
+                    "the transcript has an unknown letter",
+                    error.args[0],
+                    self.letters,
+                    f"the transcript is {text[:60]!r}; set dataset.letters, or dataset.ignore",
                 )
             ) from None
 
@@ -230,28 +233,23 @@ class SpeechRecognition(Recipe):
             or output.dim() != 3
             or output.shape[1] != len(self.letters) + 1
         ):
-            expected = (
-                f"a tensor [batch, {len(self.letters) + 1}, frames], for the blank and "
-                f"{len(self.letters)} letters"
-            )
-            hint = none_hint(output) or "set model.num_classes"
             raise ConfigError(
                 Problem(
                     "model",
                     "does not return a score for every letter at every frame",
                     form_of(output),
-                    expected,
-                    hint,
+                    f"a tensor [batch, {len(self.letters) + 1}, frames], for the blank and "
+                    f"{len(self.letters)} letters",
+                    none_hint(output) or "set model.num_classes",
                 )
             )
         if int(count(model, torch.tensor(features.shape[-1]))) != output.shape[-1]:
-            hint = "give the model a method output_lengths(lengths)"
             raise ConfigError(
                 Problem(
                     "model",
                     "has a number of frames that its 1-d convolutions do not account for",
                     output.shape[-1],
-                    hint=hint,
+                    hint="give the model a method output_lengths(lengths)",
                 )
             )
         return output.float().log_softmax(1), count(model, frames)
@@ -285,15 +283,15 @@ class SpeechRecognition(Recipe):
             if bool(possible.all()):
                 return
             place = int((~possible).nonzero()[0])
-            reason = (
-                f"its transcript needs {int(needed[place])} frames, but the model gives only "
-                f"{int(lengths[place])} for so short a recording"
+            raise DataError(
+                Problem(
+                    batch["name"][place] or "dataset",
+                    f"its transcript needs {int(needed[place])} frames, but the model gives only "
+                    f"{int(lengths[place])} for so short a recording",
+                    hint=f"the transcript is {batch['transcript'][place][:60]!r}; "
+                    "recipe.impossible=skip skips such recordings",
+                )
             )
-            hint = (
-                f"the transcript is {batch['transcript'][place][:60]!r}; "
-                "recipe.impossible=skip skips such recordings"
-            )
-            raise DataError(Problem(batch["name"][place] or "dataset", reason, hint=hint))
 
         # An impossible target is replaced by an empty one: no infinity, and no gradient of it,
         # reaches other samples.

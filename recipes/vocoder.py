@@ -251,14 +251,13 @@ class Vocoder(Recipe):
         outputs = model(read[:, None], batch["mel"][:, None])
         expected = [*target.shape, self.amplitudes.n_classes]
         if not isinstance(outputs, Tensor) or list(outputs.squeeze(1).shape) != expected:
-            hint = none_hint(outputs) or "set recipe.n_classes"
             raise ConfigError(
                 Problem(
                     "model",
                     "does not return the outputs that the recipe reads",
                     form_of(outputs),
                     f"a tensor {expected}",
-                    hint,
+                    none_hint(outputs) or "set recipe.n_classes",
                 )
             )
         # One row for each sample: over (N, C, T), the gradient of cross-entropy is not

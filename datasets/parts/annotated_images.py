@@ -99,22 +99,41 @@ class Annotated:
                 Problem(where, "a box has numbers that are not finite", sides, expected)
             )
         if x2 < x1 or y2 < y1:
-            reason = "a box is inverted: its right or lower edge comes before the opposite edge"
-            raise DataError(Problem(where, reason, sides, expected, "correct the annotation"))
-        if min(x1, y1) < -slack or x2 > self.width + slack or y2 > self.height + slack:
-            reason = (
-                "a box has a negative corner"
-                if min(x1, y1) < -slack
-                else f"a box extends beyond the image of {self.width} x {self.height} pixels"
+            raise DataError(
+                Problem(
+                    where,
+                    "a box is inverted: its right or lower edge comes before the opposite edge",
+                    sides,
+                    expected,
+                    "correct the annotation",
+                )
             )
-            raise DataError(Problem(where, reason, sides, expected, hint))
+        if min(x1, y1) < -slack or x2 > self.width + slack or y2 > self.height + slack:
+            raise DataError(
+                Problem(
+                    where,
+                    "a box has a negative corner"
+                    if min(x1, y1) < -slack
+                    else f"a box extends beyond the image of {self.width} x {self.height} pixels",
+                    sides,
+                    expected,
+                    hint,
+                )
+            )
         x1, y1 = max(x1, 0.0), max(y1, 0.0)
         x2, y2 = min(x2, float(self.width)), min(y2, float(self.height))
         if x1 >= x2 or y1 >= y2:
             if empty == "drop":
                 return
-            hint = "correct the annotation, or set dataset.empty_boxes=drop"
-            raise DataError(Problem(where, "a box has no area", sides, expected, hint))
+            raise DataError(
+                Problem(
+                    where,
+                    "a box has no area",
+                    sides,
+                    expected,
+                    "correct the annotation, or set dataset.empty_boxes=drop",
+                )
+            )
         self.boxes.append([x1, y1, x2, y2])
         self.labels.append(label)
         self.crowd.append(crowd)
@@ -206,9 +225,14 @@ class AnnotatedImages(Dataset[dict[str, Any]], abc.ABC):
         # Shares of the image are a common format. Boxes of whole numbers up to 1 may be tiny ones
         # in pixels.
         if len(self._boxes) and self._boxes.max() <= 1 and bool(self._boxes.frac().any()):
-            reason, hint = "the boxes are shares of the images", "multiply them by width and height"
             raise DataError(
-                Problem(str(folder), reason, self._boxes[0].tolist(), "boxes in pixels", hint)
+                Problem(
+                    str(folder),
+                    "the boxes are shares of the images",
+                    self._boxes[0].tolist(),
+                    "boxes in pixels",
+                    "multiply them by width and height",
+                )
             )
         self._cached = self._read_all() if cache == "memory" else None
 
@@ -306,18 +330,15 @@ class AnnotatedImages(Dataset[dict[str, Any]], abc.ABC):
         if image.shape[-2:] != (height, width):
             path = self.path(index)
             turned = image.shape[-2:] == (width, height) and orientation(path) != 1
-            hint = (
-                "it has an EXIF orientation, which is not applied: turn its pixels "
-                "(exiftran, mogrify -auto-orient)"
-                if turned
-                else "one of the two is wrong"
-            )
             raise DataError(
                 Problem(
                     str(path),
                     f"is {image.shape[-1]} x {image.shape[-2]} pixels, but its annotation "
                     f"says {width} x {height}",
-                    hint=hint,
+                    hint="it has an EXIF orientation, which is not applied: turn its pixels "
+                    "(exiftran, mogrify -auto-orient)"
+                    if turned
+                    else "one of the two is wrong",
                 )
             )
         return (
@@ -404,14 +425,11 @@ def require_whole(image: Tensor, probe: Tensor) -> None:
     if not torch.allclose(
         probe[0].as_subclass(Tensor), _PROBE * torch.tensor([width, height] * 2), rtol=0.0, atol=0.5
     ):
-        reason = (
-            "crop, pad, flip or turn images in evaluation, so boxes could not be given in "
-            "pixels of the file"
-        )
         raise ConfigError(
             Problem(
                 "transforms.eval.sample",
-                reason,
+                "crop, pad, flip or turn images in evaluation, so boxes could not be given in "
+                "pixels of the file",
                 expected="transforms that resize images, or change their colours",
             )
         )

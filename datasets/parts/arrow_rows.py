@@ -76,14 +76,11 @@ def tables(
                 ),
                 None,
             ):
-                reason = (
-                    f"numbers the classes of {column} differently from "
-                    f"{first_file.name if first_file else ''}, a file of the same split"
-                )
                 raise DataError(
                     Problem(
                         str(other_file),
-                        reason,
+                        f"numbers the classes of {column} differently from "
+                        f"{first_file.name if first_file else ''}, a file of the same split",
                         class_lists[other_file][:20],
                         str(class_lists[first_file][:20] if first_file else ""),
                     )
@@ -133,22 +130,23 @@ def _place(root: str) -> Path:
     if len(versions) == 1:
         return versions[0]
     if versions:
-        hint = f"dataset.root={versions[0]}"
-        reason = f"{len(versions)} versions or configurations of it are in the cache"
         raise DataError(
-            Problem("dataset.root", reason, root, ", ".join(map(str, versions[:5])), hint)
+            Problem(
+                "dataset.root",
+                f"{len(versions)} versions or configurations of it are in the cache",
+                root,
+                ", ".join(map(str, versions[:5])),
+                f"dataset.root={versions[0]}",
+            )
         )
-    hint = (
-        "on a machine with a network, run once: "
-        f"datasets.load_dataset('{root}').save_to_disk('data'), then dataset.root=data"
-    )
     raise DataError(
         Problem(
             "dataset.root",
             "does not exist, and is not in the cache of `datasets`",
             root,
             EXPECTED,
-            hint,
+            "on a machine with a network, run once: "
+            f"datasets.load_dataset('{root}').save_to_disk('data'), then dataset.root=data",
         )
     )
 
@@ -257,14 +255,13 @@ def _unpacked_bytes(column: Any) -> int:
 def _require(columns: Mapping[str, str], names: Sequence[str], file: Path) -> None:
     for setting, column in columns.items():
         if column not in names:
-            hint = nearest(column, names) or f"set dataset.{setting} to the column's name"
             raise DataError(
                 Problem(
                     f"dataset.{setting}",
                     f"{file.name} has no such column",
                     column,
                     ", ".join(names),
-                    hint,
+                    nearest(column, names) or f"set dataset.{setting} to the column's name",
                 )
             )
 

@@ -121,11 +121,14 @@ def read_audio(
         samples = samples[:, start : None if frames is None else start + frames]
     if not samples.shape[1] or (frames is not None and samples.shape[1] < frames):
         actual = f"{start + samples.shape[1]} frames" if samples.shape[1] else "no frames there"
-        expected = (
-            f"{frames} frames from frame {start} on" if frames is not None or start else "sound"
-        )
         raise DataError(
-            Problem(os.fspath(path), f"is too short: it has {actual}", expected=expected)
+            Problem(
+                os.fspath(path),
+                f"is too short: it has {actual}",
+                expected=f"{frames} frames from frame {start} on"
+                if frames is not None or start
+                else "sound",
+            )
         )
     # NaN is the largest
     if not (loudest := float(torch.stack(samples.aminmax()).abs().max())) <= _LOUDEST:
@@ -138,9 +141,13 @@ def read_audio(
     if mono:
         samples, channels = samples.mean(0), samples
         if samples.norm() < _CANCELLED * channels.norm():
-            reason = "has channels in opposite phase, whose mean is silent"
-            hint = "keep one: ffmpeg -i IN -af 'pan=mono|c0=c0' OUT.wav"
-            raise DataError(Problem(os.fspath(path), reason, hint=hint))
+            raise DataError(
+                Problem(
+                    os.fspath(path),
+                    "has channels in opposite phase, whose mean is silent",
+                    hint="keep one: ffmpeg -i IN -af 'pan=mono|c0=c0' OUT.wav",
+                )
+            )
     if sample_rate is None or sample_rate == rate:
         return samples, rate
     _require_resampling(path, rate, sample_rate)
@@ -210,15 +217,18 @@ def match_audio(
     files = list_files(folder, SOUNDS)
     matched = {name: match for name in files.names if (match := compiled.fullmatch(name))}
     if not matched:
-        hint = (
-            f"dataset.pattern has to match all of a name: there is {first_few(files.names, 2)}"
-            if files.names
-            else f"there is only {files.left_out}"
-            if files.left_out
-            else "the folder is empty"
-        )
         raise DataError(
-            Problem(str(folder), "the pattern matches no recording there", pattern, expected, hint)
+            Problem(
+                str(folder),
+                "the pattern matches no recording there",
+                pattern,
+                expected,
+                f"dataset.pattern has to match all of a name: there is {first_few(files.names, 2)}"
+                if files.names
+                else f"there is only {files.left_out}"
+                if files.left_out
+                else "the folder is empty",
+            )
         )
     return matched, files.left_out
 
@@ -281,8 +291,15 @@ def _read_by_torchcodec(
             else f"is damaged or cut short (libsndfile: {refusal.error_string.rstrip('.')})"
         )
         description = (
-            "torchcodec (pip install '.[video]' in samewise's folder) with FFmpeg reads further formats, "
+            "torchcodec (pip install '.[video]' in samewise's folder) with FFmpeg reads "
+            "further formats, "
             "such as M4A; or convert the file"
         )
-        hint = description if refusal.code == UNKNOWN_FORMAT else "download the file again"
-        raise DataError(Problem(name, reason, expected=FORMATS, hint=hint)) from None
+        raise DataError(
+            Problem(
+                name,
+                reason,
+                expected=FORMATS,
+                hint=description if refusal.code == UNKNOWN_FORMAT else "download the file again",
+            )
+        ) from None

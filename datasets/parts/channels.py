@@ -61,12 +61,14 @@ def read_channels(path: str | os.PathLike[str], channels: int) -> Tensor:
         raise undecodable(raw, path, error, expected) from None
     if len(image) != channels:
         count = len(image)
-        summary, hint = (
-            f"has {number_of(count, 'channel')}",
-            f"dataset.channels={count}, with a number for each in dataset.mean and dataset.std",
-        )
         raise DataError(
-            Problem(name, summary, expected=f"{channels}, as dataset.channels says", hint=hint)
+            Problem(
+                name,
+                f"has {number_of(count, 'channel')}",
+                expected=f"{channels}, as dataset.channels says",
+                hint=f"dataset.channels={count}, with a number for each in dataset.mean and "
+                "dataset.std",
+            )
         )
     return image
 
@@ -90,9 +92,13 @@ def read_tensor(path: str | os.PathLike[str]) -> Tensor:
         tensor = torch.as_tensor(value)
     # torch.load raises errors of many kinds for a damaged file
     except Exception as error:
-        reason = f"is not an array or a tensor: {first_line(error)}"
-        expected = "an array that numpy.save wrote, or a tensor that torch.save wrote"
-        raise DataError(Problem(os.fspath(path), reason, expected=expected)) from None
+        raise DataError(
+            Problem(
+                os.fspath(path),
+                f"is not an array or a tensor: {first_line(error)}",
+                expected="an array that numpy.save wrote, or a tensor that torch.save wrote",
+            )
+        ) from None
     return tensor.float() if tensor.is_floating_point() else tensor
 
 
@@ -142,13 +148,15 @@ def _array(raw: bytes, name: str, channels: int) -> np.ndarray:
             PIXELS.check(name, total)
             require_modest_tiles(opened, name)
             if loses_bits(page):
-                reason, hint = (
-                    "has pixels of several samples of more than 8 bits, which Pillow reads as 8",
-                    "convert it: to PNG (up to 4 channels), to .npy, or to a TIFF with a "
-                    "page for each channel",
-                )
                 raise DataError(
-                    Problem(name, reason, expected="several samples of 8 bits, or one", hint=hint)
+                    Problem(
+                        name,
+                        "has pixels of several samples of more than 8 bits, which Pillow "
+                        "reads as 8",
+                        expected="several samples of 8 bits, or one",
+                        hint="convert it: to PNG (up to 4 channels), to .npy, or to a TIFF with a "
+                        "page for each channel",
+                    )
                 )
             stored = {"P": "RGBA" if "transparency" in page.info else "RGB", "1": "L"}.get(
                 page.mode, page.mode

@@ -98,8 +98,11 @@ def require_count(
         question = (
             f"is '{name}'{difference(name, alike[0])}{examples} a misspelt {alternatives}? If not, "
         )
-    expected, hint = (
-        f"{num_classes}, as dataset.num_classes says",
-        f"{question}set dataset.num_classes={count}",
+    raise DataError(
+        Problem(
+            where,
+            reason,
+            expected=f"{num_classes}, as dataset.num_classes says",
+            hint=f"{question}set dataset.num_classes={count}",
+        )
     )
-    raise DataError(Problem(where, reason, expected=expected, hint=hint))

@@ -40,5 +40,6 @@ def add_files(digest: Hash, path: Callable[[int], Path], count: int, *, most: in
         for index in spaced_indices(count, CONTENTS):
             add_content(digest, path(index))
     except OSError as error:
-        reason = f"cannot be read: {error.strerror}"
-        raise DataError(Problem(os.fspath(error.filename), reason)) from None
+        raise DataError(
+            Problem(os.fspath(error.filename), f"cannot be read: {error.strerror}")
+        ) from None

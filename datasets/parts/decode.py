@@ -426,22 +426,16 @@ def _decode_by_pillow(raw: bytes, mode: str, name: str) -> Tensor:
         PIXELS.check(name, image.width * image.height)
         require_modest_tiles(image, name)
         if image.mode in ("F", "LAB", "HSV") or has_wide_integers(image):
-            reason = (
-                f"has colours in {image.mode}"
-                if image.mode in ("LAB", "HSV")
-                else "has numbers of unknown range"
-            )
-            hint = (
-                "convert it; or read its numbers as they are, with "
-                "dataset=multichannel_folder, or dataset=class_folders dataset.mode=channels"
-            )
             raise DataError(
                 Problem(
                     name,
-                    reason,
+                    f"has colours in {image.mode}"
+                    if image.mode in ("LAB", "HSV")
+                    else "has numbers of unknown range",
                     f"mode {image.mode}",
                     "grey, RGB, CMYK or a palette, of 8 or 16 bits",
-                    hint,
+                    "convert it; or read its numbers as they are, with "
+                    "dataset=multichannel_folder, or dataset=class_folders dataset.mode=channels",
                 )
             )
         # Pillow's own conversion from 16 bits clips at 255

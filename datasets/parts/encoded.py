@@ -127,13 +127,13 @@ class EncodedImages:
             raise
         except (RuntimeError, AttributeError) as error:
             if isinstance(error, AttributeError) or "not compiled with" in str(error):
-                hint = "set dataset.decode=worker, or install a build of torchvision for CUDA"
                 raise ConfigError(
                     Problem(
                         "dataset.decode",
                         "this build of torchvision has no nvJPEG",
                         "device",
-                        hint=hint,
+                        hint="set dataset.decode=worker, or install a build of torchvision for "
+                        "CUDA",
                     )
                 ) from None
             for file, name in zip(encoded, names, strict=True):
@@ -150,9 +150,12 @@ class EncodedImages:
             # The CPU's decoder explains damage better; its pixels differ from nvJPEG's and are not
             # used
             self._decode_on_cpu(encoded, name)
-            hint = "save it again as a JPEG, or set dataset.decode=worker"
             raise DataError(
-                Problem(name, f"nvJPEG cannot decode this image: {first_line(error)}", hint=hint)
+                Problem(
+                    name,
+                    f"nvJPEG cannot decode this image: {first_line(error)}",
+                    hint="save it again as a JPEG, or set dataset.decode=worker",
+                )
             ) from None
 
 

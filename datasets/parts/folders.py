@@ -92,16 +92,19 @@ def list_files(folder: str | os.PathLike[str], endings: Sequence[str]) -> Files:
                         other_counts[os.path.splitext(entry.name)[1].lower()] += 1
         except OSError as error:
             where = os.path.join(folder, below.rstrip("/"))
-            reason = f"the folder cannot be read: {error.strerror}"
-            raise DataError(Problem(where.rstrip("/"), reason)) from None
+            raise DataError(
+                Problem(where.rstrip("/"), f"the folder cannot be read: {error.strerror}")
+            ) from None
     for below, first_path in sorted(repeated.items()):
         if any(x.startswith(first_path) for x, _ in paths):
-            where = os.path.join(folder, below.rstrip("/"))
-            reason = (
-                f"is the same folder as {os.path.join(folder, first_path)}: its files would be "
-                "read twice"
+            raise DataError(
+                Problem(
+                    os.path.join(folder, below.rstrip("/")),
+                    f"is the same folder as {os.path.join(folder, first_path)}: its files would be "
+                    "read twice",
+                    hint="remove the link that leads there",
+                )
             )
-            raise DataError(Problem(where, reason, hint="remove the link that leads there"))
     return Files([below + name for below, name in sorted(paths)], other_counts)
 
 
@@ -133,17 +136,26 @@ def class_folders(folder: Path, *, content: str = "images") -> list[str]:
         )
         present = next(path for path in (folder, *folder.parents) if path.exists())
         if description := another_kind(present, "folder"):
-            hint = "unpack it" if "archive" in description else "set dataset.root=FOLDER"
             raise DataError(
-                Problem(str(present), f"is {description}, not a folder", hint=hint)
+                Problem(
+                    str(present),
+                    f"is {description}, not a folder",
+                    hint="unpack it" if "archive" in description else "set dataset.root=FOLDER",
+                )
             ) from None
-        hint = did_you_mean(folder.name, beside)
-        raise DataError(Problem(str(folder), reason, expected=expected, hint=hint)) from None
+        raise DataError(
+            Problem(str(folder), reason, expected=expected, hint=did_you_mean(folder.name, beside))
+        ) from None
     if not names:
         files = list_files(folder, ())
-        reason = f"has no class folders ({f'only {x}' if (x := files.left_out) else 'it is empty'})"
-        hint = "unpack the archives" if files.other_counts.keys() & _ARCHIVES else ""
-        raise DataError(Problem(str(folder), reason, expected=expected, hint=hint))
+        raise DataError(
+            Problem(
+                str(folder),
+                f"has no class folders ({f'only {x}' if (x := files.left_out) else 'it is empty'})",
+                expected=expected,
+                hint="unpack the archives" if files.other_counts.keys() & _ARCHIVES else "",
+            )
+        )
     return names
 
 

@@ -179,23 +179,26 @@ class ImageFiles(Dataset[dict[str, Any]], abc.ABC):
             for index in range(start, min(start + _BLOCK, len(self))):
                 image = self._read(index)
                 if image.dtype != first_image.dtype:
-                    reason = (
-                        "images cached in memory must be of one type, but there are "
-                        f"{first_image.dtype} and {image.dtype}"
-                    )
                     raise DataError(
-                        Problem(str(self.path(index)), reason, hint="set dataset.cache=none")
+                        Problem(
+                            str(self.path(index)),
+                            "images cached in memory must be of one type, but there are "
+                            f"{first_image.dtype} and {image.dtype}",
+                            hint="set dataset.cache=none",
+                        )
                     )
                 if image.shape != first_image.shape:
                     sizes = " and ".join(
                         f"{width} x {height}"
                         for _, height, width in (first_image.shape, image.shape)
                     )
-                    reason = (
-                        f"images cached in memory must have the same size, but there are {sizes}"
-                    )
                     raise DataError(
-                        Problem(str(self.path(index)), reason, hint="set dataset.cache=none")
+                        Problem(
+                            str(self.path(index)),
+                            "images cached in memory must have the same size, but there "
+                            f"are {sizes}",
+                            hint="set dataset.cache=none",
+                        )
                     )
                 images[index] = image
 

@@ -47,11 +47,10 @@ def select_split(
         or valid + test > 1
         or (split == "train" and valid + test == 1)
     ):
-        reason = "leave nothing to train on, or are not valid shares"
         raise ConfigError(
             Problem(
                 "dataset.shares",
-                reason,
+                "leave nothing to train on, or are not valid shares",
                 dict(shares),
                 "{valid: 0.2, test: 0.1}: parts of 1; the rest is for training",
             )
@@ -63,17 +62,14 @@ def select_split(
     }[split]
     chosen = [name for name in names if low <= place(name, key) < high]
     if not chosen and split != "test":
-        hint = (
-            "raise dataset.shares.valid, or set dataset.key to another string"
-            if split == "valid"
-            else "set dataset.key to another string"
-        )
         raise DataError(
             Problem(
                 where,
                 f"none of {len(names)} samples belongs to the split {split}",
                 dict(shares),
-                hint=hint,
+                hint="raise dataset.shares.valid, or set dataset.key to another string"
+                if split == "valid"
+                else "set dataset.key to another string",
             )
         )
     return chosen

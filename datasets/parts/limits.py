@@ -43,16 +43,13 @@ class Limit:
     def check(self, path: str | os.PathLike[str], count: int) -> None:
         """Raise a DataError if `count` exceeds the limit; it names the file and how to allow it."""
         if count > (most := self.most):
-            hint = (
-                "if the file is meant to be so large, set the environment variable "
-                f"{self.variable}={count}; decoding it then takes more memory"
-            )
             raise DataError(
                 Problem(
                     os.fspath(path),
                     f"has {count:,} {self.what}, more than the limit",
                     expected=f"at most {most:,}",
-                    hint=hint,
+                    hint="if the file is meant to be so large, set the environment variable "
+                    f"{self.variable}={count}; decoding it then takes more memory",
                 )
             )
 

@@ -82,20 +82,37 @@ class Row:
         """
         value = self.values.get(column)
         if isinstance(value, list | dict):
-            reason = f"holds several values in the column {column!r}"
-            raise DataError(Problem(self.where, reason, value, "one text or number"))
+            raise DataError(
+                Problem(
+                    self.where,
+                    f"holds several values in the column {column!r}",
+                    value,
+                    "one text or number",
+                )
+            )
         # NaN, which programs write for what is missing, differs from itself
         if value is not None and value == value and (blank or str(value).strip()):
             return str(value)
         if column in self.values:
-            hint = "fill it in, or leave the row out"
-            raise DataError(Problem(self.where, f"has nothing in the column {column!r}", hint=hint))
+            raise DataError(
+                Problem(
+                    self.where,
+                    f"has nothing in the column {column!r}",
+                    hint="fill it in, or leave the row out",
+                )
+            )
         columns = [str(name) for name in self.values]
-        hint = did_you_mean(column, columns) or (
-            f"set dataset.{setting} to the column's name; the first line of a table names its columns"
+        raise DataError(
+            Problem(
+                self.where,
+                f"has no column {column!r}, only {', '.join(columns)}",
+                hint=did_you_mean(column, columns)
+                or (
+                    f"set dataset.{setting} to the column's name; the first line of a "
+                    "table names its columns"
+                ),
+            )
         )
-        reason = f"has no column {column!r}, only {', '.join(columns)}"
-        raise DataError(Problem(self.where, reason, hint=hint))
 
 
 def numbers_in(rows: Sequence[Row], columns: Sequence[str], *, setting: str) -> Tensor:
@@ -118,8 +135,14 @@ def numbers_in(rows: Sequence[Row], columns: Sequence[str], *, setting: str) -> 
             except ValueError:
                 numbers[place, column] = math.nan
             if not numbers[place, column].isfinite():
-                reason = f"does not have a finite number in the column {name!r}"
-                raise DataError(Problem(row.where, reason, text, "a number with a decimal point"))
+                raise DataError(
+                    Problem(
+                        row.where,
+                        f"does not have a finite number in the column {name!r}",
+                        text,
+                        "a number with a decimal point",
+                    )
+                )
     return numbers
 
 
@@ -136,8 +159,13 @@ def read_text(path: str | os.PathLike[str]) -> str:
         return raw.decode(encoding).replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
         description = another_kind(raw, "text")
-        reason = f"is {description}, not a text" if description else f"is not valid text: {error}"
-        raise DataError(Problem(os.fspath(path), reason, expected="text in UTF-8")) from None
+        raise DataError(
+            Problem(
+                os.fspath(path),
+                f"is {description}, not a text" if description else f"is not valid text: {error}",
+                expected="text in UTF-8",
+            )
+        ) from None
 
 
 def read_lines(path: str | os.PathLike[str]) -> list[str]:
@@ -171,11 +199,21 @@ def read_rows(
             else list(_text_rows(path, columns, item=item, tab_quotes=tab_quotes))
         )
     except OSError as error:
-        reason = f"the list of {item}s cannot be read: {error.strerror}"
-        raise DataError(Problem(str(path), reason, hint=f"set {setting}=FILE")) from None
+        raise DataError(
+            Problem(
+                str(path),
+                f"the list of {item}s cannot be read: {error.strerror}",
+                hint=f"set {setting}=FILE",
+            )
+        ) from None
     except (ValueError, RecursionError, csv.Error) as error:
-        reason = f"is not a list of {item}s, or is damaged: {first_line(error)}"
-        raise DataError(Problem(str(path), reason, expected=f"{FORMS} {item}")) from None
+        raise DataError(
+            Problem(
+                str(path),
+                f"is not a list of {item}s, or is damaged: {first_line(error)}",
+                expected=f"{FORMS} {item}",
+            )
+        ) from None
     if not rows:
         raise DataError(Problem(str(path), "has no rows", expected=f"{FORMS} {item}"))
     return rows
@@ -223,22 +261,37 @@ def _delimited_rows(
         for column, value in values.items():
             # After an unclosed quote, the following rows would silently become part of a field
             if isinstance(value, str) and "\n" in value:
-                reason = f"has a line break in the column {column!r}"
-                start, expected = truncate(value, 60, ending="…"), f"one line for each {item}"
-                raise DataError(Problem(f"{path}:{last + 1}", reason, start, expected, _UNCLOSED))
+                raise DataError(
+                    Problem(
+                        f"{path}:{last + 1}",
+                        f"has a line break in the column {column!r}",
+                        truncate(value, 60, ending="…"),
+                        f"one line for each {item}",
+                        _UNCLOSED,
+                    )
+                )
         last = table.line_num
         if None in values:
-            reason = "has more fields than there are columns; put texts with commas in quotes"
-            expected = f"the columns {', '.join(names)}"
-            raise DataError(Problem(f"{path}:{last}", reason, expected=expected))
+            raise DataError(
+                Problem(
+                    f"{path}:{last}",
+                    "has more fields than there are columns; put texts with commas in quotes",
+                    expected=f"the columns {', '.join(names)}",
+                )
+            )
         yield Row(path, last, values)
 
 
 def _parquet_rows(path: Path, columns: Sequence[str]) -> list[Row]:
     """Read the requested columns that exist; if none does, one row with all columns' names."""
     if importlib.util.find_spec("pyarrow") is None:
-        reason = "a Parquet file requires pyarrow, which is not installed"
-        raise ConfigError(Problem(str(path), reason, hint="pip install pyarrow"))
+        raise ConfigError(
+            Problem(
+                str(path),
+                "a Parquet file requires pyarrow, which is not installed",
+                hint="pip install pyarrow",
+            )
+        )
     from pyarrow import compute, parquet  # pyright: ignore[reportMissingImports]
 
     require_regular(path, into_memory=False)
@@ -258,9 +311,12 @@ def _parquet_rows(path: Path, columns: Sequence[str]) -> list[Row]:
             ("int", "uint", "float", "double")
         ):
             hint = "dataset=hugging_face_images (or _recordings) reads files that a table contains"
-            reason = f"has {types[name]} in the column {name!r}, not text or numbers"
             raise DataError(
-                Problem(str(path), reason, hint=hint if "binary" in types[name] else "")
+                Problem(
+                    str(path),
+                    f"has {types[name]} in the column {name!r}, not text or numbers",
+                    hint=hint if "binary" in types[name] else "",
+                )
             )
     # Repeated values are stored once, so the file's size does not limit their unpacked size:
     # lengths are counted on the dictionaries, before values are unpacked

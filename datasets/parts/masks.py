@@ -38,9 +38,15 @@ def read_class_map(path: str | os.PathLike[str]) -> Tensor:
         with open_image(raw, name) as image:
             PIXELS.check(name, image.width * image.height)
             if image.mode not in ("L", "P", "1"):
-                reason, hint = "is not a map of classes", "save it as a PNG of 8 bits, grey"
-                expected = "a number from 0 to 255 for each pixel: grey, or a palette"
-                raise DataError(Problem(name, reason, f"mode {image.mode}", expected, hint))
+                raise DataError(
+                    Problem(
+                        name,
+                        "is not a map of classes",
+                        f"mode {image.mode}",
+                        "a number from 0 to 255 for each pixel: grey, or a palette",
+                        "save it as a PNG of 8 bits, grey",
+                    )
+                )
             return torch.from_numpy(np.array(image).astype(np.uint8))
     except (*DAMAGED, Image.DecompressionBombError) as error:
         raise undecodable(raw, path, error, "an image of class numbers") from None
@@ -69,12 +75,15 @@ def encode_annotation(segmentation: Any, height: int, width: int) -> bytes:
     try:
         return _counts(segmentation, height, width)
     except (ValueError, TypeError, KeyError, AttributeError):
-        expected = (
-            "polygons [[x1, y1, x2, y2, x3, y3, ...], ...] in pixels, or run lengths of "
-            f"{height} x {width} pixels"
-        )
-        reason = "has no valid segmentation"
-        raise DataError(Problem("", reason, segmentation, expected)) from None
+        raise DataError(
+            Problem(
+                "",
+                "has no valid segmentation",
+                segmentation,
+                "polygons [[x1, y1, x2, y2, x3, y3, ...], ...] in pixels, or run lengths of "
+                f"{height} x {width} pixels",
+            )
+        ) from None
 
 
 def _counts(segmentation: Any, height: int, width: int) -> bytes:

@@ -143,18 +143,14 @@ class MixtureFiles(Dataset[dict[str, Any]], abc.ABC):
     def _require_length(self, part: str, name: str, frames: int) -> None:
         """Raise a DataError unless a speaker's part has as many frames as its mixture."""
         if (frames_of_part := self._info(part, name).frames) != frames:
-            reason, hint = (
-                "is not as long as its mixture",
-                "generate the data set again: all files of a mixture are equally long, in "
-                "min and max mode",
-            )
             raise DataError(
                 Problem(
                     str(self._folder / part / name),
-                    reason,
+                    "is not as long as its mixture",
                     f"{frames_of_part} frames",
                     f"{frames} frames",
-                    hint,
+                    "generate the data set again: all files of a mixture are equally long, in "
+                    "min and max mode",
                 )
             )
 
@@ -164,12 +160,11 @@ def _list_mixtures(folder: Path, mixture: str, sources: Sequence[str], data: str
     hint = f"set dataset.root=FOLDER to where {data} was generated"
     for name in (mixture, *sources):
         if not (folder / name).is_dir():
-            expected = f"{', '.join((mixture, *sources))} in {folder}"
             raise DataError(
                 Problem(
                     str(folder / name),
                     f"this folder of {data} was not found",
-                    expected=expected,
+                    expected=f"{', '.join((mixture, *sources))} in {folder}",
                     hint=hint,
                 )
             )

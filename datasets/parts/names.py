@@ -84,11 +84,15 @@ def require_distinct(where: str, names: Iterable[str], *, what: str) -> None:
             raise DataError(Problem(where, f"has a {what} without a name", name, "a name for each"))
         if form in spellings:
             other_name = spellings[form]
-            reason = (
-                f"has two {what} names that look the same: {name!r}{difference(name, other_name)} "
-                f"and {other_name!r}{difference(other_name, name)}"
+            raise DataError(
+                Problem(
+                    where,
+                    f"has two {what} names that look the same: "
+                    f"{name!r}{difference(name, other_name)} "
+                    f"and {other_name!r}{difference(other_name, name)}",
+                    hint="correct one of them",
+                )
             )
-            raise DataError(Problem(where, reason, hint="correct one of them"))
         spellings[form] = name
 
 
@@ -134,13 +138,18 @@ def require_listed(folder: Path, names: Sequence[str], *, listed_in: str) -> Non
     ]
     if missing:
         also_missing = f", as are {len(missing) - 1} more" if len(missing) > 1 else ""
-        hint = _spelling(folder, missing[0]) or (
-            "set dataset.root=FOLDER to the folder that the names are relative to"
-            if len(missing) == len(names)
-            else "download it again, or remove it from the list"
+        raise DataError(
+            Problem(
+                str(folder / missing[0]),
+                f"is listed in {listed_in} but missing{also_missing}",
+                hint=_spelling(folder, missing[0])
+                or (
+                    "set dataset.root=FOLDER to the folder that the names are relative to"
+                    if len(missing) == len(names)
+                    else "download it again, or remove it from the list"
+                ),
+            )
         )
-        reason = f"is listed in {listed_in} but missing{also_missing}"
-        raise DataError(Problem(str(folder / missing[0]), reason, hint=hint))
 
 
 def _entries(folder: str | os.PathLike[str]) -> frozenset[str]:

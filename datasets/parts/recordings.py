@@ -177,14 +177,13 @@ class Recordings:
         if begin_seconds + seconds > info.seconds + within:
             expected = f"at least {begin_seconds + seconds:.3f} s, the end of a listed section"
             is_far = begin_seconds + seconds > 100 * info.seconds
-            hint = "a list has seconds, not milliseconds" if is_far else ""
             raise DataError(
                 Problem(
                     str(self.path(index)),
                     "is too short for its list",
                     f"{info.seconds:.3f} s",
                     expected,
-                    hint,
+                    "a list has seconds, not milliseconds" if is_far else "",
                 )
             )
         if (

@@ -59,7 +59,8 @@ _CHUNKS = {
     b"RF64": ("<4sI", b"data"),
     b"FORM": (">4sI", b"SSND"),
 }
-"""Packing of a chunk's header, and the name of the chunk with the sound, by a file's first bytes."""
+"""Packing of a chunk's header, and the name of the chunk with the sound, by a file's first bytes.
+"""
 
 _XING = re.compile(
     rb"\xff[\xe2-\xfb]...{9,34}?(?:Xing|Info)\0\0\0[\x03\x07\x0b\x0f].{4}(.{4})", re.DOTALL
@@ -135,11 +136,14 @@ def open_audio(path: str | os.PathLike[str]) -> Sound:
             raise soundfile.LibsndfileError(UNKNOWN_FORMAT)
         is_mp3 = file.format == "MP3"
         if not is_mp3 and file.subtype == "MPEG_LAYER_III":
-            reason, hint = (
-                "is MP3 within another format, whose length is unknown",
-                "convert it: ffmpeg -i IN OUT.wav",
+            raise DataError(
+                Problem(
+                    os.fspath(path),
+                    "is MP3 within another format, whose length is unknown",
+                    expected=FORMATS,
+                    hint="convert it: ffmpeg -i IN OUT.wav",
+                )
             )
-            raise DataError(Problem(os.fspath(path), reason, expected=FORMATS, hint=hint))
         SAMPLE_RATE.check(path, file.samplerate)
         file.length = file.frames
         # libsndfile estimates an MP3's length from the file's size
@@ -225,16 +229,17 @@ def _require_whole(path: str | os.PathLike[str]) -> bool:
         file.seek(begin + length)
         rest = file.read(_REST)
     if _MORE_SOUND.match(rest):
-        reason = (
-            f"has more sound than its header says: {size - begin - length} bytes follow the "
-            f"{length} bytes of sound"
+        raise DataError(
+            Problem(
+                os.fspath(path),
+                f"has more sound than its header says: {size - begin - length} bytes follow the "
+                f"{length} bytes of sound",
+                hint="if they are sound: ffmpeg -ignore_length 1 -i IN OUT.wav; if not: ffmpeg "
+                "-i IN OUT.wav"
+                if beginning.startswith(b"RIFF")
+                else "download it again, or split it where the next recording begins",
+            )
         )
-        hint = (
-            "if they are sound: ffmpeg -ignore_length 1 -i IN OUT.wav; if not: ffmpeg -i IN OUT.wav"
-            if beginning.startswith(b"RIFF")
-            else "download it again, or split it where the next recording begins"
-        )
-        raise DataError(Problem(os.fspath(path), reason, hint=hint))
     return True
 
 
@@ -276,7 +281,7 @@ def _find_mp3(file: BinaryIO, size: int, beginning: bytes) -> tuple[int, int] | 
 def _require_one_stream(
     path: str | os.PathLike[str], file: BinaryIO, size: int, beginning: bytes
 ) -> None:
-    """Refuse an Ogg file whose last page is not the whole last page of a stream at its beginning."""
+    """Refuse an Ogg file that does not end in the whole last page of its first stream."""
     file.seek(max(0, size - 2 * _OGG_PAGE))
     tail = file.read()
     page = tail[tail.rfind(b"OggS\0") :]
@@ -291,6 +296,10 @@ def _require_one_stream(
             "if this is all there is, write its end: ffmpeg -i IN -c copy OUT.ogg",
         )
     if _OGG_FIRST + page[14:18] not in beginning[:_FIRST_PAGES]:
-        reason = "is several Ogg files in sequence, of which only the first would be read"
-        hint = "write them as one: ffmpeg -i IN OUT.wav"
-        raise DataError(Problem(os.fspath(path), reason, hint=hint))
+        raise DataError(
+            Problem(
+                os.fspath(path),
+                "is several Ogg files in sequence, of which only the first would be read",
+                hint="write them as one: ffmpeg -i IN OUT.wav",
+            )
+        )

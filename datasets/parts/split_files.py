@@ -77,7 +77,8 @@ def files_by_split(place: Path) -> dict[str, list[Path]]:
                 str(place),
                 "contains no data set",
                 expected=EXPECTED,
-                hint="dataset=table reads images that a CSV or JSON file lists, dataset=image_folder "
+                hint="dataset=table reads images that a CSV or JSON file lists, "
+                "dataset=image_folder "
                 "and dataset=class_folders those in folders by class",
             )
         )
@@ -95,20 +96,24 @@ def _by_meaning(place: Path, files_by_name: Mapping[str, list[Path]]) -> dict[st
     }
     for meaning in files_by_meaning:
         if len(names[meaning]) > 1:
-            reason = f"has {len(names[meaning])} splits that mean {meaning}"
             raise DataError(
                 Problem(
                     str(place),
-                    reason,
+                    f"has {len(names[meaning])} splits that mean {meaning}",
                     names[meaning],
                     "one of them",
                     "join them, or give the others another name",
                 )
             )
     if not files_by_meaning:
-        hint = "dataset.root can also be the folder, or the file, of one split"
         raise DataError(
-            Problem(str(place), "has no split for training", sorted(files_by_name), "train", hint)
+            Problem(
+                str(place),
+                "has no split for training",
+                sorted(files_by_name),
+                "train",
+                "dataset.root can also be the folder, or the file, of one split",
+            )
         )
     return files_by_meaning
 
@@ -129,18 +134,14 @@ def _told_apart(place: Path, files: Sequence[Path]) -> dict[str, list[Path]]:
             name or _of_shard(file) or _of_converted(file.relative_to(place)), []
         ).append(file)
     if silent := files_of_split.get(""):
-        reason = (
-            "other files say which split they are of, but not "
-            f"{first_few([str(file.relative_to(place)) for file in silent], 5)}"
-        )
-        hint = "rename those files, or move them elsewhere"
         raise DataError(
             Problem(
                 str(place),
-                reason,
+                "other files say which split they are of, but not "
+                f"{first_few([str(file.relative_to(place)) for file in silent], 5)}",
                 expected="the split in each file's name, as train-00000-of-00001.parquet, or its "
                 "folder's",
-                hint=hint,
+                hint="rename those files, or move them elsewhere",
             )
         )
     return files_of_split
@@ -200,14 +201,11 @@ def _listed(place: Path, files: Sequence[Path]) -> dict[str, list[Path]]:
     try:
         configs = _configs(block[0])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        reason = (
-            f"has a list of configs that cannot be read: {type(error).__name__}: "
-            f"{first_line(error)}"
-        )
         raise DataError(
             Problem(
                 str(readme),
-                reason,
+                f"has a list of configs that cannot be read: {type(error).__name__}: "
+                f"{first_line(error)}",
                 expected="configs as https://huggingface.co/docs/hub/datasets-manual-configuration "
                 "has them",
             )
@@ -218,19 +216,16 @@ def _listed(place: Path, files: Sequence[Path]) -> dict[str, list[Path]]:
         folder = next(
             (place / name for name in names if "/" not in name and (place / name).is_dir()), None
         )
-        hint = (
-            f"dataset.root={folder}"
-            if folder
-            else f"datasets.load_dataset('{place}', '{names[0]}').save_to_disk('data'), then "
-            "dataset.root=data"
-        )
         raise DataError(
             Problem(
                 str(readme),
                 f"lists {len(names)} data sets, its configs",
                 names,
                 "one, or a default",
-                hint,
+                f"dataset.root={folder}"
+                if folder
+                else f"datasets.load_dataset('{place}', '{names[0]}').save_to_disk('data'), then "
+                "dataset.root=data",
             )
         )
     ((_, _, folder, patterns),) = chosen
@@ -248,13 +243,11 @@ def _listed(place: Path, files: Sequence[Path]) -> dict[str, list[Path]]:
             )
         ]
         if not files_of_split[split]:
-            reason = (
-                f"lists files for {split} that are not here, or are neither .parquet nor .arrow"
-            )
             raise DataError(
                 Problem(
                     str(readme),
-                    reason,
+                    f"lists files for {split} that are not here, or are neither .parquet "
+                    "nor .arrow",
                     patterns_of_split,
                     hint="download them too, or set dataset.root to the folder of others",
                 )

@@ -46,15 +46,26 @@ def select_rows(
     meanings = [_split_named(value) for value in splits]
     if unknown := Counter(x for x in splits if _split_named(x) not in _KNOWN):
         ((value, count),) = unknown.most_common(1)
-        hint = nearest(value, _KNOWN) or 'write "unused" for rows that no split should have'
-        reason = f"names a split that does not exist, in {number_of(count, 'row')}"
-        place = f"{path}, column {split_column}"
-        raise DataError(Problem(place, reason, value, ", ".join(_KNOWN), hint))
+        raise DataError(
+            Problem(
+                f"{path}, column {split_column}",
+                f"names a split that does not exist, in {number_of(count, 'row')}",
+                value,
+                ", ".join(_KNOWN),
+                nearest(value, _KNOWN) or 'write "unused" for rows that no split should have',
+            )
+        )
     chosen = [name for name, meaning in zip(names, meanings, strict=True) if meaning == split]
     # A data set may lack a test split
     if not chosen and split != "test":
-        reason, expected = f"has no {item} for the split {split}", "train, valid and test"
-        raise DataError(Problem(str(path), reason, sorted(set(meanings)), expected))
+        raise DataError(
+            Problem(
+                str(path),
+                f"has no {item} for the split {split}",
+                sorted(set(meanings)),
+                "train, valid and test",
+            )
+        )
     return chosen
 
 

@@ -49,11 +49,14 @@ class Tokenizer:
             masks = [x for name in _MASKS if (x := self._inner.token_to_id(name)) is not None]
             self.mask = masks[0] if masks else None
         if vocabulary is not None and vocabulary != self.vocabulary:
-            reason, hint = (
-                f"differs from that of {tokenizer or 'the bytes'}, which has {self.vocabulary}",
-                f"dataset.vocabulary={self.vocabulary}",
+            raise ConfigError(
+                Problem(
+                    "vocabulary",
+                    f"differs from that of {tokenizer or 'the bytes'}, which has {self.vocabulary}",
+                    vocabulary,
+                    hint=f"dataset.vocabulary={self.vocabulary}",
+                )
             )
-            raise ConfigError(Problem("vocabulary", reason, vocabulary, hint=hint))
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Return a text's tokens.
@@ -82,9 +85,13 @@ def _read(file: Path, length: int | None) -> Any:
     try:
         from tokenizers import Tokenizer as Inner
     except ImportError:
-        reason = "a tokenizer file needs the package tokenizers, which is not installed"
         raise ConfigError(
-            Problem("tokenizer", reason, str(file), hint="pip install tokenizers")
+            Problem(
+                "tokenizer",
+                "a tokenizer file needs the package tokenizers, which is not installed",
+                str(file),
+                hint="pip install tokenizers",
+            )
         ) from None
     try:
         inner = Inner.from_file(str(file))
@@ -145,8 +152,9 @@ class TokenBlocks(Dataset[dict[str, Tensor]]):
         require_at_least({"length": length})
         tokens = Tokenizer(tokenizer, vocabulary=vocabulary)
         if objective == "masked" and tokens.mask is None:
-            reason = f"has no token named {' or '.join(_MASKS)}"
-            raise ConfigError(Problem("tokenizer", reason, tokenizer))
+            raise ConfigError(
+                Problem("tokenizer", f"has no token named {' or '.join(_MASKS)}", tokenizer)
+            )
         if not 0 < masked <= 1:
             raise ConfigError(
                 Problem("masked", "is not a valid share", masked, "above 0, at most 1")
@@ -157,9 +165,15 @@ class TokenBlocks(Dataset[dict[str, Tensor]]):
         self._masked = max(1, round(masked * length)) if objective == "masked" else 0
         self._vocabulary, self._mask = tokens.vocabulary, tokens.mask
         if not len(self):
-            reason = "is too short for a sample of the model"
-            expected, hint = f"more than {length}", "lower dataset.length"
-            raise DataError(Problem(where, reason, f"{len(self._tokens)} tokens", expected, hint))
+            raise DataError(
+                Problem(
+                    where,
+                    "is too short for a sample of the model",
+                    f"{len(self._tokens)} tokens",
+                    f"more than {length}",
+                    "lower dataset.length",
+                )
+            )
 
     def __len__(self) -> int:
         return max(0, len(self._tokens) - 1) // self._length

@@ -39,11 +39,10 @@ def load(make: Callable[..., Made], *, root: str, expected: str, download: bool)
         with FileLock(folder / ".download.lock", fallback_to_soft=False):
             return make(root=folder, download=True)
     except (URLError, TimeoutError, ConnectionError) as error:
-        reason = f"the data set could not be downloaded: {getattr(error, 'reason', error)}"
         raise DataError(
             Problem(
                 str(folder),
-                reason,
+                f"the data set could not be downloaded: {getattr(error, 'reason', error)}",
                 expected=expected,
                 hint="download the files by hand and put them there",
             )
@@ -55,15 +54,13 @@ def load(make: Callable[..., Made], *, root: str, expected: str, download: bool)
                     str(folder), f"the data set could not be downloaded: {error}", expected=expected
                 )
             ) from None
-        hint = (
-            "set dataset.root=FOLDER to where they are, or dataset.download=true to download them"
-        )
         raise DataError(
             Problem(
                 str(folder),
                 "the data set's files are missing or altered",
                 expected=expected,
-                hint=hint,
+                hint="set dataset.root=FOLDER to where they are, or dataset.download=true to "
+                "download them",
             )
         ) from None
     except OSError as error:
@@ -106,17 +103,14 @@ def split_held_out(
     if split == "test" or (held_out == 0 and split == "train"):
         return images, labels
     if not 0 < held_out < len(images):
-        hint = (
-            "set dataset.held_out to the number of training images to validate on, or "
-            "dataset.valid.split=test"
-        )
         raise ConfigError(
             Problem(
                 "held_out",
                 f"leaves no image for the {split} split",
                 held_out,
                 f"1 to {len(images) - 1}",
-                hint,
+                "set dataset.held_out to the number of training images to validate on, or "
+                "dataset.valid.split=test",
             )
         )
     chosen = slice(-held_out, None) if split == "valid" else slice(None, -held_out)

@@ -40,9 +40,14 @@ class Spelling:
         if len(set(letters)) != len(letters) or not letters:
             raise ConfigError(Problem("dataset.letters", "must be distinct letters", letters))
         if (composed := unicodedata.normalize("NFC", letters)) != letters:
-            reason = f"writes an accent apart from its letter{difference(letters, composed)}"
-            hint = f"transcripts are composed: write {composed!r}"
-            raise ConfigError(Problem("dataset.letters", reason, letters, hint=hint))
+            raise ConfigError(
+                Problem(
+                    "dataset.letters",
+                    f"writes an accent apart from its letter{difference(letters, composed)}",
+                    letters,
+                    hint=f"transcripts are composed: write {composed!r}",
+                )
+            )
         self.letters = frozenset(letters)
         self._shown = letters
         self._lowercase = lowercase

@@ -48,7 +48,10 @@ _SIMPLE = (1, 17)
 
 _GLANCE = 4 << 20
 
-_INSTALL = "pip install '.[video]' in samewise's folder, and FFmpeg's libraries from the system: apt-get install ffmpeg"
+_INSTALL = (
+    "pip install '.[video]' in samewise's folder, and FFmpeg's libraries from the system: "
+    "apt-get install ffmpeg"
+)
 
 
 def read_frames(path: str | os.PathLike[str], choose: Callable[[int], Sequence[int]]) -> Tensor:
@@ -100,11 +103,10 @@ def read_frames(path: str | os.PathLike[str], choose: Callable[[int], Sequence[i
                     expected="a video file that FFmpeg decodes",
                 )
             ) from None
-        reason = f"is not a video, or is damaged: {first_line(error)}"
         raise DataError(
             Problem(
                 name,
-                reason,
+                f"is not a video, or is damaged: {first_line(error)}",
                 expected="a video file that FFmpeg decodes",
                 hint="remove the file, or download it again",
             )
@@ -141,18 +143,13 @@ def _require_times(path: str | os.PathLike[str], codec: str, most: int | None = 
     # B-frames
     if is_avi and (codec in _IN_ORDER or (codec == "mpeg4" and not _is_reordered(path, most))):
         return
-    reason = (
-        f"is {codec} video in {'AVI' if is_avi else 'another format'}, in which frames cannot "
-        "be found exactly"
-    )
-    expected = (
-        "MP4, MOV, Matroska or WebM; or AVI of MPEG-4 without B-frames, or of a codec that has none"
-    )
     raise DataError(
         Problem(
             os.fspath(path),
-            reason,
-            expected=expected,
+            f"is {codec} video in {'AVI' if is_avi else 'another format'}, in which frames cannot "
+            "be found exactly",
+            expected="MP4, MOV, Matroska or WebM; or AVI of MPEG-4 without B-frames, or of a codec "
+            "that has none",
             hint="convert it: ffmpeg -i IN -crf 12 OUT.mp4",
         )
     )
@@ -235,11 +232,14 @@ def require_torchcodec() -> Any:
             )
         ) from None
     except (OSError, RuntimeError):
-        reason = (
-            f"torchcodec cannot be loaded: it does not match torch {torch.__version__}, or "
-            "cannot find FFmpeg"
-        )
-        raise ConfigError(Problem("dataset", reason, hint=_INSTALL)) from None
+        raise ConfigError(
+            Problem(
+                "dataset",
+                f"torchcodec cannot be loaded: it does not match torch {torch.__version__}, or "
+                "cannot find FFmpeg",
+                hint=_INSTALL,
+            )
+        ) from None
     # Versions without this attribute cannot be imported without FFmpeg
     if not getattr(torchcodec, "ffmpeg_major_version", True):
         raise ConfigError(

@@ -23,17 +23,13 @@ class ChannelsBeforeTime(BatchTransform):
 
     def apply(self, batch: Batch, choices: dict[str, Tensor]) -> Batch:
         if not isinstance(batch["image"], Tensor) or batch["image"].dim() != 5:
-            form = (
-                list(batch["image"].shape)
-                if isinstance(batch["image"], Tensor)
-                else "clips that differ in size"
-            )
-            reason = "ChannelsBeforeTime requires clips"
             raise ConfigError(
                 Problem(
                     "transforms",
-                    reason,
-                    form,
+                    "ChannelsBeforeTime requires clips",
+                    list(batch["image"].shape)
+                    if isinstance(batch["image"], Tensor)
+                    else "clips that differ in size",
                     "[batch, time, channels, height, width]",
                     "transforms=images is for images",
                 )

@@ -104,11 +104,10 @@ class RandomShortestSide(BatchTransform):
     def __init__(self, *, shortest: Sequence[int], longest: int) -> None:
         super().__init__()
         if not shortest or min(shortest) < 1 or longest < max(shortest):
-            reason = "shortest and longest do not fit together"
             raise ConfigError(
                 Problem(
                     "transforms",
-                    reason,
+                    "shortest and longest do not fit together",
                     {"shortest": list(shortest), "longest": longest},
                     "pixels, longest last",
                 )

@@ -95,14 +95,13 @@ class AlternatingHorizontalFlip(Flip):
 
     def apply(self, batch: Batch, choices: dict[str, Tensor]) -> Batch:
         if "place" not in batch:
-            hint = "in transforms.eval, leave it out"
             raise ConfigError(
                 Problem(
                     "transforms",
                     f"{type(self).__name__} is only for training",
                     sorted(batch),
                     "an entry `place` in the batch",
-                    hint,
+                    "in transforms.eval, leave it out",
                 )
             )
         epoch, index = batch["place"].unbind(1)
@@ -163,13 +162,12 @@ class RandomCrop(ImageTransform):
             for side, length in zip(image_size(batch), self.size, strict=True)
         ]
         if min(spare) < 0:
-            hint = "more padding, or Resize first"
             raise ConfigError(
                 Problem(
                     "transforms",
                     f"RandomCrop of {self.size} is larger than the padded image",
                     image_size(batch),
-                    hint=hint,
+                    hint="more padding, or Resize first",
                 )
             )
         return {

@@ -46,16 +46,13 @@ class ImageTransform(BatchTransform):
                 Problem("transforms", f"{name} would move the image but not its boxes", hint=hint)
             )
         if self.moves_pixels and (moved := _as_large(batch, self.keys)):
-            hint = (
-                "give samples torchvision's tv_tensors.Image and tv_tensors.Mask, which "
-                "transforms.train.sample moves together"
-            )
             raise ConfigError(
                 Problem(
                     "transforms",
                     f"{type(self).__name__} would move the image but not "
                     f"{', '.join(moved)}, of the same size",
-                    hint=hint,
+                    hint="give samples torchvision's tv_tensors.Image and tv_tensors.Mask, which "
+                    "transforms.train.sample moves together",
                 )
             )
         return map_images(batch, self.keys, lambda images: self._change_all(images, choices))
@@ -127,17 +124,14 @@ def image_size(batch: Batch) -> tuple[int, int]:
     """
     if not isinstance(batch["image"], Tensor):
         sizes = sorted({tuple(image.shape[-2:]) for image in batch["image"]})
-        hint = (
-            "to make them one size, put RandomResizedCrop, CenterCrop, or Resize with a height "
-            "and a width, before it"
-        )
         raise ConfigError(
             Problem(
                 "transforms",
                 "the images of a batch differ in size",
                 str(sizes[:4]),
                 "images of one size",
-                hint,
+                "to make them one size, put RandomResizedCrop, CenterCrop, or Resize with a height "
+                "and a width, before it",
             )
         )
     return batch["image"].shape[-2], batch["image"].shape[-1]
@@ -218,13 +212,12 @@ def needs_colours(images: Tensor, transform: object) -> Tensor:
     """Return the images; a ConfigError unless they have 1 or 3 channels."""
     name = type(transform).__name__
     if images.shape[-3] not in (1, 3):
-        hint = f"leave {name} out: colours are not defined for other channels"
         raise ConfigError(
             Problem(
                 "transforms",
                 f"{name} works on images with 1 or 3 channels",
                 images.shape[-3],
-                hint=hint,
+                hint=f"leave {name} out: colours are not defined for other channels",
             )
         )
     return images

@@ -29,14 +29,13 @@ class ToFloat(ImageTransform):
             return images.to(torch.float32).mul_(1.0 / 255)
         # Divided by the type's largest number, images that hold 0 to 255 would be almost black
         if not images.is_floating_point() and images.dtype not in (torch.uint16, torch.bool):
-            hint = "convert them where they are read, to uint8 or uint16, or to floats"
             raise ConfigError(
                 Problem(
                     "transforms",
                     "images of this type have no known range",
                     str(images.dtype),
                     "uint8, uint16, or floats from 0 to 1",
-                    hint,
+                    "convert them where they are read, to uint8 or uint16, or to floats",
                 )
             )
         return (
@@ -83,16 +82,14 @@ class Normalize(ImageTransform):
     def change(self, images: Tensor, choices: dict[str, Tensor]) -> Tensor:
         if needs_floats(images, self).shape[-3] != len(self.mean):
             is_turned = images.shape[-2] == len(self.mean)
-            hint = (
-                "NumPy arrays are read as [height, width, channels]: return torch.from_numpy(image)"
-                if is_turned
-                else "set dataset.mean and dataset.std"
-            )
             raise ConfigError(
                 Problem(
                     "transforms",
                     f"Normalize has {len(self.mean)} channels, the images have {images.shape[-3]}",
-                    hint=hint,
+                    hint="NumPy arrays are read as [height, width, channels]: return "
+                    "torch.from_numpy(image)"
+                    if is_turned
+                    else "set dataset.mean and dataset.std",
                 )
             )
         if self.mean.device != images.device:

@@ -123,11 +123,10 @@ class _Mel(FrontEnd):
         }
         require_at_least({f"transforms.{name}": value for name, value in sizes.items()})
         if not 0 <= f_min < highest <= sample_rate / 2:
-            reason = "f_min and f_max are not a valid range"
             raise ConfigError(
                 Problem(
                     "transforms",
-                    reason,
+                    "f_min and f_max are not a valid range",
                     [f_min, highest],
                     f"ascending, between 0 and {sample_rate / 2:g} Hz",
                 )
@@ -139,13 +138,12 @@ class _Mel(FrontEnd):
         banks = melscale_fbanks(*bands, mel_scale=mel_scale).t().contiguous()
         empty = int((banks.sum(1) == 0).sum())
         if empty:
-            hint = "lower n_mels or raise n_fft"
             raise ConfigError(
                 Problem(
                     "transforms.n_mels",
                     f"{empty} of the mel bands are narrower than the spectrum's resolution",
                     n_mels,
-                    hint=hint,
+                    hint="lower n_mels or raise n_fft",
                 )
             )
         self.register_buffer("banks", banks, persistent=False)

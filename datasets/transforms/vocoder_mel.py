@@ -123,16 +123,13 @@ class VocoderMel(BatchTransform):
         waveform = batch["waveform"].to(torch.float32)
         samples = waveform.shape[1] - 2 * self.context
         if samples < 1 or samples % self.hop_length:
-            expected = (
-                f"a multiple of the hop, {self.hop_length}, such as "
-                f"{max(1, samples // self.hop_length) * self.hop_length}"
-            )
             raise ConfigError(
                 Problem(
                     "dataset.samples",
                     "the clips do not contain a whole number of frames",
                     samples,
-                    expected,
+                    f"a multiple of the hop, {self.hop_length}, such as "
+                    f"{max(1, samples // self.hop_length) * self.hop_length}",
                 )
             )
         frames = samples // self.hop_length + self.kernel_size - 1

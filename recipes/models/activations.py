@@ -31,9 +31,15 @@ _HIDDEN = tuple(cls for cls in _CLASSES.values() if cls not in (nn.Softplus, nn.
 def activation_module(name: str) -> nn.Module:
     """Return a new activation with torch's defaults, by the name of its function."""
     if name not in _CLASSES:
-        reason = "is not an activation of torch.nn.functional"
-        hint = nearest(name, _CLASSES)
-        raise ConfigError(Problem("model.activation", reason, name, ", ".join(_CLASSES), hint))
+        raise ConfigError(
+            Problem(
+                "model.activation",
+                "is not an activation of torch.nn.functional",
+                name,
+                ", ".join(_CLASSES),
+                nearest(name, _CLASSES),
+            )
+        )
     return _CLASSES[name]()
 
 
@@ -66,8 +72,13 @@ def with_activation(model: nn.Module, *, activation: str) -> nn.Module:
         if isinstance(layer, _HIDDEN)
     ]
     if not places:
-        reason = f"{type(model).__name__} has no activation that is a module"
-        raise ConfigError(Problem("model.activation", reason, activation))
+        raise ConfigError(
+            Problem(
+                "model.activation",
+                f"{type(model).__name__} has no activation that is a module",
+                activation,
+            )
+        )
     for parent, name in places:
         setattr(parent, name, activation_module(activation))
     return model

@@ -49,11 +49,10 @@ class DCGAN(nn.Module):
     ) -> None:
         super().__init__()
         if levels < 1 or image_size % 2**levels:
-            reason = f"cannot be halved {levels} times"
             raise ConfigError(
                 Problem(
                     "model.image_size",
-                    reason,
+                    f"cannot be halved {levels} times",
                     image_size,
                     "a multiple of 2 ** model.levels, which is at least 1",
                 )

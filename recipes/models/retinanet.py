@@ -411,18 +411,15 @@ def _weights(argument: str, model: str, name: str | None) -> Any:
         else []
     )
     if name not in names:
-        hint = (
-            nearest(name, names)
-            or "for a local file, set initialise.weights (and initialise.into=backbone.body "
-            "for a backbone)"
-        )
         raise ConfigError(
             Problem(
                 f"model.{argument}",
                 f"torchvision does not have these weights for {model}",
                 name,
                 ", ".join(names),
-                hint,
+                nearest(name, names)
+                or "for a local file, set initialise.weights (and initialise.into=backbone.body "
+                "for a backbone)",
             )
         )
     return torchvision.models.get_model_weights(model)[name]
@@ -455,11 +452,10 @@ def _anchors(
             for base in (32 * 2**level for level in range(levels))
         ]
     if len(sizes) != levels or len({len(level_sizes) for level_sizes in sizes}) != 1:
-        reason = "do not fit the pyramid"
         raise ConfigError(
             Problem(
                 "model.anchor_sizes",
-                reason,
+                "do not fit the pyramid",
                 [list(level_sizes) for level_sizes in sizes],
                 f"{levels} lists of equal length, one per level",
             )
@@ -503,10 +499,13 @@ def _require_pretrained(body: nn.Module) -> None:
         for module in norms
         if isinstance(module.running_mean, Tensor)
     ):
-        reason = "a frozen part of the backbone has no pretrained weights: it would stay random"
-        expected = (
-            "model.weights_backbone=IMAGENET1K_V1, or a local file in initialise.weights with "
-            "initialise.into=backbone.body"
+        raise ConfigError(
+            Problem(
+                "model.weights_backbone",
+                "a frozen part of the backbone has no pretrained weights: it would stay random",
+                expected="model.weights_backbone=IMAGENET1K_V1, or a local file in "
+                "initialise.weights with "
+                "initialise.into=backbone.body",
+                hint="to train from scratch: model.norm=batch model.trainable_layers=5",
+            )
         )
-        hint = "to train from scratch: model.norm=batch model.trainable_layers=5"
-        raise ConfigError(Problem("model.weights_backbone", reason, expected=expected, hint=hint))

@@ -71,25 +71,25 @@ def timm_model(
             Problem("name", "timm has no such model", name, hint=nearest(base, timm.list_models()))
         )
     if tag:
-        hint = f"model.name={base} initialise.weights=hf:timm/{name}"
         raise ConfigError(
             Problem(
                 "name",
                 "includes a weights tag, but a model's name does not choose weights",
                 name,
                 f"the name of a model, such as {base}",
-                hint,
+                f"model.name={base} initialise.weights=hf:timm/{name}",
             )
         )
     options = dict(settings or {})
     if refused := next((key for key in options if _OF_WEIGHTS.search(key) or key in _OTHER), None):
-        hint = "weights are given by initialise.weights" if _OF_WEIGHTS.search(refused) else ""
         raise ConfigError(
             Problem(
                 f"settings.{refused}",
                 "is not an argument that a config may set",
                 options[refused],
-                hint=hint,
+                hint="weights are given by initialise.weights"
+                if _OF_WEIGHTS.search(refused)
+                else "",
             )
         )
     # Only models that are made for one size take it

@@ -91,8 +91,9 @@ class Transformer(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         size, longest = tokens.shape[1], self.positions.num_embeddings
         if size > longest:
-            reason = f"is less than the {size} tokens of a text"
-            raise ConfigError(Problem("model.length", reason, longest))
+            raise ConfigError(
+                Problem("model.length", f"is less than the {size} tokens of a text", longest)
+            )
         is_causal, mask, outside = self.objective == "causal", None, None
         if is_causal:
             mask = nn.Transformer.generate_square_subsequent_mask(size, tokens.device)

@@ -74,10 +74,12 @@ def make_model(
     try:
         import transformers
     except ImportError:
-        hint = "pip install '.[transformers]' in samewise's folder"
         raise ConfigError(
             Problem(
-                "", "needs the package transformers, which is not installed", model_class, hint=hint
+                "",
+                "needs the package transformers, which is not installed",
+                model_class,
+                hint="pip install '.[transformers]' in samewise's folder",
             )
         ) from None
     config: Any = getattr(transformers, config_class)
@@ -198,15 +200,13 @@ class TransformersCTC(nn.Module):
 
     def _require_room_for_masks(self, frames: int) -> None:
         if frames <= self.config.mask_time_length:
-            reason = f"is too long: the longest recording of a batch gives only {frames} frames"
-            hint = "++model.settings.mask_time_prob=0.0 for recordings as short as that"
             raise ConfigError(
                 Problem(
                     "model.settings.mask_time_length",
-                    reason,
+                    f"is too long: the longest recording of a batch gives only {frames} frames",
                     self.config.mask_time_length,
                     f"less than {frames}",
-                    hint,
+                    "++model.settings.mask_time_prob=0.0 for recordings as short as that",
                 )
             )
 

@@ -142,11 +142,10 @@ def require_waveforms(features: Tensor, shortest: int) -> None:
         DataError: The longest waveform is shorter than `shortest` samples.
     """
     if features.dim() != 3 or features.shape[1] != 1:
-        reason = "give features, but the model reads waveforms"
         raise ConfigError(
             Problem(
                 "transforms",
-                reason,
+                "give features, but the model reads waveforms",
                 list(features.shape),
                 "[batch, 1, samples]",
                 "transforms=waveform",

@@ -60,18 +60,14 @@ def require_shares(labels: Tensor) -> None:
     # Otherwise a cross-entropy would count an image as often as it has labels
     sums = labels.double().sum(1)
     if len(wrong := (~((sums - 1.0).abs() <= _ROUNDING)).nonzero()):
-        reason = (
-            f"a label's numbers add up to {float(sums[wrong[0]]):g}, and a cross-entropy "
-            "takes shares that add up to 1"
-        )
-        hint = "loss=bce takes any number of labels for each image, as zeros and ones"
         raise DataError(
             Problem(
                 "dataset",
-                reason,
+                f"a label's numbers add up to {float(sums[wrong[0]]):g}, and a cross-entropy "
+                "takes shares that add up to 1",
                 labels[wrong[0, 0]].tolist(),
                 "one class, or its share for each class",
-                hint,
+                "loss=bce takes any number of labels for each image, as zeros and ones",
             )
         )
 
@@ -81,13 +77,15 @@ def check_range(labels: Tensor, classes: int, reason: str) -> None:
     # One pass over the labels; a wrong one is located only if there is one
     low, high = (int(end) for end in torch.aminmax(labels))
     if low < 0 or high >= classes:
-        reason, value, expected = (
-            f"the label is out of range: {reason}",
-            int(labels[(labels < 0) | (labels >= classes)][0]),
-            f"0 to {classes - 1}",
+        raise DataError(
+            Problem(
+                "dataset",
+                f"the label is out of range: {reason}",
+                int(labels[(labels < 0) | (labels >= classes)][0]),
+                f"0 to {classes - 1}",
+                "set dataset.num_classes to the number of classes, counted from 0",
+            )
         )
-        hint = "set dataset.num_classes to the number of classes, counted from 0"
-        raise DataError(Problem("dataset", reason, value, expected, hint))
 
 
 def hits(logits: Tensor, label: Tensor) -> Tensor:

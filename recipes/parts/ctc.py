@@ -152,13 +152,12 @@ def beam_decoder(
         ConfigError: flashlight-text is not installed, or a file is missing.
     """
     if importlib.util.find_spec("flashlight") is None:
-        hint = "pip install '.[beam]' in samewise's folder, or set recipe.decoder=greedy"
         raise ConfigError(
             Problem(
                 "recipe.decoder",
                 "beam search requires the package flashlight-text, which is not installed",
                 "beam",
-                hint=hint,
+                hint="pip install '.[beam]' in samewise's folder, or set recipe.decoder=greedy",
             )
         )
     for name, file in (("lexicon", lexicon), ("language_model", language_model)):

@@ -27,9 +27,14 @@ def as_record(sample: Any, entry: str = "image") -> Mapping[str, Any]:
         return sample
     if isinstance(sample, tuple | list) and len(sample) == 2:
         return {entry: sample[0], "label": sample[1]}
-    reason = f"a sample is not {'an image' if entry == 'image' else entry} and its label"
-    expected = f"a dict with `{entry}` and `label`, or a pair ({entry}, label)"
-    raise DataError(Problem("dataset", reason, form_of(sample), expected))
+    raise DataError(
+        Problem(
+            "dataset",
+            f"a sample is not {'an image' if entry == 'image' else entry} and its label",
+            form_of(sample),
+            f"a dict with `{entry}` and `label`, or a pair ({entry}, label)",
+        )
+    )
 
 
 def as_tensor(image: Any) -> Tensor:
@@ -102,29 +107,27 @@ def stack_images(images: Sequence[Tensor]) -> Tensor:
     """
     # torch would promote bytes to floats without scaling them to [0, 1]
     if len(types := {image.dtype for image in images}) > 1:
-        hint = (
-            "store them as one type, or convert them to float by a sample transform: "
-            "torchvision.transforms.v2.ToDtype with scale=true"
-        )
         raise DataError(
             Problem(
                 "transforms",
                 "the images of a batch are of several types",
                 ", ".join(sorted(map(str, types))),
                 "images of one type",
-                hint,
+                "store them as one type, or convert them to float by a sample transform: "
+                "torchvision.transforms.v2.ToDtype with scale=true",
             )
         )
     try:
         return torch.stack(list(images))
     except RuntimeError:
         sizes = list(dict.fromkeys("x".join(map(str, image.shape)) for image in images))
-    reason, expected = (
-        "the images of a batch differ in size (channels x height x width)",
-        "images of one size, after the sample transforms",
+    raise DataError(
+        Problem(
+            "transforms",
+            "the images of a batch differ in size (channels x height x width)",
+            first_few(sizes, 4),
+            "images of one size, after the sample transforms",
+            "crop or resize them in transforms.train.sample and .eval.sample, as "
+            "transforms=imagenet does; imagenet_on_device needs dataset.decode=device",
+        )
     )
-    hint = (
-        "crop or resize them in transforms.train.sample and .eval.sample, as "
-        "transforms=imagenet does; imagenet_on_device needs dataset.decode=device"
-    )
-    raise DataError(Problem("transforms", reason, first_few(sizes, 4), expected, hint))

@@ -184,9 +184,15 @@ def of_samples(criterion: nn.Module, output: Tensor, label: Tensor) -> Tensor:
             if of_outputs
             else "torch's own losses need reduction: none"
         )
-        hint = f"{fitting}; `samewise list loss` shows those that fit"
-        reason, expected = "does not give one loss for each sample", f"a tensor [{len(output)}]"
-        raise ConfigError(Problem("recipe.loss", reason, form_of(losses), expected, hint))
+        raise ConfigError(
+            Problem(
+                "recipe.loss",
+                "does not give one loss for each sample",
+                form_of(losses),
+                f"a tensor [{len(output)}]",
+                f"{fitting}; `samewise list loss` shows those that fit",
+            )
+        )
     return losses
 
 

@@ -83,13 +83,13 @@ class NamedMetrics:
                 name: _of_several_labels(name, metric) for name, metric in self._metrics.items()
             }
             if len(between := label[(label != 0) & (label != 1)]):
-                reason = (
-                    "a label is neither 0 nor 1, as "
-                    f"recipe.metrics.{next(iter(self._metrics))} needs it"
-                )
                 raise DataError(
                     Problem(
-                        "dataset", reason, float(between[0]), "zeros and ones, or no recipe.metrics"
+                        "dataset",
+                        "a label is neither 0 nor 1, as "
+                        f"recipe.metrics.{next(iter(self._metrics))} needs it",
+                        float(between[0]),
+                        "zeros and ones, or no recipe.metrics",
                     )
                 )
             label = label.long()
@@ -109,8 +109,12 @@ class NamedMetrics:
             except (ValueError, RuntimeError, TypeError) as error:
                 message = " ".join(str(error).split())
                 count = outputs.shape[1] if outputs.dim() > 1 else 1
-                reason = f"does not take {count} {description} for each sample: {message}"
-                raise ConfigError(Problem(f"recipe.metrics.{name}", reason)) from None
+                raise ConfigError(
+                    Problem(
+                        f"recipe.metrics.{name}",
+                        f"does not take {count} {description} for each sample: {message}",
+                    )
+                ) from None
 
     def compute(self) -> dict[str, float]:
         """Return the metrics' values by name.
@@ -155,17 +159,15 @@ def _of_several_labels(name: str, metric: Any) -> Any:
     counterpart = getattr(classification, kind.replace("Multiclass", "Multilabel"), None)
     if counterpart is None or (getattr(metric, "top_k", None) or 1) > 1:
         binary = kind.replace("Multiclass", "Binary")
-        hint = (
-            f"leave it out; torchmetrics.classification.{binary} takes all decisions together"
-            if counterpart is None
-            else "leave out its top_k"
-        )
         raise ConfigError(
             Problem(
                 f"recipe.metrics.{name}",
                 "has no meaning where images may have several labels",
                 kind,
-                hint=hint,
+                hint=f"leave it out; torchmetrics.classification.{binary} takes all decisions "
+                "together"
+                if counterpart is None
+                else "leave out its top_k",
             )
         )
     arguments = [

@@ -50,12 +50,11 @@ class GroupedByAspectRatio(Shuffled):
         require_at_least({"loader.order.factor": factor}, least=0)
         described: Any = dataset
         if not hasattr(described, "aspect_ratios"):
-            hint = "give it a method aspect_ratios(), or set loader.order=null"
             raise ConfigError(
                 Problem(
                     "loader.order",
                     f"{type(dataset).__name__} does not report its images' aspect ratios",
-                    hint=hint,
+                    hint="give it a method aspect_ratios(), or set loader.order=null",
                 )
             )
         super().__init__(dataset, seed=seed)

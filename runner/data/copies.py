@@ -46,13 +46,12 @@ def unfit_entry(
         "which cannot "
         f"be {done}"
     )
-    expected = (
-        "dense tensors, arrays, numbers and texts; mappings, lists, tuples and dataclasses of these"
-    )
     return Problem(
         "dataset, recipe",
         f"{message}: {type(error).__name__}: {first_line(error)}",
-        expected=expected,
+        expected="dense tensors, arrays, numbers and texts; mappings, "
+        "lists, tuples and dataclasses "
+        "of these",
     )
 
 

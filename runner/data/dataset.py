@@ -82,17 +82,13 @@ class WithTransform(Dataset[Any]):
             if name != "image" and _size(value) == _size(sample["image"]) is not None
         ]
         if same_size:
-            message, hint = (
-                f"{self._moving} would move the image but not {', '.join(same_size)}, of the "
-                "same size",
-                "wrap both: tv_tensors.Image, tv_tensors.Mask",
-            )
             raise ConfigError(
                 Problem(
                     "transforms",
-                    message,
+                    f"{self._moving} would move the image but not {', '.join(same_size)}, of the "
+                    "same size",
                     expected="masks that torchvision recognises and moves with the image",
-                    hint=hint,
+                    hint="wrap both: tv_tensors.Image, tv_tensors.Mask",
                 )
             )
 

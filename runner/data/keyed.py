@@ -239,16 +239,12 @@ class KeyedDataset(Dataset[Any]):
 
 def _does_not_repeat(path: str, sample: str) -> Problem:
     """Describe a sample that differs when it is made again."""
-    expected = "the same sample for the same index and random numbers"
-    hint = (
-        "draw random numbers from random, numpy.random or torch, which samewise seeds, and "
-        "keep no state; reproducibility=fast trains without the same bits"
-    )
     return Problem(
         path,
         f"{sample} differs when the sample is made again from the same seeds",
-        expected=expected,
-        hint=hint,
+        expected="the same sample for the same index and random numbers",
+        hint="draw random numbers from random, numpy.random or torch, which samewise seeds, and "
+        "keep no state; reproducibility=fast trains without the same bits",
     )
 
 

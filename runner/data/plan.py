@@ -23,15 +23,16 @@ class Plan:
 
     def __post_init__(self) -> None:
         if self.steps_per_epoch == 0:
-            reason = (
-                f"is larger than the training split, which has {self.samples} samples, so an "
-                "epoch would have no steps"
+            raise ConfigError(
+                Problem(
+                    "batch_size",
+                    f"is larger than the training split, which has {self.samples} samples, so an "
+                    "epoch would have no steps",
+                    self.batch_size,
+                    f"at most {self.samples}",
+                    "set loader.drop_last=false to train on smaller batches",
+                )
             )
-            expected, hint = (
-                f"at most {self.samples}",
-                "set loader.drop_last=false to train on smaller batches",
-            )
-            raise ConfigError(Problem("batch_size", reason, self.batch_size, expected, hint))
 
     @cached_property
     def steps_per_epoch(self) -> int:
