@@ -45,6 +45,7 @@ NEVER = {
     ("Trace", "_file"): "a file",
     ("Trace", "_lines"): "what is soon written into the file",
     ("Trace", "_write_at"): "a clock",
+    ("Order", "_held"): "the indices of the epoch asked for last, which are a function of it",
     ("KeyedDataset", "must_repeat"): "false once the first samples were made again; what is made does not depend on it",
     ("Trace", "_last"): "the newest line, for who asks after a step that has one",
     ("Optimizer", "defaults"): "read while parameter groups are made; torch adds what older checkpoints lack",
