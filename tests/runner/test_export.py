@@ -257,3 +257,42 @@ def test_executorch_runs_a_model_with_both_kernels_and_its_needs_are_named(run: 
         needs = f"{form['memory'] / 1e6:.2f} MB of planned memory and {', '.join(form['operators'])}"
         assert f"{form['file']} needs {needs}\n" in done.stdout
         assert f"Needs {needs}." in card
+
+
+DECODING = {
+    "torch.export": """
+import torch
+from torchvision.io import decode_jpeg, encode_jpeg
+
+class Decoder(torch.nn.Module):
+    def forward(self, file):
+        return decode_jpeg(file)
+
+file = encode_jpeg(torch.zeros(3, 8, 8, dtype=torch.uint8))
+assert decode_jpeg(file).shape == (3, 8, 8)
+print("decoded")
+torch.export.export(Decoder(), (file,))
+""",
+    "onnxruntime": """
+import onnx, onnxruntime
+
+byte, helper = onnx.TensorProto.UINT8, onnx.helper
+ends = [helper.make_tensor_value_info(*end) for end in (("file", byte, ["n"]), ("image", byte, ["h", "w", 3]))]
+graph = helper.make_graph([helper.make_node("ImageDecoder", ["file"], ["image"], pixel_format="RGB")], "decoder", ends[:1], ends[1:])
+model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+onnx.checker.check_model(model)
+print("decoded")
+onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+""",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("runtime", DECODING)
+def test_no_format_can_decode_a_jpeg_as_the_page_says(runtime: str) -> None:
+    if runtime == "onnxruntime":
+        pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    # In a process of its own, since torch.export crashes
+    done = subprocess.run([sys.executable, "-c", DECODING[runtime]], capture_output=True, text=True, check=False)
+    assert done.stdout == "decoded\n", done.stderr
+    assert done.returncode != 0, f"{runtime} can decode a JPEG: put it into the format, and correct docs/export.md"
