@@ -17,7 +17,7 @@ from samewise.recipes.parts.forms import form_of
 from samewise.recipes.parts.labelled_images import as_record, collate_images
 from samewise.recipes.parts.losses import MeanSquared, is_sigmoid, of_samples
 from samewise.recipes.parts.pictures import save_image_grid
-from samewise.runner.errors import ConfigError, DataError, Problem
+from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.interfaces import Batch, Form, Loss, Phase, Prediction, Recipe, Scores
 
 _SHOWN = 32
@@ -143,13 +143,7 @@ class AutoencoderScores(Scores):
         self._pairs += pairs[: _SHOWN - len(self._pairs)]
 
     def compute(self) -> dict[str, float]:
-        """Return the means of `loss`, `mse` and `psnr` (in dB) over the images.
-
-        Raises:
-            DataError: The evaluated split is empty.
-        """
-        if not self._losses:
-            raise DataError("the evaluated split is empty")
+        """Return the means of `loss`, `mse` and `psnr` (in dB) over the images."""
         ratios = [_psnr(x, self._peak) for x in self._errors]
         values = {"loss": self._losses, "mse": self._errors, "psnr": ratios}
         return {name: math.fsum(x) / len(x) for name, x in values.items()}

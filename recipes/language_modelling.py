@@ -195,14 +195,8 @@ class TokenScores(Scores):
         self._hits.index_add_(0, target, measured.hits.long().flatten())
 
     def compute(self) -> dict[str, float]:
-        """Return `loss` in nats for a token, `perplexity`, its exponential, and `accuracy`.
-
-        Raises:
-            DataError: The evaluated split is empty.
-        """
+        """Return `loss` in nats for a token, `perplexity`, its exponential, and `accuracy`."""
         count = int(self._counts.sum())
-        if not count:
-            raise DataError("the evaluated split is empty")
         loss = self._loss / count
         # exp of a larger number is not a float
         perplexity = math.exp(min(loss, 700.0))

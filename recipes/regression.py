@@ -19,7 +19,7 @@ from samewise.recipes.parts.forms import form_of
 from samewise.recipes.parts.labelled_images import as_record, collate_images
 from samewise.recipes.parts.losses import MeanSquared, of_samples
 from samewise.recipes.parts.named_metrics import NamedMetrics
-from samewise.runner.errors import ConfigError, DataError, Problem
+from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.interfaces import Batch, Loss, Phase, Prediction, Recipe, Scores, class_names
 
 
@@ -156,12 +156,7 @@ class RegressionScores(Scores):
 
         They are the means over the targets of the mean absolute error, the root mean squared error
         and the coefficient of determination. Of several targets, each has its own too: `mae/NAME`.
-
-        Raises:
-            DataError: The evaluated split is empty.
         """
-        if not self._measured:
-            raise DataError("the evaluated split is empty")
         losses, outputs, labels = map(torch.cat, zip(*self._measured, strict=True))
         columns = zip(outputs.double().t().tolist(), labels.double().t().tolist(), strict=True)
         each = [_errors(*column) for column in columns]

@@ -352,12 +352,7 @@ class VocoderScores(Scores):
         `log_mel_distance` in dB if clips were resynthesised. For mu-law also `label_entropy`, the
         loss of a model that knows only how often each step occurs, and `below_entropy`, their
         difference.
-
-        Raises:
-            DataError: The evaluated split is empty.
         """
-        if not self._samples:
-            raise DataError("the evaluated split is empty")
         loss = self._surprise / self._samples
         metrics = {"loss": loss, "bits_per_sample": loss / math.log(2.0)}
         if len(self._labels):

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 from torch.utils.data import Dataset
 
 from samewise.datasets.parts.audio_files import audio_preparation
@@ -54,8 +53,9 @@ class Clips(Dataset[dict[str, Any]], abc.ABC):
             min(frames, start + self._samples + self._context),
         )
         waveform = self._recordings.stretch(index, begin, end - begin)
+        before, size = begin - start + self._context, self._samples + 2 * self._context
         return {
-            "waveform": self._pad(waveform, begin - start + self._context),
+            "waveform": F.pad(waveform, (before, size - before - len(waveform))),
             "name": self._recordings.names[index],
             "index": index,
         }
@@ -71,6 +71,3 @@ class Clips(Dataset[dict[str, Any]], abc.ABC):
             f"{self._recordings.fingerprint()} {self._samples} {self._context}".encode(),
             digest_size=16,
         ).hexdigest()
-
-    def _pad(self, waveform: Tensor, before: int) -> Tensor:
-        return F.pad(waveform, (before, self._samples + 2 * self._context - before - len(waveform)))

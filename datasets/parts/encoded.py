@@ -91,7 +91,7 @@ class EncodedImages:
         parts = [
             part.view(shape)
             for part, shape in zip(
-                self._content.split([_numel(shape) for shape in self._shapes]),
+                self._content.split([torch.Size(shape).numel() for shape in self._shapes]),
                 self._shapes,
                 strict=True,
             )
@@ -212,10 +212,6 @@ def _is_usual(frame: bytes, mode: Mode, *, is_rgb: bool) -> bool:
         and sampling[0] in _SAMPLING
         and sampling[1:] == [(1, 1)] * 2
     )
-
-
-def _numel(shape: Sequence[int]) -> int:
-    return torch.Size(shape).numel()
 
 
 @cache

@@ -73,7 +73,17 @@ class ImageFiles(Dataset[dict[str, Any]], abc.ABC):
         left_out: str = "",
     ) -> None:
         self.encoded = decode == "device"
-        if self.encoded and (needs := _needs_pixels(mode, cache, transform)):
+        # The first setting that needs decoded images
+        needs = (
+            f"mode: {mode}"
+            if mode not in ("rgb", "gray")
+            else "cache: memory"
+            if cache == "memory"
+            else "a transform of each image"
+            if transform
+            else ""
+        )
+        if self.encoded and needs:
             raise ConfigError(
                 Problem("decode", f"cannot be combined with {needs}", decode, "worker")
             )
@@ -211,16 +221,3 @@ class ImageFiles(Dataset[dict[str, Any]], abc.ABC):
             # After an error, nothing further is decoded
             pool.shutdown(cancel_futures=True)
         return images
-
-
-def _needs_pixels(mode: ImageMode, cache: Cache, transform: Transform | None) -> str:
-    """Return the setting that needs decoded images; empty if none does."""
-    return (
-        f"mode: {mode}"
-        if mode not in ("rgb", "gray")
-        else "cache: memory"
-        if cache == "memory"
-        else "a transform of each image"
-        if transform
-        else ""
-    )

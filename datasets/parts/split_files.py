@@ -69,7 +69,9 @@ def files_by_split(place: Path) -> dict[str, list[Path]]:
         file
         for file in sorted(place / name for name in list_files(place, (".parquet", ".arrow")).names)
         if (file.suffix == ".parquet" or (file.suffix == ".arrow" and file.parent == place))
-        and not _is_left_out(file.relative_to(place))
+        # The library's map and filter write caches; folders with such names belong to no data set
+        and not file.match("cache-*.arrow")
+        and not any(part.startswith("__") for part in file.relative_to(place).parts[:-1])
     ]
     if not files:
         raise DataError(
@@ -116,11 +118,6 @@ def _by_meaning(place: Path, files_by_name: Mapping[str, list[Path]]) -> dict[st
             )
         )
     return files_by_meaning
-
-
-def _is_left_out(file: Path) -> bool:
-    """Whether the library's map or filter wrote a file, or its folder belongs to no data set."""
-    return file.match("cache-*.arrow") or any(part.startswith("__") for part in file.parts[:-1])
 
 
 def _told_apart(place: Path, files: Sequence[Path]) -> dict[str, list[Path]]:

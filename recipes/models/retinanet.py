@@ -269,7 +269,12 @@ def retinanet(
     )
     # The model's weights include the backbone's
     for_body = None if published else _weights("weights_backbone", backbone, weights_backbone)
-    body = getattr(torchvision.models, backbone)(weights=for_body, norm_layer=_norm_layer(norm))
+    norm_layer = {
+        "frozen_batch": FrozenBatchNorm2d,
+        "batch": nn.BatchNorm2d,
+        "group": partial(nn.GroupNorm, _GROUPS),
+    }[norm]
+    body = getattr(torchvision.models, backbone)(weights=for_body, norm_layer=norm_layer)
     _freeze(body, trainable_layers)
     # Each stage has twice as many channels as the one before
     widths = [body.inplanes // 2 ** (4 - stage) for stage in stages]
@@ -423,14 +428,6 @@ def _weights(argument: str, model: str, name: str | None) -> Any:
             )
         )
     return torchvision.models.get_model_weights(model)[name]
-
-
-def _norm_layer(norm: Norm) -> Any:
-    return {
-        "frozen_batch": FrozenBatchNorm2d,
-        "batch": nn.BatchNorm2d,
-        "group": partial(nn.GroupNorm, _GROUPS),
-    }[norm]
 
 
 def _freeze(body: nn.Module, trainable_layers: int) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from samewise.recipes.parts import pictures
 from samewise.recipes.parts.named_metrics import NamedMetrics
-from samewise.runner.errors import DataError, Problem
+from samewise.runner.errors import Problem
 from samewise.runner.interfaces import Scores
 
 
@@ -108,12 +108,7 @@ class ClassificationScores(Scores):
         """Return `loss` (nats per image), `accuracy`, top-k accuracies and the metrics by name.
 
         `accuracy_top5` is reported for more than five classes.
-
-        Raises:
-            DataError: The evaluated split is empty.
         """
-        if not self.count:
-            raise DataError("the evaluated split is empty")
         reported = {"loss": self._loss / self.count}
         for k in self.top_k:
             if k == 1 or k < len(self.confusion):

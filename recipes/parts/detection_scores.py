@@ -11,7 +11,6 @@ from torch import Tensor
 
 from samewise.recipes.parts import detection_pictures as pictures
 from samewise.recipes.parts.average_precision import AveragePrecision, Image
-from samewise.runner.errors import DataError
 from samewise.runner.interfaces import Scores
 
 
@@ -65,12 +64,7 @@ class DetectionScores(Scores):
 
         Figures by area are reported if there are such boxes; `loss` and its parts if the model
         returns them. With masks, `mask_map` and the others are those of the masks.
-
-        Raises:
-            DataError: The evaluated split is empty.
         """
-        if not self.images:
-            raise DataError("the evaluated split is empty")
         losses = {name: total / len(self.images) for name, total in self._losses.items()}
         if losses:
             losses = {"loss": sum(losses.values())} | {

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from samewise.recipes.parts.sounds import save_spectrograms, save_wav
 from samewise.recipes.parts.tables import write_csv
-from samewise.runner.errors import DataError, Problem, first_few, number_of
+from samewise.runner.errors import Problem, first_few, number_of
 from samewise.runner.interfaces import Scores
 
 FULL_SCALE = 32767.0
@@ -116,12 +116,7 @@ class SeparationScores(Scores):
         """Return means over the mixtures in dB, and `loss`, by default minus `si_sdr`.
 
         They are `si_sdr` and `sdr`, and their improvements over the mixture, `si_sdri` and `sdri`.
-
-        Raises:
-            DataError: The evaluated split is empty.
         """
-        if not self._rows:
-            raise DataError("the evaluated split is empty")
         totals, counts = dict[str, float](), dict[str, int]()
         for _, row in self._rows:
             for name, value in row.items():

@@ -78,7 +78,9 @@ def best_assignment(pairwise: Tensor) -> Tensor:
     # Multiplying by a constant and adding up has a gradient that is deterministic on every device;
     # gathering by index does not
     with torch.no_grad():
-        candidates = _assignments(pairwise.shape[-1]).to(pairwise, non_blocking=True)
+        orders = itertools.permutations(range(pairwise.shape[-1]))
+        matrices = torch.stack([torch.eye(pairwise.shape[-1])[list(order)].T for order in orders])
+        candidates = matrices.to(pairwise, non_blocking=True)
         means = (pairwise[:, None] * candidates).sum((2, 3))
         return candidates[means.argmax(1)]
 
@@ -110,10 +112,3 @@ def _small(signal: Tensor) -> Tensor:
     """Return float[..., 1]: `_EPS` of a squared sum below 1; for silence, `_EPS` itself."""
     energy = signal.square().sum(-1, keepdim=True)
     return _EPS * torch.where(energy > _SILENT, energy.clamp(max=1.0), 1.0)
-
-
-def _assignments(sources: int) -> Tensor:
-    """Return all permutation matrices, [S!, S, S]."""
-    return torch.stack(
-        [torch.eye(sources)[list(order)].T for order in itertools.permutations(range(sources))]
-    )

@@ -11,7 +11,6 @@ from typing import final
 from torch import Tensor
 
 from samewise.recipes.parts import transcripts
-from samewise.runner.errors import DataError
 from samewise.runner.interfaces import Scores
 
 
@@ -70,12 +69,7 @@ class SpeechScores(Scores):
 
         The loss is the mean over utterances that are not skipped; error rates are all edits over
         all characters and words.
-
-        Raises:
-            DataError: The evaluated split is empty.
         """
-        if not self.count:
-            raise DataError("the evaluated split is empty")
         cer, wer = (
             self._character_edits / max(1, self._characters),
             self._word_edits / max(1, self._words),

@@ -86,15 +86,11 @@ def save_csv(path: Path, lines: Sequence[Line]) -> None:
                 line.hypothesis,
                 line.edits,
                 len(line.reference),
-                _loss(line),
+                "" if line.loss is None else f"{line.loss:.4f}",
             ]
             for line in lines
         ),
     )
-
-
-def _loss(line: Line) -> str:
-    return "" if line.loss is None else f"{line.loss:.4f}"
 
 
 def save_spectrograms(path: Path, lines: Sequence[Line]) -> None:
