@@ -273,6 +273,7 @@ def _print(
         if not sorted_by or sorted_by in shown_columns
         else {sorted_by: values_of("--sort", sorted_by, runs)}
     )
+    has_tags, has_reasons = any(x.tags for x in runs), any(x.reason for x in runs)
     rows, has_codes = list[dict[str, str]](), len({entry.code for entry in runs}) > 1
     for entry in runs:
         label_columns = {
@@ -297,7 +298,7 @@ def _print(
                 "name": entry.name,
                 "run": "-".join([entry.run[:8], *entry.run.split("-")[1:]]),
                 **settings,
-                **({"tags": _write_tags(entry.tags)} if any(x.tags for x in runs) else {}),
+                **({"tags": _write_tags(entry.tags)} if has_tags else {}),
                 "state": entry.state.value,
                 "step": f"{entry.step}/{entry.steps}"
                 if entry.steps and entry.step != entry.steps
@@ -313,7 +314,7 @@ def _print(
                 },
                 "time": "" if math.isnan(entry.seconds) else clock(entry.seconds),
                 "changed": f"{age(entry.changed)} ago",
-                **({"reason": truncate(entry.reason, 80)} if any(x.reason for x in runs) else {}),
+                **({"reason": truncate(entry.reason, 80)} if has_reasons else {}),
             }
         )
     print_rows(rows, right=("step", "time", "changed"))
