@@ -333,7 +333,6 @@ class Classification(Recipe):
                 )
             )
         if self.num_classes is not None and output.shape[1] != self.num_classes:
-            reason = f"has {output.shape[1]} outputs, but the recipe has {self.num_classes} classes"
             has_setting = any(
                 "num_classes" in inspect.signature(type(part).__init__).parameters
                 for part in model.modules()
@@ -341,7 +340,7 @@ class Classification(Recipe):
             raise ConfigError(
                 Problem(
                     "model",
-                    reason,
+                    f"has {output.shape[1]} outputs, but the recipe has {self.num_classes} classes",
                     hint="set model.num_classes=${dataset.num_classes}"
                     if has_setting
                     else f"give the model {self.num_classes} outputs",

@@ -285,11 +285,6 @@ def _read_by_torchcodec(
             raise DataError(
                 Problem(name, f"is {description}, not a recording", expected=FORMATS)
             ) from None
-        reason = (
-            "is not audio, or in a format that cannot be read"
-            if refusal.code == UNKNOWN_FORMAT
-            else f"is damaged or cut short (libsndfile: {refusal.error_string.rstrip('.')})"
-        )
         description = (
             "torchcodec (pip install '.[video]' in samewise's folder) with FFmpeg reads "
             "further formats, "
@@ -298,7 +293,9 @@ def _read_by_torchcodec(
         raise DataError(
             Problem(
                 name,
-                reason,
+                "is not audio, or in a format that cannot be read"
+                if refusal.code == UNKNOWN_FORMAT
+                else f"is damaged or cut short (libsndfile: {refusal.error_string.rstrip('.')})",
                 expected=FORMATS,
                 hint=description if refusal.code == UNKNOWN_FORMAT else "download the file again",
             )

@@ -175,14 +175,13 @@ class Recordings:
         begin_seconds, seconds = self._sections[index].tolist()
         within = _ROUNDED if self._whole_within is None else self._whole_within
         if begin_seconds + seconds > info.seconds + within:
-            expected = f"at least {begin_seconds + seconds:.3f} s, the end of a listed section"
             is_far = begin_seconds + seconds > 100 * info.seconds
             raise DataError(
                 Problem(
                     str(self.path(index)),
                     "is too short for its list",
                     f"{info.seconds:.3f} s",
-                    expected,
+                    f"at least {begin_seconds + seconds:.3f} s, the end of a listed section",
                     "a list has seconds, not milliseconds" if is_far else "",
                 )
             )

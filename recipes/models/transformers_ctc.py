@@ -118,8 +118,14 @@ def setting_problems(
         encoder: The kind of model.
     """
     if checkpoint.get("model_type", encoder) != encoder:
-        kind = str(checkpoint["model_type"])
-        return [Problem("model.encoder", "differs from the checkpoint's", encoder, kind)]
+        return [
+            Problem(
+                "model.encoder",
+                "differs from the checkpoint's",
+                encoder,
+                str(checkpoint["model_type"]),
+            )
+        ]
     plain = {
         name: list(value) if isinstance(value, tuple) else value
         for name in names

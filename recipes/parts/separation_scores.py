@@ -126,12 +126,14 @@ class SeparationScores(Scores):
     def doubts(self) -> list[Problem]:
         if not self._silent:
             return []
-        reason = (
-            f"counts the silent source of {number_of(len(self._silent), 'mixture')} as badly "
-            f"separated: {first_few(self._silent, 3)}"
-        )
-        hint = "leave them out; sdr and sdri leave out the source"
-        return [Problem("si_sdr", reason, hint=hint)]
+        return [
+            Problem(
+                "si_sdr",
+                f"counts the silent source of {number_of(len(self._silent), 'mixture')} as badly "
+                f"separated: {first_few(self._silent, 3)}",
+                hint="leave them out; sdr and sdri leave out the source",
+            )
+        ]
 
     def save_pictures(self, folder: Path) -> None:
         """Write the best and worst separated mixtures, and a table of all mixtures.
