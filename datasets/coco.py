@@ -120,18 +120,12 @@ class COCO(AnnotatedImages):
             labels = _labels_by_name(names, labels, class_list, path)
         count = max(labels.values(), default=0) + 1 if class_list is None else len(class_list)
         if category_ids == "dense" or (num_classes is not None and count > num_classes):
-            uses = Counter(
-                _id(x["category_id"])
-                for x in content["annotations"]
-                if isinstance(x, dict) and _id(x.get("category_id")) is not None
-            )
-            files = {name: [f"category {number}"] * uses[number] for number, name in names.items()}
             own_names = (
                 [names[number] for number in sorted(names)]
                 if class_list is None
                 else class_list[1:]
             )
-            require_count(str(path), own_names, num_classes, labels=count, files=files)
+            require_count(str(path), own_names, num_classes, labels=count)
         label_names = class_list or [
             "background",
             *(f"(unused {label})" for label in range(1, max(count, num_classes or 0))),

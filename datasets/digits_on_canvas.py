@@ -11,7 +11,7 @@ from torch import Tensor
 from samewise.datasets.digits import Digits
 from samewise.datasets.parts.annotated_images import annotated_sample, class_map_sample
 from samewise.datasets.parts.generated import Generated, generator_of
-from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.errors import ConfigError, Problem, require_at_least
 
 _TRIES = 20
 # The box is drawn around pixels of at least this grey value
@@ -61,15 +61,9 @@ class DigitsOnCanvas(Generated):
         masks: Literal["none", "objects", "classes"] = "none",
         seed: int = 0,
     ) -> None:
-        for name, value, least in (
-            ("digits", digits, 1),
-            ("smallest", smallest, 8),
-            ("largest", largest, smallest),
-        ):
-            if value < least:
-                raise ConfigError(
-                    Problem(f"dataset.{name}", "is too small", value, f"at least {least}")
-                )
+        require_at_least({"dataset.digits": digits})
+        require_at_least({"dataset.smallest": smallest}, least=8)
+        require_at_least({"dataset.largest": largest}, least=smallest)
         if largest > min(height, width):
             raise ConfigError(
                 Problem(

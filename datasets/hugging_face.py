@@ -214,15 +214,17 @@ class HuggingFaceImages(_Rows):
         self._mode: Mode = mode
         self._upright = upright
         self._transform = transform
-        options: Any = {
-            "label": label,
-            "id": id,
-            "shares": shares,
-            "key": key,
-            "classes": classes,
-            "num_classes": num_classes,
-        }
-        super().__init__(root=root, split=split, content=("image", image), **options)
+        super().__init__(
+            root=root,
+            split=split,
+            content=("image", image),
+            label=label,
+            id=id,
+            shares=shares,
+            key=key,
+            classes=classes,
+            num_classes=num_classes,
+        )
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         raw = self._bytes(index)
@@ -277,15 +279,17 @@ class HuggingFaceRecordings(_Rows):
             max(1, round(seconds * sample_rate)),
             split == "train",
         )
-        options: Any = {
-            "label": label,
-            "id": id,
-            "shares": shares,
-            "key": key,
-            "classes": classes,
-            "num_classes": num_classes,
-        }
-        super().__init__(root=root, split=split, content=("audio", audio), **options)
+        super().__init__(
+            root=root,
+            split=split,
+            content=("audio", audio),
+            label=label,
+            id=id,
+            shares=shares,
+            key=key,
+            classes=classes,
+            num_classes=num_classes,
+        )
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         # The decoders read files, not bytes

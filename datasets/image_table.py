@@ -89,17 +89,12 @@ class ImageTable(ImageFiles):
                 list(map(str, classes)) if classes is not None else sort_classes(texts.values())
             )
             require_known(str(path), texts.items(), class_list)
-            files = dict[str, list[str]]()
-            for name, class_name in texts.items():
-                files.setdefault(class_name, []).append(name)
-            require_count(
-                str(path), class_list, num_classes, files=files if classes is None else {}
-            )
+            require_count(str(path), class_list, num_classes)
             number = {name: place for place, name in enumerate(class_list)}
             labels: Sequence[int] | Tensor = [number[texts[name]] for name in chosen]
         else:
             class_list = list(label)
-            require_count(str(path), class_list, num_classes, files={})
+            require_count(str(path), class_list, num_classes)
             labels = numbers_in(rows, class_list, setting="label")[places]
         super().__init__(
             folder,

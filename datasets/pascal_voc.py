@@ -127,17 +127,14 @@ class PascalVOC(AnnotatedImages):
         )
         # A file is used for the classes, for their check and for the boxes
         parse = lru_cache(maxsize=None)(partial(_parse_annotation, annotation_folder, xml_files))
-        files_by_class = (
-            {}
+        names = (
+            object_names(classes)
             if classes is not None
             else _classes(
                 annotation_folder, list(files) or [x for x in xml_files if "/" not in x], parse
             )
         )
-        names = object_names(classes) if classes is not None else list(files_by_class)
-        require_count(
-            str(annotation_folder), names, num_classes, labels=len(names) + 1, files=files_by_class
-        )
+        require_count(str(annotation_folder), names, num_classes, labels=len(names) + 1)
         objects = (
             (parse(name).path.name, item.name) for name in ids for item in parse(name).objects
         )
@@ -281,16 +278,13 @@ def _match_annotations(
 
 def _classes(
     annotations: Path, ids: Sequence[str], parse: Callable[[str], _Annotation]
-) -> dict[str, list[str]]:
-    """Return the sorted classes of all annotations, each with the file of each of its objects."""
+) -> list[str]:
+    """Return the sorted classes of all annotations."""
     # The annotations of all splits count, so that every split numbers the classes alike
-    files_by_class: dict[str, list[str]] = {}
-    for name in ids:
-        for item in parse(name).objects:
-            files_by_class.setdefault(item.name, []).append(parse(name).path.name)
-    if not files_by_class:
+    names = sorted({item.name for file in ids for item in parse(file).objects})
+    if not names:
         raise DataError(Problem(str(annotations), "has no annotated objects"))
-    return dict(sorted(files_by_class.items()))
+    return names
 
 
 def _parse_annotation(folder: Path, files: Mapping[str, str], name: str) -> _Annotation:

@@ -18,7 +18,7 @@ from samewise.datasets.parts.audio_files import audio_preparation, match_audio
 from samewise.datasets.parts.generated import generator_of
 from samewise.datasets.parts.names import require_distinct
 from samewise.datasets.parts.recordings import Cache, Recordings
-from samewise.runner.errors import ConfigError, DataError, Problem, number_of
+from samewise.runner.errors import ConfigError, DataError, Problem, number_of, require_at_least
 
 # At this level, speech stays well inside [-1, 1]
 _LOUDNESS = 0.05
@@ -192,13 +192,8 @@ def _require_sound(
     pause: Sequence[float],
 ) -> None:
     """Raise a ConfigError unless all settings are valid."""
-    for name, value, least in (
-        ("length", length, 1),
-        ("num_speakers", num_speakers, 2),
-        ("sample_rate", sample_rate, 1),
-    ):
-        if value < least:
-            raise ConfigError(Problem(f"dataset.{name}", f"must be at least {least}", value))
+    require_at_least({"dataset.length": length, "dataset.sample_rate": sample_rate})
+    require_at_least({"dataset.num_speakers": num_speakers}, least=2)
     if seconds <= 0:
         raise ConfigError(
             Problem("dataset.seconds", "is not a valid duration", seconds, "more than 0")

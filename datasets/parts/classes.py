@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Iterable, Sequence
 
-from samewise.datasets.parts.names import difference, misspelt, require_distinct, twin
+from samewise.datasets.parts.names import difference, require_distinct, twin
 from samewise.runner.errors import DataError, Problem, first_few, nearest
 
 
@@ -62,7 +61,6 @@ def require_count(
     *,
     kind: str = "classes",
     labels: int | None = None,
-    files: Mapping[str, Sequence[str]] = MappingProxyType({}),
     left_out: str = "",
 ) -> None:
     """Raise a DataError unless the class names are distinct and as many as configured.
@@ -73,8 +71,6 @@ def require_count(
         num_classes: The configured number; None allows any number.
         kind: The noun for the classes in messages.
         labels: Number of labels, where the background is one of them; None: one for each class.
-        files: File names by class, if known: a rare name that resembles a frequent one counts as
-            misspelt.
         left_out: Description of files that are not samples, by their endings.
     """
     require_distinct(where, classes, what="class")
@@ -84,20 +80,11 @@ def require_count(
     numbered = f", with numbers up to {count - 1}" if len(classes) < count - 1 else ""
     background = "" if labels is None else f"{numbered}, with the background {count}"
     reason = f"has {len(classes)} {kind} ({first_few(classes, 12)}){background}"
-    suspects = misspelt(classes, {name: len(files[name]) for name in files})
     question = (
         f"are recordings of a class among {left_out}, which are left out? If not, "
         if left_out and count < num_classes
         else ""
     )
-    # At least one name of a similar pair is right; all rare names are suspect
-    if 0 < count - num_classes < len(suspects) + bool(files):
-        name, alike = suspects[0]
-        examples = f" ({first_few(sorted(set(files[name])), 3)})" if files.get(name) else ""
-        alternatives = " or ".join(f"{x!r}{difference(x, name)}" for x in alike)
-        question = (
-            f"is '{name}'{difference(name, alike[0])}{examples} a misspelt {alternatives}? If not, "
-        )
     raise DataError(
         Problem(
             where,

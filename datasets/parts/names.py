@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -51,25 +50,6 @@ def difference(name: str, other: str) -> str:
         if not (letter.isascii() and letter.isprintable()) or letter == " "
     ]
     return f" (spelt with {', '.join(points)})" if points else ""
-
-
-def misspelt(names: Sequence[str], counts: Mapping[str, int]) -> list[tuple[str, list[str]]]:
-    """Return names that may be misspelt, each with the similar ones, the most suspect first.
-
-    These are names that look the same as another and, if counts are known, rare names that resemble
-    frequent ones.
-    """
-    look = {name: looks(name) for name in names}
-    suspects = list[tuple[str, list[str], bool]]()
-    for name in names:
-        candidates = [x for x in names if x != name and (not counts or counts[name] <= counts[x])]
-        twins = [x for x in candidates if look[x] == look[name]]
-        # One misspelling among four or more right spellings, ten among hundreds
-        common = [x for x in candidates if counts and 4 * counts[name] ** 2 <= counts[x]]
-        if alike := twins or sorted(get_close_matches(name, common, 2)):
-            suspects.append((name, alike, bool(twins)))
-    suspects.sort(key=lambda entry: (not entry[2], counts.get(entry[0], 0)))
-    return [(name, alike) for name, alike, _ in suspects]
 
 
 def require_distinct(where: str, names: Iterable[str], *, what: str) -> None:

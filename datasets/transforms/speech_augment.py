@@ -12,7 +12,7 @@ from torch import Tensor
 from samewise.datasets.parts.signals import resample
 from samewise.datasets.transforms.images import chance, interval, uniform
 from samewise.datasets.transforms.speech_features import inside_length
-from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.errors import ConfigError, Problem, require_at_least
 from samewise.runner.interfaces import Batch, BatchTransform
 
 
@@ -45,14 +45,15 @@ class SpecAugment(BatchTransform):
         max_share: float = 1.0,
     ) -> None:
         super().__init__()
-        for name, value in (
-            ("frequency_masks", frequency_masks),
-            ("max_band", max_band),
-            ("time_masks", time_masks),
-            ("max_stretch", max_stretch),
-        ):
-            if value < 0:
-                raise ConfigError(Problem("transforms", f"{name} must be at least 0", value))
+        require_at_least(
+            {
+                "transforms.frequency_masks": frequency_masks,
+                "transforms.max_band": max_band,
+                "transforms.time_masks": time_masks,
+                "transforms.max_stretch": max_stretch,
+            },
+            least=0,
+        )
         self.frequency_masks = frequency_masks
         self.max_band = max_band
         self.time_masks = time_masks

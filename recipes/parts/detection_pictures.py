@@ -16,7 +16,7 @@ from torch import Tensor
 
 from samewise.datasets.parts.masks import decode
 from samewise.recipes.parts.average_precision import AveragePrecision, Image
-from samewise.recipes.parts.figures import save_figure, take_literally
+from samewise.recipes.parts.figures import make_figure, save_figure, take_literally
 from samewise.recipes.parts.tables import write_csv
 
 if TYPE_CHECKING:
@@ -40,10 +40,8 @@ def save_detections(
 
     Detections have a score of at least `least`; if there are none, the three best are drawn.
     """
-    from matplotlib.figure import Figure
-
     rows = max(1, math.ceil(len(thumbnails) / columns))
-    figure = Figure(figsize=(4.0 * columns, 3.3 * rows + 0.4), dpi=100, layout="constrained")
+    figure = make_figure(4.0 * columns, 3.3 * rows + 0.4)
     axes = figure.subplots(rows, columns, squeeze=False).flatten()
     for place in axes:
         place.set_axis_off()
@@ -73,12 +71,10 @@ def save_prediction(
     `best` ones are drawn. Lines and letters grow with the picture, so that they stay legible when
     it is shrunk to a screen.
     """
-    from matplotlib.figure import Figure
-
     height, width = image.size
     # In inches of 100 pixels
     scale = max(1.0, 480 / max(height, width)) / 100
-    figure = Figure(figsize=(width * scale, height * scale), dpi=100)
+    figure = make_figure(width * scale, height * scale, layout=None)
     axes: Axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
     axes.set_axis_off()
     _draw(
@@ -102,9 +98,7 @@ def save_precision_recall(
 
     At most `most` classes are drawn, those with the most boxes.
     """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.5, 5.5), dpi=100, layout="constrained")
+    figure = make_figure(7.5, 5.5)
     axes: Axes = figure.subplots()
     chosen = sorted(result.by_class(), key=lambda row: (-result.boxes[row[0]], row[0]))[:most]
     for label, _, at_50 in chosen:

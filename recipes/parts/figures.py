@@ -1,9 +1,9 @@
-"""Saves figures with text that matplotlib must not interpret, such as names of classes."""
+"""Makes and saves figures with text that matplotlib must not interpret, such as names of classes."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -12,6 +12,15 @@ if TYPE_CHECKING:
 # A matplotlibrc, which is read in the current folder too, may set one that fills the memory
 DPI = 100
 """Matplotlib's own default resolution."""
+
+
+def make_figure(
+    width: float, height: float, layout: Literal["constrained"] | None = "constrained"
+) -> Figure:
+    """Create an empty figure of a size in inches of 100 pixels."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), dpi=DPI, layout=layout)
 
 
 def save_figure(figure: Figure, path: Path) -> None:

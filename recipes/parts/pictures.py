@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from samewise.recipes.parts.figures import save_figure
+from samewise.recipes.parts.figures import make_figure, save_figure
 from samewise.recipes.parts.tables import write_csv
 from samewise.runner.errors import truncate
 
@@ -62,11 +62,9 @@ def save_classified(
 
     The longer side is resized to between `smallest` and `largest` pixels.
     """
-    from matplotlib.figure import Figure
-
     height, width = image.shape[-2:]
     scale = min(max(1.0, smallest / max(height, width)), largest / max(height, width)) / 100
-    figure = Figure(figsize=(max(width * scale, 0.2), max(height * scale, 0.2)), dpi=100)
+    figure = make_figure(max(width * scale, 0.2), max(height * scale, 0.2), layout=None)
     axes: Axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
     axes.set_axis_off()
     axes.imshow(
@@ -159,10 +157,8 @@ class PredictionSheet:
         """Draw the sheet; wrong predictions come first, in red."""
         shown = self.shown()
         rows = max(1, math.ceil(len(shown) / columns))
-        from matplotlib.figure import Figure
-
         width, height = _CELL * columns, _TITLE + (_CELL + _CAPTION) * rows
-        figure = Figure(figsize=(width, height), dpi=100)
+        figure = make_figure(width, height, layout=None)
         # One axes for all, in inches: an axes for each sample takes ten times as long to draw
         axes = figure.add_axes((0, 0, 1, 1))
         axes.set_axis_off()
@@ -194,13 +190,11 @@ def save_confusion_matrix(path: Path, confusion: Tensor, names: Sequence[str]) -
 
     Counts are written for K <= 20, names for K <= 100.
     """
-    from matplotlib.figure import Figure
-
     classes = len(confusion)
     # A class may have no images
     shares = confusion / confusion.sum(1, keepdim=True).clamp(min=1)
     inches = min(16.0, max(5.0, 0.42 * classes if classes <= 30 else 6.4 + 0.1 * classes))
-    figure = Figure(figsize=(inches + 1.5, inches + 0.7), dpi=100, layout="constrained")
+    figure = make_figure(inches + 1.5, inches + 0.7)
     axes: Axes = figure.subplots()
     drawn: Any = axes.imshow(
         shares.numpy(), cmap="Blues", vmin=0.0, vmax=1.0, interpolation="nearest"
@@ -247,10 +241,8 @@ def save_confusion_matrix(path: Path, confusion: Tensor, names: Sequence[str]) -
 
 def save_scatter(path: Path, labels: Tensor, outputs: Tensor, names: Sequence[str]) -> None:
     """Draw outputs over true values, float[N, T] each, in a square for each target."""
-    from matplotlib.figure import Figure
-
     count = len(names)
-    figure = Figure(figsize=(4.0 * count, 4.0), dpi=100, layout="constrained")
+    figure = make_figure(4.0 * count, 4.0)
     squares: Any = figure.subplots(1, count, squeeze=False)
     for axes, name, true, output in zip(squares[0], names, labels.t(), outputs.t(), strict=True):
         axes.scatter(true.numpy(), output.numpy(), s=8)

@@ -8,7 +8,7 @@ from pathlib import Path
 import soundfile
 from torch import Tensor
 
-from samewise.recipes.parts.figures import save_figure
+from samewise.recipes.parts.figures import make_figure, save_figure
 from samewise.recipes.parts.transcripts import spectrogram
 
 
@@ -28,10 +28,8 @@ def save_spectrograms(
 
     Colours span 80 dB below the loudest moment of each.
     """
-    from matplotlib.figure import Figure
-
     columns = max(map(len, rows))
-    figure = Figure(figsize=(3.2 * columns, 1.9 * len(rows)), dpi=100, layout="constrained")
+    figure = make_figure(3.2 * columns, 1.9 * len(rows))
     grid = figure.subplots(len(rows), columns, squeeze=False)
     for places, row in zip(grid, rows, strict=True):
         for axes, (title, waveform) in zip(places, row, strict=True):

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from samewise.recipes.parts.figures import save_figure
+from samewise.recipes.parts.figures import make_figure, save_figure
 from samewise.recipes.parts.tables import write_csv
 from samewise.runner.errors import truncate
 
@@ -95,12 +95,10 @@ def save_csv(path: Path, lines: Sequence[Line]) -> None:
 
 def save_spectrograms(path: Path, lines: Sequence[Line]) -> None:
     """Draw the lines' spectrograms, each below its two texts; a wrong hypothesis is red."""
-    from matplotlib.figure import Figure
-
     shown = [(line, line.spectrogram) for line in lines if line.spectrogram is not None]
     if not shown:
         return
-    figure = Figure(figsize=(10.0, 1.9 * len(shown)), dpi=100, layout="constrained")
+    figure = make_figure(10.0, 1.9 * len(shown))
     for axes, (line, picture) in zip(
         figure.subplots(len(shown), 1, squeeze=False).flatten(), shown, strict=True
     ):
@@ -116,9 +114,7 @@ def save_spectrograms(path: Path, lines: Sequence[Line]) -> None:
 
 def save_spectrogram(path: Path, picture: Tensor, *, title: str, seconds: float | None) -> None:
     """Draw one spectrogram, uint8[height, width], below a text."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10.0, 2.2), dpi=100, layout="constrained")
+    figure = make_figure(10.0, 2.2)
     _draw(figure.subplots(), picture, _short(title), seconds, "black")
     save_figure(figure, path)
 

@@ -101,12 +101,6 @@ def test_labels_that_differ_only_in_what_cannot_be_seen_are_refused(root: Path, 
         load(write(root, "csv", [{**ROWS[0], "kind": "cafe\u0301"}, {**ROWS[1], "kind": label}]), shares={})
 
 
-def test_a_look_alike_is_asked_about_before_the_number_of_classes(root: Path) -> None:
-    rows = [{**row, "kind": "cat"} for row in ROWS[:9]] + [{**ROWS[9], "kind": "\u0441at"}]
-    with pytest.raises(DataError, match=r"hint: is '.at' \(spelt with U\+0441 CYRILLIC SMALL LETTER ES\) \(photos/9\.png\) a misspelt 'cat'\? If not"):
-        load(write(root, "csv", rows), num_classes=1)
-
-
 @pytest.mark.parametrize("stored", [b"GIF89a", {"bytes": b"GIF89a", "path": "a.gif"}])
 def test_a_table_that_contains_its_images_names_the_data_set_that_reads_them(tmp_path: Path, stored: object) -> None:
     import pyarrow as arrow
