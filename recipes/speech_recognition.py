@@ -222,9 +222,9 @@ class SpeechRecognition(Recipe):
         )  # type: ignore[union-attr]
         # Short recordings are padded here, as they are next to a longer one in a batch
         if int(count(model, torch.tensor(features.shape[-1]))) < 1:
-            features = nn.functional.pad(
-                features, (0, _shortest(partial(count, model)) - features.shape[-1])
-            )
+            # The fewest frames of features for which the model has one output frame
+            fewest = int((count(model, torch.arange(1, _LONGEST_KERNEL)) < 1).sum()) + 1
+            features = nn.functional.pad(features, (0, fewest - features.shape[-1]))
         output = _apply(
             model, features, frames, partial(count, model), with_lengths=measurer is not None
         )
@@ -422,8 +422,3 @@ def _lengths_after_convolutions(model: nn.Module, lengths: Tensor) -> Tensor:
     return length_after_all(
         [layer for layer in model.modules() if isinstance(layer, nn.Conv1d)], lengths
     )
-
-
-def _shortest(count: Callable[[Tensor], Tensor]) -> int:
-    """Return the fewest frames of features for which a model has one output frame."""
-    return int((count(torch.arange(1, _LONGEST_KERNEL)) < 1).sum()) + 1

@@ -161,11 +161,9 @@ class LogisticMixture(Amplitudes):
     def drawn_by(self, outputs: Tensor, uniform: Tensor) -> Tensor:
         weight, mean, log_scale = self._components(outputs)
         chosen = _choose_class(weight, uniform[:, :1])
-        return self._value(mean.gather(1, chosen), log_scale.gather(1, chosen), uniform[:, 1:])
-
-    def _value(self, mean: Tensor, log_scale: Tensor, noise: Tensor) -> Tensor:
-        noise = noise.clamp(1e-5, 1.0 - 1e-5)
-        return self.written((mean + log_scale.exp() * (noise.log() - (-noise).log1p()))[:, 0])
+        mean, scale = mean.gather(1, chosen), log_scale.gather(1, chosen).exp()
+        noise = uniform[:, 1:].clamp(1e-5, 1.0 - 1e-5)
+        return self.written((mean + scale * (noise.log() - (-noise).log1p()))[:, 0])
 
     def _components(self, outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         weight, mean, log_scale = outputs.chunk(3, 1)

@@ -105,11 +105,16 @@ class KeyedDataset(Dataset[Any]):
             if difference := self.find_unlike(
                 replace(key, indices=key.indices[:_REPEATED]), within_s=_REPEATING_S
             ):
-                return (
-                    difference
-                    if isinstance(difference, Failure)
-                    else Failure((_does_not_repeat(self._name, difference),))
+                if isinstance(difference, Failure):
+                    return difference
+                problem = Problem(
+                    self._name,
+                    f"{difference} differs when the sample is made again from the same seeds",
+                    expected="the same sample for the same index and random numbers",
+                    hint="draw random numbers from random, numpy.random or torch, which samewise "
+                    "seeds, and keep no state; reproducibility=fast trains without the same bits",
                 )
+                return Failure((problem,))
         batch = self._make(key)
         if not self.says_places or isinstance(batch, Failure):
             return batch
@@ -235,17 +240,6 @@ class KeyedDataset(Dataset[Any]):
         except Exception as error:
             return error
         return None
-
-
-def _does_not_repeat(path: str, sample: str) -> Problem:
-    """Describe a sample that differs when it is made again."""
-    return Problem(
-        path,
-        f"{sample} differs when the sample is made again from the same seeds",
-        expected="the same sample for the same index and random numbers",
-        hint="draw random numbers from random, numpy.random or torch, which samewise seeds, and "
-        "keep no state; reproducibility=fast trains without the same bits",
-    )
 
 
 def training_keys(
