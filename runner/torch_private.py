@@ -113,6 +113,10 @@ NEEDED: Final[dict[str, tuple[str, str]]] = {
     "inductor_config": ("torch._inductor.config", _AOTI),
     # Operators of which torch.nn.functional has another form: without the gradient, by MKL, or
     # vectorised.
+    "attention_for_cpu": (
+        "torch:ops.aten._scaled_dot_product_flash_attention_for_cpu",
+        "to count the operations of attention",
+    ),
     "ctc_loss": ("torch:ops.aten._ctc_loss.Tensor", "for the CTC loss"),
     "ctc_loss_backward": ("torch:ops.aten._ctc_loss_backward.Tensor", "for the CTC loss"),
     "grid_sampler_2d_cpu_fallback": ("torch:ops.aten._grid_sampler_2d_cpu_fallback", _PORTABLE),

@@ -204,12 +204,13 @@ def observe(
         )
     )
     if not inputs:
-        message = (
-            "is not called with a tensor when the recipe evaluates a batch, so there is "
-            "nothing to export"
-        )
         raise ConfigError(
-            Problem("--module" if module else "model", message, module or type(model).__name__)
+            Problem(
+                "--module" if module else "model",
+                "is not called with a tensor when the recipe evaluates a batch, so there is "
+                "nothing to export",
+                module or type(model).__name__,
+            )
         )
     with torch.no_grad():
         # The model gets copies, as it may change its inputs in place
@@ -260,14 +261,14 @@ def call_in_form(
         outputs = dict(form.call(model, *(tensor.clone() for tensor in inputs.values())))
     if not all(tensor.numel() for tensor in outputs.values()):
         empty_outputs = ", ".join(x for x, tensor in outputs.items() if not tensor.numel())
-        hint = "train it further, or lower its threshold: for a RetinaNet, model.score_thresh=0.01"
         raise ConfigError(
             Problem(
                 "model",
                 f"finds nothing in the example ({empty_outputs}), so no format could be "
                 "compared with it",
                 type(model).__name__,
-                hint=hint,
+                hint="train it further, or lower its threshold: for a RetinaNet, "
+                "model.score_thresh=0.01",
             )
         )
     entries = tuple(ModelInput(x) if x in loaded else None for x in inputs)
@@ -383,14 +384,11 @@ def _require_only(part: str, recipe: Recipe, model: nn.Module, batch: Batch) -> 
             hooks.enter_context(child.register_forward_pre_hook(partial(record, name)))
         recipe.measure(model, batch)
     if len(called_parts) > 1:
-        message = (
-            "must say which part of the model to export: the recipe calls several when it "
-            "evaluates a batch"
-        )
         raise ConfigError(
             Problem(
                 "--module",
-                message,
+                "must say which part of the model to export: the recipe calls several when it "
+                "evaluates a batch",
                 hint=f"name {' or '.join(called_parts)}, or give the recipe a `predict` that calls "
                 "the model",
             )

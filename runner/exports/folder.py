@@ -64,18 +64,15 @@ def write(
             or its results are further off than `tolerance`.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        hint = (
-            f"it is {UNFINISHED}: delete it, or choose another folder"
-            if is_unfinished(folder)
-            else ""
-        )
         raise ConfigError(
             Problem(
                 "--out",
                 "already exists and is not overwritten",
                 str(folder),
                 "a folder that does not exist, or an empty one",
-                hint,
+                f"it is {UNFINISHED}: delete it, or choose another folder"
+                if is_unfinished(folder)
+                else "",
             )
         )
     for name in to:
@@ -120,10 +117,14 @@ def _write(
         formats.write(form, call, folder / form.file)
         runtime = try_runtime(form, folder / form.file, truth, tolerance)
         if runtime.sound is False:
-            message = f"was not exported: {runtime.description}"
-            hint = "--tolerance accepts a larger error" if runtime.difference else ""
             raise ConfigError(
-                Problem("--to", message, name, f"a relative error of at most {tolerance:g}", hint)
+                Problem(
+                    "--to",
+                    f"was not exported: {runtime.description}",
+                    name,
+                    f"a relative error of at most {tolerance:g}",
+                    "--tolerance accepts a larger error" if runtime.difference else "",
+                )
             )
         runtimes.append(runtime)
     write_tensors(

@@ -215,8 +215,14 @@ def write(form: Format, call: Call, path: Path) -> None:
         # The disk, not the model
         raise
     except ImportError as error:
-        message = f"{form.runtime}'s exporter is not completely installed: {first_line(error)}"
-        raise ConfigError(Problem("--to", message, form.name, hint=form.install)) from error
+        raise ConfigError(
+            Problem(
+                "--to",
+                f"{form.runtime}'s exporter is not completely installed: {first_line(error)}",
+                form.name,
+                hint=form.install,
+            )
+        ) from error
     except Exception as error:
         hints = (
             f"try --to {form.alternative}" * bool(form.alternative),

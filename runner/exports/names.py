@@ -24,18 +24,15 @@ def require_sound(names: Iterable[str], tolerance: float) -> list[str]:
     requested = [name.strip() for name in names if name.strip()]
     for name in requested:
         if name not in KINDS:
-            hint = (
-                "TorchScript is deprecated: pt2 is for Python and C++, onnx for other runtimes"
-                if "script" in name
-                else nearest(name, KINDS)
-            )
             raise ConfigError(
                 Problem(
                     "--to",
                     "is not a format that models are exported to",
                     name,
                     ", ".join(KINDS),
-                    hint,
+                    "TorchScript is deprecated: pt2 is for Python and C++, onnx for other runtimes"
+                    if "script" in name
+                    else nearest(name, KINDS),
                 )
             )
     # The weights are always written

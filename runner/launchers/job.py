@@ -117,12 +117,12 @@ def _require_unchanged(composed: Composed, sweep: SweepFolder, number: int) -> C
         changed = sources.list_changes(sweep.sources) or [
             "weights or a checkpoint that its config names"
         ]
-        hint = "restore it, or run the sweep's command again: with changed code it is another sweep"
         raise ConfigError(
             Problem(
                 point.label,
                 f"what this point uses has changed since the sweep was made: {'; '.join(changed)}",
-                hint=hint,
+                hint="restore it, or run the sweep's command again: with changed code it is "
+                "another sweep",
             )
         )
     return composed

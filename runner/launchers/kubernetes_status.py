@@ -34,15 +34,12 @@ class Cluster:
         """
         done = self._call("apply", f"--filename={manifest}")
         if done.returncode:
-            hint = (
-                "`kubectl config current-context` names the cluster; launcher.apply=false "
-                "writes the manifest only"
-            )
             raise ConfigError(
                 Problem(
                     "launcher",
                     f"kubectl cannot apply the Job: {last_line(done.stderr) or 'no message'}",
-                    hint=hint,
+                    hint="`kubectl config current-context` names the cluster; launcher.apply=false "
+                    "writes the manifest only",
                 )
             )
 

@@ -100,17 +100,14 @@ class Ray(Launcher):
 
     def submit(self, jobs: Sequence[Job]) -> None:
         if self.most is not None and len(jobs) > self.most:
-            hint = (
-                "add --wait: this process then submits one job at a time, and must stay "
-                "running; or raise launcher.cpus or launcher.resources"
-            )
             raise ConfigError(
                 Problem(
                     "launcher.jobs",
                     "Ray cannot limit how many jobs of a sweep run at a time",
                     self.most,
                     "null",
-                    hint,
+                    "add --wait: this process then submits one job at a time, and must stay "
+                    "running; or raise launcher.cpus or launcher.resources",
                 )
             )
         code = snapshot(self._sweep)
@@ -187,14 +184,13 @@ class Ray(Launcher):
                 )
             except (ConfigError, KeyError, TypeError, AttributeError):
                 # Ray may change the path of this API
-                hint = "0, or the number each job needs"
                 raise ConfigError(
                     Problem(
                         "launcher.gpus",
                         "this Ray does not say whether its cluster has GPUs",
                         "null",
                         "a number",
-                        hint,
+                        "0, or the number each job needs",
                     )
                 ) from None
         return self._any_gpu
@@ -290,32 +286,26 @@ class Ray(Launcher):
         except Refused as refusal:
             if wait and refusal.code >= 500:
                 raise NoAnswer(str(refusal)) from None
-            hint = (
-                "RAY_AUTH_TOKEN, or the file ~/.ray/auth_token: `ray get-auth-token`"
-                if refusal.code in (401, 403)
-                else ""
-            )
             raise ConfigError(
                 Problem(
                     "launcher",
                     f"Ray refused the request: {refusal}",
                     self._server.address,
-                    hint=hint,
+                    hint="RAY_AUTH_TOKEN, or the file ~/.ray/auth_token: `ray get-auth-token`"
+                    if refusal.code in (401, 403)
+                    else "",
                 )
             ) from None
         except NoAnswer as error:
             if wait:
                 raise
-            expected = (
-                "a running cluster with its dashboard: `pip install 'ray[default]'` and `ray "
-                "start --head`"
-            )
             raise ConfigError(
                 Problem(
                     "launcher.address",
                     f"no Ray cluster answers: {error}",
                     self._server.address,
-                    expected,
+                    "a running cluster with its dashboard: `pip install 'ray[default]'` and `ray "
+                    "start --head`",
                 )
             ) from None
 

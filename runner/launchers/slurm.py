@@ -155,10 +155,13 @@ class Slurm(Launcher):
     def open(self, sweep: SweepFolder) -> None:
         missing = [name for name in ("sbatch", "squeue", "scancel") if shutil.which(name) is None]
         if missing:
-            message = f"{' and '.join(missing)} cannot be found on this machine"
             raise ConfigError(
                 Problem(
-                    "launcher", message, "slurm", "a machine of a SLURM cluster", "launcher=local"
+                    "launcher",
+                    f"{' and '.join(missing)} cannot be found on this machine",
+                    "slurm",
+                    "a machine of a SLURM cluster",
+                    "launcher=local",
                 )
             )
         self._sweep = sweep
@@ -221,22 +224,24 @@ class Slurm(Launcher):
     def _needs(self, job: Job) -> _Needs:
         """Return the resources that a job needs on each machine."""
         if self._nodes > 1 and job.spread is None:
-            hint = "strategy=elastic replicas=N, launcher.nodes=1"
             raise ConfigError(
                 Problem(
                     "launcher.nodes",
                     "the strategy has one process, which cannot run on several machines",
                     self._nodes,
                     "1",
-                    hint,
+                    "strategy=elastic replicas=N, launcher.nodes=1",
                 )
             )
         if self._nodes > 1 and job.spread == "whole" and job.processes % self._nodes:
-            message = (
-                f"{job.processes} processes cannot be divided equally among {self._nodes} machines"
-            )
             raise ConfigError(
-                Problem("launcher.nodes", message, self._nodes, f"a divisor of {job.processes}")
+                Problem(
+                    "launcher.nodes",
+                    f"{job.processes} processes cannot be divided equally among "
+                    f"{self._nodes} machines",
+                    self._nodes,
+                    f"a divisor of {job.processes}",
+                )
             )
         processes = (
             job.processes // self._nodes

@@ -252,13 +252,13 @@ def _require_no_closure(make: Callable[..., Any], path: str) -> None:
         if x.default is x.empty and x.kind in (x.POSITIONAL_ONLY, x.POSITIONAL_OR_KEYWORD)
     ]
     if arguments:
-        message = (
-            f"{make.__name__}.step needs {arguments[0]}: samewise calls it with no argument, and "
-            "supports no closure that evaluates the loss again"
-        )
         raise ConfigError(
             Problem(
-                path, message, hint="choose another optimizer; `samewise list optimizer` shows them"
+                path,
+                f"{make.__name__}.step needs {arguments[0]}: samewise calls it with no "
+                "argument, and "
+                "supports no closure that evaluates the loss again",
+                hint="choose another optimizer; `samewise list optimizer` shows them",
             )
         )
 

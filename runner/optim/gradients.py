@@ -52,11 +52,10 @@ def sparse_gradient(model: nn.Module) -> Problem | None:
     )
     if sparse_name is None:
         return None
-    hint = "compute with sparse=False, for example in torch.nn.functional.embedding"
     return Problem(
         "model",
         f"its parameter {sparse_name} has sparse gradients, which are not supported",
-        hint=hint,
+        hint="compute with sparse=False, for example in torch.nn.functional.embedding",
     )
 
 

@@ -87,9 +87,12 @@ def parameter_groups(
         group["params"].append((parameter.name, parameter.tensor))
     if not groups:
         place = f" below {', '.join(prefixes)}" if prefixes else ""
-        hint = "unfreeze some in param_groups or initialise.frozen"
         raise ConfigError(
-            Problem("param_groups", f"no parameter{place} is left to train", hint=hint)
+            Problem(
+                "param_groups",
+                f"no parameter{place} is left to train",
+                hint="unfreeze some in param_groups or initialise.frozen",
+            )
         )
     return list(groups.values())
 
@@ -130,17 +133,13 @@ def _require_parts(model: nn.Module, prefixes: Sequence[str]) -> None:
     parts = list(dict.fromkeys(x.name.partition(".")[0] for x in named_parameters(model)))
     missing = [prefix for prefix in prefixes if not named_parameters(model, [prefix])]
     if missing:
-        kind, expected = (
-            type(model).__name__,
-            "a model with the parts that the recipe's phases train",
-        )
         raise ConfigError(
             *(
                 Problem(
                     "model",
                     f"has no part '{prefix}', which the recipe trains",
-                    kind,
-                    expected,
+                    type(model).__name__,
+                    "a model with the parts that the recipe's phases train",
                     nearest(prefix, parts),
                 )
                 for prefix in missing
@@ -266,15 +265,13 @@ def _not_frozen_problem(
 ) -> Problem:
     """Describe a rule that cannot freeze all it matches, as an earlier rule matches a part."""
     earlier = ", ".join(dict.fromkeys(f"'{rule_of_parameter[name]}'" for name in names))
-    hint = (
-        "put this rule first, or leave them out of its pattern; match: '*' matches all that no "
-        "earlier rule matches"
-    )
     return Problem(
         path,
         f"would not freeze all that it matches: {earlier} comes first and matches "
         f"{first_few(names, 3)}",
-        hint=hint,
+        hint="put this rule first, or leave them out of its pattern; match: '*' matches all "
+        "that no "
+        "earlier rule matches",
     )
 
 
@@ -288,11 +285,15 @@ def _block_settings(
         rule.get("blocks") or [],
     )
     if set(rule) - {"layer_decay", "unfreeze_every", "blocks"} or not _is_factor(decay):
-        expected = (
-            "{layer_decay: NUMBER}, with a number of at least 0, usually below 1; optionally "
-            "also unfreeze_every and blocks"
+        raise ConfigError(
+            Problem(
+                path,
+                "is not a layer-wise decay",
+                dict(rule),
+                "{layer_decay: NUMBER}, with a number of at least 0, usually below 1; optionally "
+                "also unfreeze_every and blocks",
+            )
         )
-        raise ConfigError(Problem(path, "is not a layer-wise decay", dict(rule), expected))
     if (
         isinstance(pause, bool)
         or not isinstance(pause, int)

@@ -150,8 +150,9 @@ def matching(pattern: Any, parameters: Sequence[Named], *, path: str) -> list[Na
 
 
 def _no_match(path: str, value: Any, pattern: str, parameters: Sequence[Named]) -> Problem:
-    hint = _hint(pattern, parameters)
-    return Problem(path, "matches no parameter of the model", value, hint=hint)
+    return Problem(
+        path, "matches no parameter of the model", value, hint=_hint(pattern, parameters)
+    )
 
 
 def holder(modules: Mapping[str, nn.Module], name: str) -> nn.Module:

@@ -247,11 +247,11 @@ def _check(group: dict[str, Any]) -> None:
         if parameter.ndim < 2
     ]
     if flat:
-        hint = "put them in a group with use_muon: false, as param_groups=sgd_for_vectors does"
         raise ConfigError(
             Problem(
                 "param_groups",
                 f"Muon only trains weights of two dimensions or more, not {first_few(flat, 5)}",
-                hint=hint,
+                hint="put them in a group with use_muon: false, as param_groups=sgd_for_vectors "
+                "does",
             )
         )

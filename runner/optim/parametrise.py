@@ -193,12 +193,15 @@ def _require_own_weight(parameter: Named, kind: str, pattern: Any, path: str) ->
         for name, module in zip(parameter.names, parameter.modules, strict=True)
     }
     if len(places) > 1:
-        message = (
-            f"cannot make {kind} of {parameter.name}: it is also "
-            f"{', '.join(parameter.names[1:])}, which would then be another weight"
+        raise ConfigError(
+            Problem(
+                f"{path}.match",
+                f"cannot make {kind} of {parameter.name}: it is also "
+                f"{', '.join(parameter.names[1:])}, which would then be another weight",
+                pattern,
+                hint="leave shared weights out of the pattern",
+            )
         )
-        hint = "leave shared weights out of the pattern"
-        raise ConfigError(Problem(f"{path}.match", message, pattern, hint=hint))
 
 
 def _parametrise_weight(
@@ -208,8 +211,9 @@ def _parametrise_weight(
         KINDS[kind](parameter.module, name=parameter.name.rpartition(".")[2], **settings)
     except (ValueError, RuntimeError, KeyError) as error:
         shape = list(parameter.tensor.shape)
-        message = f"cannot make {kind} of {parameter.name} {shape}: {error}"
-        raise ConfigError(Problem(path, message)) from None
+        raise ConfigError(
+            Problem(path, f"cannot make {kind} of {parameter.name} {shape}: {error}")
+        ) from None
 
 
 def merge(model: nn.Module) -> None:

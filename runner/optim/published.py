@@ -64,14 +64,13 @@ def fetch(url: str, file: Path, checksum: str) -> None:
         download_url_to_file(url, str(file), checksum, progress=False)
     # No network, a full disk, or a wrong checksum.
     except (OSError, RuntimeError) as error:
-        hint = f"download {url} on a machine with network access, and copy the file to {file}"
         raise ConfigError(
             Problem(
                 PATH,
                 f"cannot be downloaded: {first_line(error)}",
                 url,
                 f"network access, or the file at {file}",
-                hint,
+                f"download {url} on a machine with network access, and copy the file to {file}",
             )
         ) from None
 
@@ -81,20 +80,24 @@ def require_checksum(file: Path, expected: str | None, name: str) -> None:
     digest = sha256(file)
     if expected is None and name.startswith("torchaudio:"):
         require_downloaded(file)
-        hint = f"initialise.sha256={digest} accepts the file that was downloaded ({file})"
         raise ConfigError(
             Problem(
                 "initialise.sha256",
                 "is missing: torchaudio publishes no checksums of its weights",
                 None,
                 "the SHA-256 of the file",
-                hint,
+                f"initialise.sha256={digest} accepts the file that was downloaded ({file})",
             )
         )
     if expected is not None and (len(expected) < 8 or not digest.startswith(expected.lower())):
-        message = f"the file in torch's cache does not match its checksum: {file}"
         raise ConfigError(
-            Problem(PATH, message, digest, expected, "delete it, and it will be downloaded again")
+            Problem(
+                PATH,
+                f"the file in torch's cache does not match its checksum: {file}",
+                digest,
+                expected,
+                "delete it, and it will be downloaded again",
+            )
         )
 
 
@@ -122,17 +125,14 @@ def _load_torchvision(name: str, made_by: str) -> Source:
             if own_model in weights_of_model
             else weights_by_name
         )
-        expected = (
-            ", ".join(f"torchvision:{x}" for x in choices)
-            if own_model in weights_of_model
-            else "torchvision:MODEL_Weights.NAME, as torchvision.models lists them"
-        )
         raise ConfigError(
             Problem(
                 PATH,
                 "torchvision publishes no such weights",
                 name,
-                expected,
+                ", ".join(f"torchvision:{x}" for x in choices)
+                if own_model in weights_of_model
+                else "torchvision:MODEL_Weights.NAME, as torchvision.models lists them",
                 nearest(weights_name, _model_weights(weights_name, weights_by_name))
                 or did_you_mean(weights_name, choices),
             )
@@ -165,13 +165,12 @@ def _load_torchaudio(name: str, sha256: str | None) -> Source:
     }
     bundle_name = name.removeprefix("torchaudio:")
     if bundle_name not in bundles:
-        expected = "torchaudio:BUNDLE, as torchaudio.pipelines lists them"
         raise ConfigError(
             Problem(
                 PATH,
                 "torchaudio publishes no such weights",
                 name,
-                expected,
+                "torchaudio:BUNDLE, as torchaudio.pipelines lists them",
                 nearest(bundle_name, bundles),
             )
         )

@@ -98,14 +98,11 @@ def _misplaced(optimizer: Optimizer, state: Mapping[str, Any]) -> Problem | None
         message = "; ".join(
             f"only {where}: {first_few(names, 3)}" for where, names in only.items() if names
         )
-        hint = (
-            "freeze the same parameters as that run; to train some later, use frozen_until in "
-            "a single run"
-        )
         return Problem(
             "param_groups",
             f"other parameters are trained than in the checkpoint: {message}",
-            hint=hint,
+            hint="freeze the same parameters as that run; to train some later, use frozen_until in "
+            "a single run",
         )
     if set(map(frozenset, own_names)) != set(map(frozenset, saved_names)):
         places = [
@@ -113,19 +110,19 @@ def _misplaced(optimizer: Optimizer, state: Mapping[str, Any]) -> Problem | None
             for name in own_places
         ]
         name, now, then = next((place for place in places if place[1] != place[2]), places[0])
-        message = (
+        return Problem(
+            "param_groups",
             f"sorts the parameters into other groups than in the checkpoint: {name} is in "
-            f"'{now}' here, and in '{then}' there"
+            f"'{now}' here, and in '{then}' there",
+            hint="use the rules of that run",
         )
-        return Problem("param_groups", message, hint="use the rules of that run")
     name = next(
         (x for x, saved_name in zip(own_places, saved_places, strict=True) if x != saved_name),
         own_names[0][0],
     )
-    message = (
-        f"has the checkpoint's parameters in another order, from {name} on: their state would "
-        "be given to others"
-    )
     return Problem(
-        "optimizer", message, hint="create the model's layers in that order, and not from a set"
+        "optimizer",
+        f"has the checkpoint's parameters in another order, from {name} on: their state would "
+        "be given to others",
+        hint="create the model's layers in that order, and not from a set",
     )

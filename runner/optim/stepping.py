@@ -61,11 +61,13 @@ def begin_late_momentum(optimizer: Optimizer, *_: Any) -> None:
         )
         # Dampening does not apply to a first gradient.
         if late and group["dampening"]:
-            hint = "set optimizer.fused=false"
-            message = (
-                "is not supported by fused SGD with float16, or for a parameter whose first "
-                "gradient comes late"
+            raise ConfigError(
+                Problem(
+                    "optimizer.dampening",
+                    "is not supported by fused SGD with float16, or for a parameter whose first "
+                    "gradient comes late",
+                    hint="set optimizer.fused=false",
+                )
             )
-            raise ConfigError(Problem("optimizer.dampening", message, hint=hint))
         for parameter in late:
             state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)

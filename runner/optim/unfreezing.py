@@ -67,13 +67,11 @@ def waiting(
         )
         if first_epoch:
             place = f" below {', '.join(prefixes)}" if prefixes else ""
-            settings = {name: rule[key] for name, key, rule in _waiting_rules(rules)}
-            message = f"no parameter{place} is trained in the first {first_epoch} epochs"
             raise ConfigError(
                 Problem(
                     "param_groups",
-                    message,
-                    settings,
+                    f"no parameter{place} is trained in the first {first_epoch} epochs",
+                    {name: rule[key] for name, key, rule in _waiting_rules(rules)},
                     "at least one parameter group without frozen_until",
                 )
             )

@@ -101,11 +101,16 @@ def _locate_files(file: str) -> list[Path]:
     if str(file).startswith(hugging_face.PREFIX):
         return hugging_face.files_at(hugging_face.snapshot(file))
     if "://" in str(file):
-        hint = (
-            "download it first, and put its SHA-256 into initialise.sha256; published weights "
-            f"have names: {', '.join(f'{x}NAME' for x in SOURCES)}"
+        raise ConfigError(
+            Problem(
+                PATH,
+                "is not a local file",
+                file,
+                "a path",
+                "download it first, and put its SHA-256 into initialise.sha256; published weights "
+                f"have names: {', '.join(f'{x}NAME' for x in SOURCES)}",
+            )
         )
-        raise ConfigError(Problem(PATH, "is not a local file", file, "a path", hint))
     path = Path(file).expanduser()
     if (path / "config.yaml").is_file() and (path / "checkpoints").is_dir():
         raise ConfigError(
@@ -175,20 +180,22 @@ def _read(path: Path) -> Any:
     try:
         return checkpoint.load_tensors(path)
     except pickle.UnpicklingError as error:
-        hint = "save a state_dict: torch.save(model.state_dict(), FILE)"
-        raise ConfigError(
-            Problem(PATH, f"was not loaded: {error}", str(path), "a state_dict", hint)
-        ) from None
-    except Exception as error:
-        message = (
-            f"cannot be read: {first_line(error)}"
-            if isinstance(error, OSError | RuntimeError)
-            else "is not a file of weights"
-        )
         raise ConfigError(
             Problem(
                 PATH,
-                message,
+                f"was not loaded: {error}",
+                str(path),
+                "a state_dict",
+                "save a state_dict: torch.save(model.state_dict(), FILE)",
+            )
+        ) from None
+    except Exception as error:
+        raise ConfigError(
+            Problem(
+                PATH,
+                f"cannot be read: {first_line(error)}"
+                if isinstance(error, OSError | RuntimeError)
+                else "is not a file of weights",
                 str(path),
                 "a state_dict written by torch.save, or a .safetensors file",
             )
@@ -231,16 +238,13 @@ def _unwrap(content: Any) -> dict[str, Tensor]:
         if not isinstance(value, Tensor) and not name.endswith("_extra_state")
     ]
     if not_tensors:
-        expected = (
-            "a mapping from names to tensors, at the top level or under one of: "
-            + ", ".join(WRAPPERS)
-        )
         raise ConfigError(
             Problem(
                 PATH,
                 f"is not a state_dict: '{not_tensors[0]}' is not a tensor",
                 type(entries[not_tensors[0]]).__name__,
-                expected,
+                "a mapping from names to tensors, at the top level or under one of: "
+                + ", ".join(WRAPPERS),
             )
         )
     return entries
@@ -309,11 +313,15 @@ def _plain_name(name: str) -> str:
 def _require_same_input(model: nn.Module) -> None:
     """Refuse Inception and GoogLeNet without the rescaling of images that their weights need."""
     if getattr(model, "transform_input", None) is False:
-        hint = "model.transform_input=true, with images normalised as transforms=imagenet does"
-        message = (
-            "must be true for published weights, which were trained on images in another range"
+        raise ConfigError(
+            Problem(
+                "model.transform_input",
+                "must be true for published weights, which were trained on images in another range",
+                False,
+                hint="model.transform_input=true, with images normalised as transforms=imagenet "
+                "does",
+            )
         )
-        raise ConfigError(Problem("model.transform_input", message, False, hint=hint))
 
 
 def _target(model: nn.Module, into: str | None) -> nn.Module:
@@ -343,9 +351,13 @@ def _require_same_kinds(
     ]
     if misfits:
         rest = f", and {len(misfits) - 1} more are of another kind" if len(misfits) > 1 else ""
-        message = f"'{misfits[0]}' is {_kind(state[misfits[0]])}{rest}"
-        expected = f"{_kind(targets[misfits[0]])}; other floating-point types are converted"
-        raise ConfigError(Problem(f"{PATH}={file}", message, expected=expected))
+        raise ConfigError(
+            Problem(
+                f"{PATH}={file}",
+                f"'{misfits[0]}' is {_kind(state[misfits[0]])}{rest}",
+                expected=f"{_kind(targets[misfits[0]])}; other floating-point types are converted",
+            )
+        )
 
 
 def _is_same_kind(tensor: Tensor, target: Tensor) -> bool:

@@ -304,13 +304,14 @@ def choose_device(name: str) -> torch.device:
         torch.empty(1, device=device)
     # Another process may have left too little memory even for CUDA's own context.
     except RuntimeError as error:
-        hint = (
-            "`nvidia-smi` shows what uses it; CUDA_VISIBLE_DEVICES selects another device, "
-            "device=cpu uses none"
-        )
         raise ConfigError(
             Problem(
-                "device", f"the CUDA device cannot be used: {first_line(error)}", name, hint=hint
+                "device",
+                f"the CUDA device cannot be used: {first_line(error)}",
+                name,
+                hint="`nvidia-smi` shows what uses it; CUDA_VISIBLE_DEVICES selects another "
+                "device, "
+                "device=cpu uses none",
             )
         ) from error
     return device

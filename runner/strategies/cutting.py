@@ -107,37 +107,37 @@ def _trace(model: nn.Module) -> fx.GraphModule:
         nodes = tracer.trace(model)
         graph = fx.GraphModule(tracer.root, nodes, type(model).__name__)
     except Exception as error:
-        hint = (
-            "choose a model that torch.fx.symbolic_trace can trace, or strategy=elastic; "
-            f"{raised_at(error, anywhere=False)}"
-        ).rstrip("; ")
         raise ConfigError(
             Problem(
                 "model",
                 f"cannot be cut into stages: {first_line(error)}",
                 type(model).__name__,
-                hint=hint,
+                hint=(
+                    "choose a model that torch.fx.symbolic_trace can trace, or strategy=elastic; "
+                    f"{raised_at(error, anywhere=False)}"
+                ).rstrip("; "),
             )
         ) from error
     if tracer.lost:
-        hint = (
-            "strategy=elastic; or activation_checkpointing=[CLASS] with the class of the "
-            "module that does so, which is then called as a whole"
-        )
         raise ConfigError(
             Problem(
                 "model",
                 f"computes {tracer.lost}, which torch.fx does not record",
                 type(model).__name__,
-                hint=hint,
+                hint="strategy=elastic; or activation_checkpointing=[CLASS] with the class of the "
+                "module that does so, which is then called as a whole",
             )
         )
     if generators.differ():
-        message = (
-            "draws random numbers where torch.fx sees no operator, so that they would be the "
-            "same in every step"
+        raise ConfigError(
+            Problem(
+                "model",
+                "draws random numbers where torch.fx sees no operator, so that they would be the "
+                "same in every step",
+                type(model).__name__,
+                hint="strategy=elastic",
+            )
         )
-        raise ConfigError(Problem("model", message, type(model).__name__, hint="strategy=elastic"))
     return graph
 
 
@@ -149,11 +149,10 @@ def _enclosing_modules(node: fx.Node) -> list[str]:
 def _require_names(model: nn.Module, split: Sequence[str]) -> None:
     modules = [name for name, _ in model.named_modules() if name]
     if _has_hooks(model):
-        message = "has hooks on the model itself, which stages would not call"
         raise ConfigError(
             Problem(
                 "model",
-                message,
+                "has hooks on the model itself, which stages would not call",
                 type(model).__name__,
                 "hooks on its submodules",
                 "strategy=elastic",
@@ -199,14 +198,11 @@ def _require_chain(divided: fx.GraphModule, stages: int) -> None:
                 else argument
             )
             if argument.op == "get_attr":
-                message = (
-                    f"stage {number} uses {argument.target}, and torch.fx can put only what "
-                    "layers of torch.nn hold into a stage"
-                )
                 raise ConfigError(
                     Problem(
                         "model",
-                        message,
+                        f"stage {number} uses {argument.target}, and torch.fx can put only what "
+                        "layers of torch.nn hold into a stage",
                         hint="choose a model in which only layers have parameters and buffers, "
                         "or strategy=elastic",
                     )
@@ -214,14 +210,11 @@ def _require_chain(divided: fx.GraphModule, stages: int) -> None:
             if source is not (calls[number - 1] if number else source) or (
                 number == 0 and argument.op != "placeholder"
             ):
-                message = (
-                    f"stage {number} needs a value that stage {number - 1} does not pass on "
-                    f"({argument.name})"
-                )
                 raise ConfigError(
                     Problem(
                         "strategy.split",
-                        message,
+                        f"stage {number} needs a value that stage {number - 1} does not pass on "
+                        f"({argument.name})",
                         expected="a place that a single value passes through, such as between a "
                         "ResNet's stages",
                     )
@@ -246,12 +239,11 @@ def _return_model_output(divided: fx.GraphModule, last: int) -> None:
     def final_value(node: fx.Node) -> Any:
         source, index = node.args if node.target is operator.getitem else (node, None)
         if not isinstance(source, fx.Node) or source.target != f"submod_{last}":
-            message = (
-                f"the model returns a value that the last stage does not compute ({node.name})"
-            )
             raise ConfigError(
                 Problem(
-                    "strategy.split", message, expected="a place before all that the model returns"
+                    "strategy.split",
+                    f"the model returns a value that the last stage does not compute ({node.name})",
+                    expected="a place before all that the model returns",
                 )
             )
         return values if index is None else values[index]

@@ -101,9 +101,13 @@ class DDP(OneReplicaEach):
                 Problem("powersgd_rank", "is too small", self.powersgd_rank, "at least 1")
             )
         if self.powersgd_start_step < 2:
-            message = "PowerSGD cannot start before DDP has arranged its buckets"
             raise ConfigError(
-                Problem("powersgd_start_step", message, self.powersgd_start_step, "at least 2")
+                Problem(
+                    "powersgd_start_step",
+                    "PowerSGD cannot start before DDP has arranged its buckets",
+                    self.powersgd_start_step,
+                    "at least 2",
+                )
             )
         self._network: DistributedDataParallel | None = None
         # Names of the parameters that DDP waits for, in its order
@@ -147,14 +151,11 @@ class DDP(OneReplicaEach):
 
     def prepare_step(self, plan: Plan, step: int) -> None:
         if self.hook == "powersgd" and self._network is not None and not plan.fills_all:
-            message = (
-                "PowerSGD cannot exchange gradients if a process has no samples, as in an "
-                "epoch's last batch here"
-            )
             raise ConfigError(
                 Problem(
                     "loader.drop_last",
-                    message,
+                    "PowerSGD cannot exchange gradients if a process has no samples, as in an "
+                    "epoch's last batch here",
                     plan.drop_last,
                     hint="loader.drop_last=true, or another strategy.hook",
                 )
@@ -181,17 +182,13 @@ class DDP(OneReplicaEach):
             if unused is None:
                 raise
             names = ", ".join(self._trained[int(number)] for number in unused[1].split())
-            message = (
-                f"the loss does not depend on {names}, for which DDP waits; this happens in "
-                "each phase of a recipe with several phases, and in layer drop"
-            )
-            hint = "strategy.find_unused_parameters=true, or strategy=elastic"
             raise ConfigError(
                 Problem(
                     "strategy.find_unused_parameters",
-                    message,
+                    f"the loss does not depend on {names}, for which DDP waits; this happens in "
+                    "each phase of a recipe with several phases, and in layer drop",
                     self.find_unused_parameters,
-                    hint=hint,
+                    hint="strategy.find_unused_parameters=true, or strategy=elastic",
                 )
             ) from error
 

@@ -69,11 +69,10 @@ class Elastic(ReplicaStrategy, RankStrategy):
             ", ".join(map(str, possible[:-1])) + f" or {possible[-1]}" if len(possible) > 1 else "1"
         )
         if ranks > replicas:
-            message = f"{ranks} processes cannot share {replicas} replica{'s' * (replicas > 1)}"
             raise ConfigError(
                 Problem(
                     "strategy.nproc",
-                    message,
+                    f"{ranks} processes cannot share {replicas} replica{'s' * (replicas > 1)}",
                     ranks,
                     choices,
                     f"replicas={ranks} makes it a different experiment, which they can share",
@@ -81,12 +80,16 @@ class Elastic(ReplicaStrategy, RankStrategy):
             )
         if ranks not in possible and not self.uneven:
             most = max(map(len, subtrees(replicas, ranks)))
-            reason = f"{ranks} processes cannot share {replicas} replicas equally"
-            hint = (
-                "strategy.uneven=true gives the same bits; a step then lasts as long as "
-                f"{most} replicas in one process"
+            raise ConfigError(
+                Problem(
+                    "strategy.nproc",
+                    f"{ranks} processes cannot share {replicas} replicas equally",
+                    ranks,
+                    choices,
+                    "strategy.uneven=true gives the same bits; a step then lasts as long as "
+                    f"{most} replicas in one process",
+                )
             )
-            raise ConfigError(Problem("strategy.nproc", reason, ranks, choices, hint))
 
     def describe(self) -> list[str]:
         sizes = self._carried.bucket_bytes()

@@ -133,8 +133,8 @@ class FSDP(OneReplicaEach):
         shard: Modules whose weights are gathered together, by class (`BasicBlock`) or name
             (`layer4.*`); null: the model's children with at least `shard_min_parameters`. All other
             weights are gathered for the whole step.
-        shard_size: Number of processes that share the weights (HSDP: the first so many, the next, and
-            so on each have all of them); null: all processes.
+        shard_size: Number of processes that share the weights (HSDP: the first so many, the next,
+            and so on each have all of them); null: all processes.
         shard_min_parameters: Fewest parameters of a child that is gathered separately.
         reshard_after_forward: Whether to free a unit's weights between its forward and backward
             pass; false needs more memory and a third less traffic.
@@ -172,8 +172,15 @@ class FSDP(OneReplicaEach):
         for name, accepted in choices.items():
             value = getattr(self, name)
             if value is not None and value not in accepted:
-                expected, hint = ", ".join(accepted), nearest(value, accepted)
-                raise ConfigError(Problem(name, "is not supported", value, expected, hint))
+                raise ConfigError(
+                    Problem(
+                        name,
+                        "is not supported",
+                        value,
+                        ", ".join(accepted),
+                        nearest(value, accepted),
+                    )
+                )
         self._model: nn.Module = nn.Identity()
         self._units: list[str] = []
         # The next step's micro-batches with samples in all processes
@@ -182,9 +189,14 @@ class FSDP(OneReplicaEach):
 
     def processes(self, device: str, replicas: int) -> int:
         if self.shard_size is not None and (self.shard_size < 1 or replicas % self.shard_size):
-            message = "does not divide the processes into groups of one size"
-            expected = f"a divisor of replicas={replicas}"
-            raise ConfigError(Problem("strategy.shard_size", message, self.shard_size, expected))
+            raise ConfigError(
+                Problem(
+                    "strategy.shard_size",
+                    "does not divide the processes into groups of one size",
+                    self.shard_size,
+                    f"a divisor of replicas={replicas}",
+                )
+            )
         return super().processes(device, replicas)
 
     def wrap(self, model: nn.Module) -> nn.Module:
@@ -222,11 +234,10 @@ class FSDP(OneReplicaEach):
     def _require_no_exchange(self) -> None:
         for name in ("param_dtype", "reduce_dtype", "offload"):
             if getattr(self, name) is not None:
-                message = "needs more than one process: a single one has nothing to exchange"
                 raise ConfigError(
                     Problem(
                         f"strategy.{name}",
-                        message,
+                        "needs more than one process: a single one has nothing to exchange",
                         getattr(self, name),
                         "null",
                         "replicas=2; or precision=bf16 for any number of processes",

@@ -75,14 +75,11 @@ class UsedParameters:
                 up.
         """
         if len({calls for _, calls in usage_by_rank}) > 1:
-            message = (
-                "the processes call different layers, or in another order, and each layer is "
-                "gathered in all of them as it is called"
-            )
             raise ConfigError(
                 Problem(
                     "strategy.shard",
-                    message,
+                    "the processes call different layers, or in another order, and each layer is "
+                    "gathered in all of them as it is called",
                     expected="modules that every process calls in every step",
                     hint=OTHER_STRATEGIES,
                 )
@@ -105,18 +102,14 @@ def require_all_called(model: nn.Module, units: Sequence[str]) -> None:
             and rate > 0
             and (dropped_units := [unit for unit in units if unit.startswith(f"{name}.")])
         ):
-            message = (
-                f"each process drops other layers ({name}.layer_drop = {rate:g}), where each "
-                "of strategy.shard is called by all or none"
-            )
-            hint = f"shard {name} as a whole; {OTHER_STRATEGIES}"
             raise ConfigError(
                 Problem(
                     "strategy.shard",
-                    message,
+                    f"each process drops other layers ({name}.layer_drop = {rate:g}), where each "
+                    "of strategy.shard is called by all or none",
                     dropped_units,
                     f"modules above {name}, or layer_drop = 0",
-                    hint,
+                    f"shard {name} as a whole; {OTHER_STRATEGIES}",
                 )
             )
         # The configuration of transformers, which drops no layer under FSDP.
@@ -126,11 +119,15 @@ def require_all_called(model: nn.Module, units: Sequence[str]) -> None:
                 and isinstance(rate, float)
                 and rate > 0
             ):
-                message = (
-                    f"transformers drops no layers under FSDP, and the model's {key} is {rate:g}"
-                )
                 raise ConfigError(
-                    Problem("strategy", message, "fsdp", f"{key} = 0", OTHER_STRATEGIES)
+                    Problem(
+                        "strategy",
+                        f"transformers drops no layers under FSDP, and the model's {key} "
+                        f"is {rate:g}",
+                        "fsdp",
+                        f"{key} = 0",
+                        OTHER_STRATEGIES,
+                    )
                 )
 
 
@@ -155,10 +152,12 @@ def _watch_outputs(name: str, part: nn.Module, inputs: Any, outputs: Any) -> Non
 def _require_first_derivative(name: str, gradient: Tensor) -> None:
     # Gradients are enabled in a backward pass only with create_graph=True.
     if torch.is_grad_enabled():
-        message = (
-            "differentiates a gradient (create_graph=True), as for a gradient penalty, and "
-            "torch's FSDP cannot"
-        )
         raise ConfigError(
-            Problem("recipe, model", message, name, hint="strategy=elastic, or strategy=ddp")
+            Problem(
+                "recipe, model",
+                "differentiates a gradient (create_graph=True), as for a gradient penalty, and "
+                "torch's FSDP cannot",
+                name,
+                hint="strategy=elastic, or strategy=ddp",
+            )
         )

@@ -87,14 +87,15 @@ def without_graphs(model: nn.Module) -> dict[int, Any]:
         for name, value in {**vars(module), **module._buffers}.items():  # pyright: ignore[reportPrivateUsage]
             if isinstance(value, Tensor) and not value.is_leaf:
                 if name not in computed:
-                    message = (
-                        f"{f'{path}.{name}'.lstrip('.')} has a graph, so that the model cannot "
-                        "be copied, for example for an average of its weights"
+                    raise ConfigError(
+                        Problem(
+                            "model",
+                            f"{f'{path}.{name}'.lstrip('.')} has a graph, so that the model cannot "
+                            "be copied, for example for an average of its weights",
+                            hint="compute it in forward; for a weight, "
+                            "torch.nn.utils.parametrize and "
+                            "parametrizations.weight_norm do so",
+                        )
                     )
-                    hint = (
-                        "compute it in forward; for a weight, torch.nn.utils.parametrize and "
-                        "parametrizations.weight_norm do so"
-                    )
-                    raise ConfigError(Problem("model", message, hint=hint))
                 memo[id(value)] = torch.empty(0)
     return memo

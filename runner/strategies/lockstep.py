@@ -77,8 +77,14 @@ def run_side_by_side(
     def exchange() -> None:
         nonlocal everyone
         if len({None if value is None else value.shape for value in values}) > 1:
-            message = "the micro-batches of a step call different batch norms, or in another order"
-            raise ConfigError(Problem(PATH, message, True, "false, for this model"))
+            raise ConfigError(
+                Problem(
+                    PATH,
+                    "the micro-batches of a step call different batch norms, or in another order",
+                    True,
+                    "false, for this model",
+                )
+            )
         if values[0] is not None:
             everyone = share(torch.stack(values).double())  # pyright: ignore[reportArgumentType]
 

@@ -45,9 +45,13 @@ def peer_lost(when: str) -> PeerFailed:
         if lost
         else "another rank"
     )
-    hint = "run the same command again to resume from the last checkpoint"
     return PeerFailed(
-        Problem(f"rank {os.environ['RANK']}", f"lost {who} {when}", hint=hint), is_told=False
+        Problem(
+            f"rank {os.environ['RANK']}",
+            f"lost {who} {when}",
+            hint="run the same command again to resume from the last checkpoint",
+        ),
+        is_told=False,
     )
 
 

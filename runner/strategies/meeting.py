@@ -58,9 +58,13 @@ def meeting_point(timeout_s: float, init_method: str | None = None) -> Any:
     elif scheme == "env" or (scheme == "tcp" and re.fullmatch(r".+:\d+", address)):
         store = _tcp_store(address, timeout_s)
     else:
-        expected = "tcp://HOST:PORT, file:///PATH, env:// or null"
         raise ConfigError(
-            Problem("strategy.init_method", "is not a rendezvous address", init_method, expected)
+            Problem(
+                "strategy.init_method",
+                "is not a rendezvous address",
+                init_method,
+                "tcp://HOST:PORT, file:///PATH, env:// or null",
+            )
         )
     store.set_timeout(timedelta(seconds=timeout_s))
     # The agent's store outlives the ranks: restarted ranks must not read what their predecessors
@@ -108,10 +112,13 @@ def _tcp_store(address: str, timeout_s: float) -> Any:
             raise ConfigError(
                 Problem(path, "another program uses this port", place, "a free port")
             ) from None
-        message = f"rank 0 does not answer within {timeout_s:g} s"
-        path = "strategy.init_method" if address else "MASTER_ADDR"
         raise ConfigError(
-            Problem(path, message, place, "the address of rank 0's machine, and a port it may use")
+            Problem(
+                "strategy.init_method" if address else "MASTER_ADDR",
+                f"rank 0 does not answer within {timeout_s:g} s",
+                place,
+                "the address of rank 0's machine, and a port it may use",
+            )
         ) from None
     finally:
         if agent_store is not None:

@@ -74,14 +74,13 @@ class Pipeline(StageStrategy):
     def begin(self, device: str, replicas: int, accumulate: int) -> None:
         if self.schedule == "1f1b" and accumulate <= len(self.split):
             stages = len(self.split) + 1
-            hint = f"accumulate={stages}, or strategy.schedule=gpipe"
             raise ConfigError(
                 Problem(
                     "accumulate",
                     f"1f1b needs at least as many micro-batches as there are stages, {stages}",
                     accumulate,
                     f"at least {stages}",
-                    hint,
+                    f"accumulate={stages}, or strategy.schedule=gpipe",
                 )
             )
         super().begin(device, replicas, accumulate)
@@ -220,13 +219,13 @@ class Pipeline(StageStrategy):
 
 
 def _differing_draws(cause: str) -> ConfigError:
-    hint = "strategy=rpc; or strategy.rank_invariant=false, which makes it a different experiment"
     return ConfigError(
         Problem(
             "strategy.rank_invariant",
             f"{cause} that differ from those in one process",
             True,
-            hint=hint,
+            hint="strategy=rpc; or strategy.rank_invariant=false, which makes it a different "
+            "experiment",
         )
     )
 

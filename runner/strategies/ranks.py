@@ -81,15 +81,12 @@ class RankStrategy(Strategy, abc.ABC):
                 raise ConfigError(Problem(name, "is too small", value, f"at least {least}"))
         available = [name for name, is_available in BACKENDS.items() if is_available()]
         if self.backend is not None and self.backend not in available:
-            message = (
-                f"this torch is built without {self.backend.upper()}"
-                if self.backend in BACKENDS
-                else "no such backend"
-            )
             raise ConfigError(
                 Problem(
                     "backend",
-                    message,
+                    f"this torch is built without {self.backend.upper()}"
+                    if self.backend in BACKENDS
+                    else "no such backend",
                     self.backend,
                     " or ".join(available),
                     "" if self.backend in BACKENDS else nearest(self.backend, available),
@@ -126,17 +123,14 @@ class RankStrategy(Strategy, abc.ABC):
         """
         tasks = 1 if is_rank() or self.nproc else int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))
         if tasks > 1:
-            hint = (
-                "launcher=slurm starts ranks; in a job of your own, let srun start `torchrun "
-                "-m samewise train` once on each machine"
-            )
             raise ConfigError(
                 Problem(
                     "strategy.nproc",
                     f"srun has started {tasks} tasks, and each would train alone",
                     self.nproc,
                     "a number",
-                    hint,
+                    "launcher=slurm starts ranks; in a job of your own, let srun start `torchrun "
+                    "-m samewise train` once on each machine",
                 )
             )
         count = self.nproc or otherwise
@@ -153,12 +147,15 @@ class RankStrategy(Strategy, abc.ABC):
         # A check may be for a machine with other devices
         devices = torch.cuda.device_count() if device != "cpu" and not is_simulated() else 0
         if devices and count > devices and not self.share_devices:
-            reason, expected = (
-                f"there are {devices} CUDA devices for {count} processes",
-                f"at most {devices}",
+            raise ConfigError(
+                Problem(
+                    "strategy.nproc",
+                    f"there are {devices} CUDA devices for {count} processes",
+                    count,
+                    f"at most {devices}",
+                    "strategy.share_devices=true lets several processes share a device",
+                )
             )
-            hint = "strategy.share_devices=true lets several processes share a device"
-            raise ConfigError(Problem("strategy.nproc", reason, count, expected, hint))
         return count
 
     def _meet(self, device: str, accumulate: int) -> None:
@@ -199,8 +196,15 @@ class OneReplicaEach(RankStrategy, abc.ABC):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.rank_invariant:
-            message = f"{type(self).__name__}'s result depends on the number of processes"
-            raise ConfigError(Problem("rank_invariant", message, True, "false", "strategy=elastic"))
+            raise ConfigError(
+                Problem(
+                    "rank_invariant",
+                    f"{type(self).__name__}'s result depends on the number of processes",
+                    True,
+                    "false",
+                    "strategy=elastic",
+                )
+            )
 
     def processes(self, device: str, replicas: int) -> int:
         count = self.count_processes(device, otherwise=replicas)
@@ -220,16 +224,17 @@ class OneReplicaEach(RankStrategy, abc.ABC):
         self.processes(device, replicas)
         if self.size != replicas:
             name = type(self).__name__
-            reason = (
-                f"{name} carries one replica in each process: {replicas} replicas cannot be "
-                f"carried by {self.size}"
+            raise ConfigError(
+                Problem(
+                    "strategy",
+                    f"{name} carries one replica in each process: {replicas} replicas cannot be "
+                    f"carried by {self.size}",
+                    name.lower(),
+                    f"{replicas} processes",
+                    f"`samewise train` starts them; strategy=elastic carries {replicas} replicas "
+                    "in any number of processes",
+                )
             )
-            expected = f"{replicas} processes"
-            hint = (
-                f"`samewise train` starts them; strategy=elastic carries {replicas} replicas "
-                "in any number of processes"
-            )
-            raise ConfigError(Problem("strategy", reason, name.lower(), expected, hint))
         self._meet(device, accumulate)
 
     @property
@@ -259,14 +264,25 @@ class OneReplica(RankStrategy, abc.ABC):
         name = f"strategy={type(self).__module__.rpartition('.')[2]}"
         # Each replica would need its own processes.
         if replicas > 1:
-            reason = f"{name} divides the model, not the batch: it carries one replica"
-            hint = "replicas=1, and accumulate=N for micro-batches"
-            raise ConfigError(Problem("replicas", reason, replicas, "1", hint))
+            raise ConfigError(
+                Problem(
+                    "replicas",
+                    f"{name} divides the model, not the batch: it carries one replica",
+                    replicas,
+                    "1",
+                    "replicas=1, and accumulate=N for micro-batches",
+                )
+            )
         size = self.size if is_rank() else self.count_processes(device, otherwise=self.parts)
         if size != self.parts:
-            reason = f"{name} with a model in {self.parts} parts needs a process for each"
-            expected = f"{self.parts}, or null"
-            raise ConfigError(Problem("strategy.nproc", reason, size, expected))
+            raise ConfigError(
+                Problem(
+                    "strategy.nproc",
+                    f"{name} with a model in {self.parts} parts needs a process for each",
+                    size,
+                    f"{self.parts}, or null",
+                )
+            )
         return size
 
     def begin(self, device: str, replicas: int, accumulate: int) -> None:
@@ -301,10 +317,13 @@ def _join(
     missing = wait_for(store, expected, join_timeout_s)
     if missing:
         numbers = ", ".join(str(expected.index(key)) for key in missing)
-        reason = f"rank {numbers} of {size} did not join within {join_timeout_s:g} s"
-        hint = "start WORLD_SIZE processes, all with the same MASTER_ADDR and MASTER_PORT"
         raise ConfigError(
-            Problem("strategy.join_timeout_s", reason, expected=f"ranks 0 to {size - 1}", hint=hint)
+            Problem(
+                "strategy.join_timeout_s",
+                f"rank {numbers} of {size} did not join within {join_timeout_s:g} s",
+                expected=f"ranks 0 to {size - 1}",
+                hint="start WORLD_SIZE processes, all with the same MASTER_ADDR and MASTER_PORT",
+            )
         )
     places.update({number: store.get(key).decode().split() for number, key in enumerate(expected)})
     if not dist.is_initialized():

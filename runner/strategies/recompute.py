@@ -129,13 +129,12 @@ def match_modules(
             choices = sorted(
                 {type(module).__name__ for _, module in modules} | {name for name, _ in modules}
             )
-            expected = "a class, or a pattern of names, of the model's modules"
             raise ConfigError(
                 Problem(
                     path,
                     "matches no module of the model",
                     pattern,
-                    expected,
+                    "a class, or a pattern of names, of the model's modules",
                     nearest(pattern, choices),
                 )
             )
@@ -146,10 +145,15 @@ def match_modules(
     ]
     for name, module in matches:
         if isinstance(module, LISTS):
-            message = (
-                f"{name} is a {type(module).__name__}, a container that is never called itself"
+            raise ConfigError(
+                Problem(
+                    path,
+                    f"{name} is a {type(module).__name__}, a container that is never called itself",
+                    name,
+                    "modules that are called",
+                    f"{name}.*",
+                )
             )
-            raise ConfigError(Problem(path, message, name, "modules that are called", f"{name}.*"))
     return matches
 
 

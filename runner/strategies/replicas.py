@@ -232,13 +232,12 @@ class Replicas(Carried):
         for bucket in self._buckets[: self._sent]:
             # A gradient that comes after its bucket was sent would be lost
             if any(parameter.grad is not None for parameter in bucket.parameters):
-                hint = "set strategy.overlap=false"
                 raise TrainingError(
                     Problem(
                         "strategy.overlap",
                         "a parameter had a gradient twice in one backward pass",
                         True,
-                        hint=hint,
+                        hint="set strategy.overlap=false",
                     )
                 )
         for bucket in self._buckets[self._sent :]:
@@ -320,8 +319,14 @@ class ReplicaStrategy(Strategy, abc.ABC):
         )
         if self.sync_batch_norm:
             if self.compiled(model) is not model:
-                message = "cannot be synchronised in a compiled model"
-                raise ConfigError(Problem(PATH, message, True, "false, or compile=off"))
+                raise ConfigError(
+                    Problem(
+                        PATH,
+                        "cannot be synchronised in a compiled model",
+                        True,
+                        "false, or compile=off",
+                    )
+                )
             self.at_once = len(carried) * accumulate
             meet_in_batch_norms(model)
             self._model, self._share = model, exchange.gather

@@ -58,14 +58,11 @@ class RPC(StageStrategy):
     def _cut(self, model: nn.Module) -> list[nn.Module]:
         for name, parameter in model.named_parameters():
             if parameter._post_accumulate_grad_hooks:  # pyright: ignore[reportPrivateUsage]
-                message = (
-                    f"has a hook that distributed autograd does not call ({name}: "
-                    "register_post_accumulate_grad_hook)"
-                )
                 raise ConfigError(
                     Problem(
                         "model",
-                        message,
+                        f"has a hook that distributed autograd does not call ({name}: "
+                        "register_post_accumulate_grad_hook)",
                         type(model).__name__,
                         hint="strategy=pipeline, or strategy=elastic",
                     )

@@ -42,14 +42,15 @@ def unseal(sealed: bytes, purpose: str) -> bytes:
     """
     mark, message = sealed[:MARK], sealed[MARK:]
     if not hmac.compare_digest(mark, _mark(message, purpose)):
-        problem = (
-            f"received a message that no rank of this run sent ({purpose}), and did not use it"
+        raise TrainingError(
+            Problem(
+                f"rank {os.environ.get('RANK', '?')}",
+                f"received a message that no rank of this run sent ({purpose}), and did not use it",
+                hint="another process may have sent it; if you start the ranks by hand, give "
+                "all of "
+                f"them the same {SECRET}, or none",
+            )
         )
-        hint = (
-            "another process may have sent it; if you start the ranks by hand, give all of "
-            f"them the same {SECRET}, or none"
-        )
-        raise TrainingError(Problem(f"rank {os.environ.get('RANK', '?')}", problem, hint=hint))
     return message
 
 

@@ -88,11 +88,14 @@ class StageParts:
 
 def reads_weights() -> ConfigError:
     """Make the error for a recipe whose loss reads weights of another process, as by a penalty."""
-    message = (
-        "uses the model's weights in its loss other than by calling the model, which stages do "
-        "not support"
+    return ConfigError(
+        Problem(
+            "recipe",
+            "uses the model's weights in its loss other than by calling the model, which stages do "
+            "not support",
+            hint="strategy=elastic",
+        )
     )
-    return ConfigError(Problem("recipe", message, hint="strategy=elastic"))
 
 
 @dataclass(frozen=True)
@@ -147,13 +150,12 @@ class CallCapture(StandIn):
             self._generators = Generators.now(self._device)
             return self._outputs.pop()
         if keywords or not all(isinstance(value, Tensor) for value in inputs):
-            hint = "strategy=elastic"
             raise ConfigError(
                 Problem(
                     "recipe",
                     "calls the model with arguments other than positional tensors, which "
                     "stages cannot pass on",
-                    hint=hint,
+                    hint="strategy=elastic",
                 )
             )
         if self._call is not None:

@@ -21,7 +21,8 @@ from samewise.runner.optim.frozen import is_kept_in_eval_mode, keep_in_eval_mode
 from samewise.runner.torch_private import BatchNorm
 
 Meet = Callable[[Tensor], Tensor]
-"""Takes float[values, channels] of a micro-batch; returns float64[micro-batches, values, channels]."""
+"""Takes float[values, channels] of a micro-batch; returns float64[micro-batches, values, channels].
+"""
 PATH = "strategy.sync_batch_norm"
 
 
@@ -46,11 +47,10 @@ def batch_norms(model: nn.Module) -> list[nn.Module]:
 def require_cuda(device: torch.device) -> None:
     """Raise a ConfigError unless torch's SyncBatchNorm can compute on the device."""
     if device.type != "cuda":
-        message = "torch's SyncBatchNorm computes on CUDA devices only"
         raise ConfigError(
             Problem(
                 PATH,
-                message,
+                "torch's SyncBatchNorm computes on CUDA devices only",
                 str(device),
                 "a CUDA device for each process",
                 "device=cuda; or strategy=elastic, whose batch norms are synchronised on any",
@@ -61,12 +61,15 @@ def require_cuda(device: torch.device) -> None:
 def require_samples(plan: Plan) -> None:
     """Raise a ConfigError if a micro-batch has no samples in some step."""
     if not plan.fills_all:
-        message = (
-            "batch norms cannot be synchronised if a replica has no samples, as in an epoch's "
-            "last batch here"
+        raise ConfigError(
+            Problem(
+                "loader.drop_last",
+                "batch norms cannot be synchronised if a replica has no samples, as in an epoch's "
+                "last batch here",
+                plan.drop_last,
+                hint="loader.drop_last=true, or strategy.sync_batch_norm=false",
+            )
         )
-        hint = "loader.drop_last=true, or strategy.sync_batch_norm=false"
-        raise ConfigError(Problem("loader.drop_last", message, plan.drop_last, hint=hint))
 
 
 def meet_in_batch_norms(model: nn.Module) -> None:
@@ -94,19 +97,16 @@ def require_none(model: nn.Module, strategy: str) -> None:
     """Raise a ConfigError that names the layers that exchange statistics between processes."""
     names = [name for name, module in model.named_modules() if isinstance(module, nn.SyncBatchNorm)]
     if names:
-        message = (
-            f"SyncBatchNorm exchanges statistics among processes, but {strategy} promises the "
-            "same bits on any number of them"
-        )
-        hint = "strategy.sync_batch_norm=true synchronises them with the same bits"
         raise ConfigError(
             *(
                 Problem(
                     f"model.{name}".rstrip("."),
-                    message,
+                    f"SyncBatchNorm exchanges statistics among processes, but {strategy} "
+                    "promises the "
+                    "same bits on any number of them",
                     "SyncBatchNorm",
                     "torch.nn.BatchNorm2d",
-                    hint,
+                    "strategy.sync_batch_norm=true synchronises them with the same bits",
                 )
                 for name in names
             )

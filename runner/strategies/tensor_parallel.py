@@ -39,9 +39,14 @@ class TensorParallel(OneReplica):
 
     def require_fit(self, model: nn.Module) -> None:
         if not callable(getattr(model, "tensor_parallel_plan", None)):
-            message = "declares no plan by which to divide its layers"
-            expected = "a method tensor_parallel_plan() with parallelize_module's plan"
-            raise ConfigError(Problem("model", message, type(model).__name__, expected))
+            raise ConfigError(
+                Problem(
+                    "model",
+                    "declares no plan by which to divide its layers",
+                    type(model).__name__,
+                    "a method tensor_parallel_plan() with parallelize_module's plan",
+                )
+            )
 
     def wrap(self, model: nn.Module) -> nn.Module:
         self.require_fit(model)

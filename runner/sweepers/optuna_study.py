@@ -197,12 +197,11 @@ def _make(
     parameters = inspect.signature(classes[name]).parameters
     unknown = [option for option in options if option not in parameters]
     if unknown:
-        message = f"Optuna's {classes[name].__name__} has no such argument"
         raise ConfigError(
             *(
                 Problem(
                     f"{path}_options.{option}",
-                    message,
+                    f"Optuna's {classes[name].__name__} has no such argument",
                     options[option],
                     hint=nearest(option, parameters),
                 )

@@ -170,7 +170,6 @@ class Space:
         """
         intervals = [dimension for dimension in self.dimensions if dimension.interval]
         if intervals:
-            hint = "give values, or choose sweeper=random, sobol or optuna"
             raise ConfigError(
                 *(
                     Problem(
@@ -178,7 +177,7 @@ class Space:
                         "an interval has infinitely many values, which a grid cannot list",
                         x.text,
                         "values",
-                        hint,
+                        "give values, or choose sweeper=random, sobol or optuna",
                     )
                     for x in intervals
                 )
@@ -234,17 +233,14 @@ def read_space(overrides: Sequence[str], *, project: Project) -> Space:
 
 def _shared_setting(part: Dimension) -> Problem:
     """Return the problem with several sweepers or launchers, or several values of their keys."""
-    hint = (
-        "run the command once with each; finished runs are not trained again"
-        if part.name.startswith("sweeper")
-        else ""
-    )
     return Problem(
         part.name,
         "cannot vary: it is the same for all points of a sweep",
         part.text,
         "one value",
-        hint,
+        "run the command once with each; finished runs are not trained again"
+        if part.name.startswith("sweeper")
+        else "",
     )
 
 

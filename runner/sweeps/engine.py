@@ -92,12 +92,11 @@ class Sweep:
         """
         points = self.folder.points()
         if changed := sources.list_changes(self.folder.sources):
-            hint = "restore it, or start a new sweep with a different name="
             raise ConfigError(
                 Problem(
                     self.folder.id,
                     f"the code of some of its points has changed: {'; '.join(changed)}",
-                    hint=hint,
+                    hint="restore it, or start a new sweep with a different name=",
                 )
             )
         if self.sweeper.listed:
@@ -473,9 +472,13 @@ def refuse_unlisted(launcher: Launcher, sweeper: Sweeper) -> None:
         ConfigError: The launcher is detached, and the sweeper not listed.
     """
     if launcher.detached and not sweeper.listed:
-        hint = (
-            "add --wait: this process then asks the sweeper, submits one job at a time, and "
-            "must stay running"
+        raise ConfigError(
+            Problem(
+                "sweeper",
+                "chooses points by earlier results, so the sweep cannot be submitted all at once",
+                type(sweeper).__name__,
+                hint="add --wait: this process then asks the sweeper, submits one job at a "
+                "time, and "
+                "must stay running",
+            )
         )
-        message = "chooses points by earlier results, so the sweep cannot be submitted all at once"
-        raise ConfigError(Problem("sweeper", message, type(sweeper).__name__, hint=hint))

@@ -62,14 +62,12 @@ def prepare_sweep(
     if shared.code.files and not folder.made_by.exists():
         _report_code_changes(space, folder, shared, composer, named_sweep)
     if named_sweep is not None and named_sweep.path.resolve() != folder.path.resolve():
-        message = (
-            "is a copy, or was started in a folder other than the current one: its command would "
-            f"act on {folder.path}"
-        )
         raise ConfigError(
             Problem(
                 str(named_sweep.path),
-                message,
+                "is a copy, or was started in a folder other than the current one: its "
+                "command would "
+                f"act on {folder.path}",
                 hint="change to the folder where it was started, or name the sweep by its id",
             )
         )
@@ -126,13 +124,13 @@ def _report_code_changes(
             f"`samewise sweep {earlier.id} --status` shows its jobs: jobs already submitted "
             "continue with the earlier code"
         )
-        hint = (
-            "restore it; or run `samewise sweep` with the same overrides, which makes another "
-            f"sweep. {status}"
-        )
         raise ConfigError(
             Problem(
-                earlier.id, f"the code has changed since this sweep was made: {changes}", hint=hint
+                earlier.id,
+                f"the code has changed since this sweep was made: {changes}",
+                hint="restore it; or run `samewise sweep` with the same overrides, which makes "
+                "another "
+                f"sweep. {status}",
             )
         )
     print(

@@ -193,9 +193,12 @@ def require_same_data(folder: SweepFolder, space: Space, composer: Composer) -> 
         former_values = ", ".join(
             f"{key}={at(saved.whole, key)} (now {at(now.whole, key)})" for key in changed_keys
         )
-        hint = "restore it, or choose a different name= for a separate sweep"
         raise ConfigError(
-            Problem(folder.id, f"this sweep was made with {former_values}", hint=hint)
+            Problem(
+                folder.id,
+                f"this sweep was made with {former_values}",
+                hint="restore it, or choose a different name= for a separate sweep",
+            )
         )
 
 
@@ -208,9 +211,9 @@ def _problem(keys: tuple[str, ...], pairs: Sequence[tuple[Point, Point]]) -> Pro
     first, second = pairs[0]
     remark = f", and {len(pairs) - 1} more" if len(pairs) > 1 else ""
     labels = f"{first.number + 1} ({first.label}) and {second.number + 1} ({second.label})"
-    message = (
+    return Problem(
+        ", ".join(keys),
         f"is not part of the fingerprint, so points {labels}{remark} would be one run, trained "
-        "only once"
+        "only once",
+        hint=f"'name=NAME-{'-'.join(f'${{{key}}}' for key in keys)}' makes them separate runs",
     )
-    hint = f"'name=NAME-{'-'.join(f'${{{key}}}' for key in keys)}' makes them separate runs"
-    return Problem(", ".join(keys), message, hint=hint)

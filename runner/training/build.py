@@ -455,12 +455,11 @@ def _require_unfreezing(strategy: Strategy, rules: Mapping[str, Any]) -> None:
         if key in rule
     )
     if not strategy.unfreezes and (path := next(paths, None)):
-        hint = (
-            "strategy=single or strategy=elastic; or two runs, the second with "
-            "initialise.weights=run:FIRST"
-        )
         raise ConfigError(
             Problem(
-                f"param_groups.{path}", f"cannot be used with {type(strategy).__name__}", hint=hint
+                f"param_groups.{path}",
+                f"cannot be used with {type(strategy).__name__}",
+                hint="strategy=single or strategy=elastic; or two runs, the second with "
+                "initialise.weights=run:FIRST",
             )
         )

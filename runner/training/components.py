@@ -136,8 +136,13 @@ def make_model(
 def make_teacher(cfg: DictConfig, make: Make, device: torch.device) -> nn.Module:
     """Make the frozen teacher of `distil` with its weights, in evaluation mode."""
     if cfg.distil.weights is None or isinstance(cfg.distil.teacher, str):
-        expected = "distil.teacher=run:RUN; or a model with distil.weights"
-        raise ConfigError(Problem("distil", "has no trained teacher", expected=expected))
+        raise ConfigError(
+            Problem(
+                "distil",
+                "has no trained teacher",
+                expected="distil.teacher=run:RUN; or a model with distil.weights",
+            )
+        )
     with streams.scope(cfg.seed, "teacher"):
         teacher = make("distil.teacher")
     try:
@@ -196,8 +201,16 @@ def _require_own_elements(model: nn.Module) -> None:
             "is an expanded tensor: its elements share memory, so no checkpoint could be loaded "
             "into it"
         )
-        hint = "add .clone(); or, for a buffer that need not be saved, persistent=False"
-        raise ConfigError(*[Problem("model", f"{name} {message}", hint=hint) for name in expanded])
+        raise ConfigError(
+            *[
+                Problem(
+                    "model",
+                    f"{name} {message}",
+                    hint="add .clone(); or, for a buffer that need not be saved, persistent=False",
+                )
+                for name in expanded
+            ]
+        )
 
 
 def make_splits(
@@ -275,17 +288,18 @@ def _require_same_numbering(classes: Mapping[str, Sequence[str]]) -> None:
             ),
             None,
         ):
-            message = (
-                "numbers its classes differently from dataset.train: label {} is {!r} here, "
-                "and {!r} there"
-            ).format(*other)
-            hint = (
-                "number the classes of all splits as in training; for images in folders, "
-                "dataset=image_folder does"
-            )
             raise ConfigError(
                 Problem(
-                    f"dataset.{split}", message, first_few(names, 10), first_few(there, 10), hint
+                    f"dataset.{split}",
+                    (
+                        "numbers its classes differently from dataset.train: label {} is "
+                        "{!r} here, "
+                        "and {!r} there"
+                    ).format(*other),
+                    first_few(names, 10),
+                    first_few(there, 10),
+                    "number the classes of all splits as in training; for images in folders, "
+                    "dataset=image_folder does",
                 )
             )
 
@@ -310,18 +324,15 @@ def _make_from_root(make: Make, path: str, root: Any) -> Any:
             near = get_close_matches(
                 first, [folder.name for folder in above.iterdir() if folder.is_dir()], n=1
             )
-            hint = (
-                f"did you mean {folder_given.parent / near[0]}?"
-                if near and above == folder_given.absolute().parent
-                else "set dataset.root=FOLDER"
-            )
             raise DataError(
                 Problem(
                     "dataset.root",
                     "this folder does not exist",
                     root,
                     problem.expected or "the folder of the data",
-                    hint,
+                    f"did you mean {folder_given.parent / near[0]}?"
+                    if near and above == folder_given.absolute().parent
+                    else "set dataset.root=FOLDER",
                 )
             ) from error
         raise
@@ -337,12 +348,22 @@ def _key_split(
     ]
     for number, transform in enumerate(transforms):
         if mixes(transform):
-            message = f"{type(transform).__name__} mixes images of a batch, but gets one image here"
-            hint = "put it into transforms.train.batch"
-            raise ConfigError(Problem(f"{path}.{number}", message, hint=hint))
+            raise ConfigError(
+                Problem(
+                    f"{path}.{number}",
+                    f"{type(transform).__name__} mixes images of a batch, but gets one image here",
+                    hint="put it into transforms.train.batch",
+                )
+            )
     if transforms and getattr(dataset, "encoded", False):
-        message = "sample transforms run before the device decodes the images they would change"
-        raise ConfigError(Problem(path, message, expected="none", hint=_ENCODED))
+        raise ConfigError(
+            Problem(
+                path,
+                "sample transforms run before the device decodes the images they would change",
+                expected="none",
+                hint=_ENCODED,
+            )
+        )
     keyed = KeyedDataset(
         WithTransform.of(dataset, transforms, path),
         recipe.collate,
@@ -360,8 +381,14 @@ def make_order(cfg: DictConfig, make: Make, dataset: Any) -> Order:
     if isinstance(cfg.loader.order, str):
         if cfg.loader.order == "bijection":
             return Bijection(dataset, seed=cfg.seed)
-        expected = "bijection, null, or a component with _target_"
-        raise ConfigError(Problem("loader.order", "is no order", cfg.loader.order, expected))
+        raise ConfigError(
+            Problem(
+                "loader.order",
+                "is no order",
+                cfg.loader.order,
+                "bijection, null, or a component with _target_",
+            )
+        )
     if cfg.loader.order is not None:
         create = make("loader.order")
         try:
@@ -370,8 +397,13 @@ def make_order(cfg: DictConfig, make: Make, dataset: Any) -> Order:
         except SamewiseError:
             raise
         except Exception as error:  # also the data set's errors: an order may read samples
-            message = f"cannot be created: {type(error).__name__}: {summarise_error(error)}"
-            raise ConfigError(Problem("loader.order", message, hint=raised_at(error))) from error
+            raise ConfigError(
+                Problem(
+                    "loader.order",
+                    f"cannot be created: {type(error).__name__}: {summarise_error(error)}",
+                    hint=raised_at(error),
+                )
+            ) from error
         return (
             order
             if type(order).__module__.startswith("samewise.")
@@ -452,10 +484,14 @@ def make_batch_transforms(make: Make, stage: str) -> Callable[[Batch], Batch]:
     transforms, is_double = make(f"transforms.{stage}").get("batch"), make("precision").is_double
     combined = _BatchTransforms(transforms or [], path, is_double=is_double)
     if stage == "eval" and combined.mixing:
-        message = (
-            f"{' and '.join(combined.mixing)} would mix the images to evaluate, and their labels"
+        raise ConfigError(
+            Problem(
+                path,
+                f"{' and '.join(combined.mixing)} would mix the images to evaluate, and "
+                "their labels",
+                hint="put it into transforms.train.batch",
+            )
         )
-        raise ConfigError(Problem(path, message, hint="put it into transforms.train.batch"))
     return combined
 
 
@@ -468,11 +504,10 @@ def require_decoded(
         if getattr(split.dataset, "encoded", False) and not getattr(
             transforms[stage], "decodes", False
         ):
-            message = f"dataset.{name} leaves its images encoded, and no transform decodes them"
             raise ConfigError(
                 Problem(
                     f"transforms.{stage}.batch",
-                    message,
+                    f"dataset.{name} leaves its images encoded, and no transform decodes them",
                     expected="a transform that decodes, as the first",
                     hint=_ENCODED,
                 )

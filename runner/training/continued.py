@@ -43,11 +43,16 @@ def continue_from(run: Run, reference: str) -> dict[str, Any]:
             f"does not fit this experiment: {reason}",
             f"initialise.weights={reference} takes the weights alone",
         )
-        hint = (
-            f"{own_hint or 'leave out the overrides that change it'}; or {alone}, and "
-            "initialise.exclude=[PATTERN] leaves out those of other shapes"
-        )
-        raise ConfigError(Problem("resume_from", message, str(path), expected, hint)) from error
+        raise ConfigError(
+            Problem(
+                "resume_from",
+                message,
+                str(path),
+                expected,
+                f"{own_hint or 'leave out the overrides that change it'}; or {alone}, and "
+                "initialise.exclude=[PATTERN] leaves out those of other shapes",
+            )
+        ) from error
     _require_left(run.config, run.step, run.schedule.span, run.recorder.stop_reason())
     return {"trace": state.get("trace", 0)}
 

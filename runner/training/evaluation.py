@@ -86,12 +86,16 @@ def metrics_of(scores: Scores, prefix: str = "valid/") -> dict[str, float]:
 
 
 def _not_a_number(name: str, value: object) -> NoReturn:
-    shown = (
-        f"{type(value).__name__} of shape {list(shape)}"
-        if (shape := getattr(value, "shape", None))
-        else value
+    raise ConfigError(
+        Problem(
+            name,
+            "this metric is not a number",
+            f"{type(value).__name__} of shape {list(shape)}"
+            if (shape := getattr(value, "shape", None))
+            else value,
+            "a number",
+        )
     )
-    raise ConfigError(Problem(name, "this metric is not a number", shown, "a number"))
 
 
 def tell_doubts(run: Run, *scores: Scores) -> None:
@@ -158,17 +162,14 @@ def require_weights(name: str, names: Iterable[str]) -> None:
     """Raise a ConfigError unless a callback keeps weights of this name."""
     available = sorted(names)
     if name not in available:
-        expected = (
-            ", ".join(available)
-            if available
-            else "only the trained weights: no callback of the run keeps others, as `ema` does"
-        )
         raise ConfigError(
             Problem(
                 "--weights",
                 "the run does not have these weights",
                 name,
-                expected,
+                ", ".join(available)
+                if available
+                else "only the trained weights: no callback of the run keeps others, as `ema` does",
                 nearest(name, available),
             )
         )

@@ -64,8 +64,13 @@ def explain(run: Run, error: BaseException) -> BaseException:
     if isinstance(error, OSError):
         place = str(error.filename or run.folder.path)
         if room := make_room(error.errno, place):
-            hint = f"{room}, then run the same command again to resume"
-            return TrainingError(Problem(place, "the disk is full", hint=hint))
+            return TrainingError(
+                Problem(
+                    place,
+                    "the disk is full",
+                    hint=f"{room}, then run the same command again to resume",
+                )
+            )
     if too_much := out_of_memory(run, error):
         # In the first step the settings are at fault, which has another exit code
         return (TrainingError if run.step else ConfigError)(too_much)
@@ -97,12 +102,13 @@ def refused_operator(error: BaseException) -> Problem | None:
         if text.split(_NO_DETERMINISTIC)[0].strip()
         else "an operator"
     )
-    reason, expected = (
+    return Problem(
+        "reproducibility.level",
         f"the operator {operator} has no deterministic implementation on this device",
+        "strict",
         "operators that give the same bits every time",
+        "use another operator or device, or give up reproducibility with reproducibility=fast",
     )
-    hint = "use another operator or device, or give up reproducibility with reproducibility=fast"
-    return Problem("reproducibility.level", reason, "strict", expected, hint)
 
 
 def killed_worker(error: BaseException) -> Problem | None:
@@ -115,11 +121,10 @@ def killed_worker(error: BaseException) -> Problem | None:
     )
     if not isinstance(error, RuntimeError) or not match:
         return None
-    hint = "if memory ran out, use fewer workers; run the same command again to resume"
     return Problem(
         "loader.num_workers",
         f"worker process {match[1]} {match[2].strip()}: the kernel, or a user, ended it",
-        hint=hint,
+        hint="if memory ran out, use fewer workers; run the same command again to resume",
     )
 
 
@@ -150,8 +155,11 @@ def _explain_step_error(error: BaseException, composed: Composed, run: Run | Non
                 ": it evaluates the loss several times per step, by a closure, which samewise "
                 "does not support"
             )
-        hint = "choose other options, or another optimizer; `samewise list optimizer` shows them"
-        return Problem("optimizer", reason, hint=hint)
+        return Problem(
+            "optimizer",
+            reason,
+            hint="choose other options, or another optimizer; `samewise list optimizer` shows them",
+        )
     if re.search(_NOT_WHOLE, str(error)):
         reason += (
             ": under this strategy a recipe must call the model as a whole, `model(...)`, not its "
@@ -165,11 +173,17 @@ def _explain_step_error(error: BaseException, composed: Composed, run: Run | Non
             "recipe", reason, expected="only calls of model(...)", hint=hint.rstrip("; ")
         )
     if failed := failed_transform(error):
-        message = f"{failed[1]} fails in the first step: {text}"
-        return Problem(failed[0], message, hint=place or "--debug shows where")
-    expected = "a model that accepts the transformed batch, and whose outputs the recipe accepts"
-    hint = _advice(error, composed.cfg.model)
-    return Problem(parts, reason, expected=expected, hint=hint)
+        return Problem(
+            failed[0],
+            f"{failed[1]} fails in the first step: {text}",
+            hint=place or "--debug shows where",
+        )
+    return Problem(
+        parts,
+        reason,
+        expected="a model that accepts the transformed batch, and whose outputs the recipe accepts",
+        hint=_advice(error, composed.cfg.model),
+    )
 
 
 def _functions(error: BaseException) -> set[str]:

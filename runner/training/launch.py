@@ -270,11 +270,10 @@ def _adopt_config(composed: Composed, request: Mapping[str, Any]) -> Composed:
         changed = sources.list_changes(composed.folder.sources) or [
             "it differs from that of the process that started the run"
         ]
-        message = f"the code has changed since the run was started: {'; '.join(changed)}"
         raise ConfigError(
             Problem(
                 f"rank {os.environ['RANK']}",
-                message,
+                f"the code has changed since the run was started: {'; '.join(changed)}",
                 hint="run the command again: with changed code it is a different run",
             )
         )

@@ -9,7 +9,6 @@ from functools import partial
 from math import ceil, prod
 from typing import Any
 
-import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -20,6 +19,7 @@ from samewise.runner.optim.parametrise import Mask
 from samewise.runner.records.console import align
 from samewise.runner.records.digest import tensors_in
 from samewise.runner.strategies.tree import unchanged_buffers
+from samewise.runner.torch_private import attention_for_cpu
 from samewise.runner.training.losses import first_samples, loss_of
 from samewise.runner.training.run import Run
 
@@ -75,7 +75,9 @@ def _forward(
     operations: Counter[str | None],
 ) -> None:
     """Note the outputs' shapes, and each module's operations outside the modules inside it."""
-    counter = FlopCounterMode(display=False, custom_mapping={_ATTENTION: _attention_operations})
+    counter = FlopCounterMode(
+        display=False, custom_mapping={attention_for_cpu: _attention_operations}
+    )
     # The modules in whose calls the pass is; below them None, the recipe
     calls: list[str | None] = [None]
 
@@ -109,9 +111,6 @@ def watched_calls(
             stack.callback(module.register_forward_pre_hook(partial(enter, name)).remove)
             stack.callback(module.register_forward_hook(partial(leave, name)).remove)
         yield
-
-
-_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # pyright: ignore
 
 
 def _attention_operations(

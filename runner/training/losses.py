@@ -71,11 +71,14 @@ def require_loss(recipe: Recipe, result: object) -> None:
     # Annotated as Any, since user code may have put anything there
     values: dict[str, Any] = {"total": loss.total, **loss.parts}
     if taken := _RESERVED & loss.parts.keys():
-        message = (
-            f"{type(recipe).__name__}.loss returns a part called '{min(taken)}', which "
-            "samewise logs itself"
+        raise ConfigError(
+            Problem(
+                "recipe",
+                f"{type(recipe).__name__}.loss returns a part called '{min(taken)}', which "
+                "samewise logs itself",
+                expected="parts with other names",
+            )
         )
-        raise ConfigError(Problem("recipe", message, expected="parts with other names"))
     for name, value in values.items():
         if not isinstance(value, Tensor):
             raise _wrong_part(

@@ -87,16 +87,18 @@ def _compare_environment(run: Run) -> None:
             # Other data have an error of their own, which names their places
             if all(line.startswith("data.") for line in differing):
                 raise ConfigError(_other_data(run))
-            reason = (
-                "this run began in another environment, so it may not continue to the same bits: "
-                + "; ".join(differing)
+            raise ConfigError(
+                Problem(
+                    str(run.folder.path),
+                    "this run began in another environment, so it may not continue to the "
+                    "same bits: " + "; ".join(differing),
+                    hint="resume it in that environment; or add `--fresh` to train it again "
+                    "from the "
+                    "start; or, to continue here without the promise of the same bits "
+                    "(level none), "
+                    "add reproducibility.other_environment=record",
+                )
             )
-            hint = (
-                "resume it in that environment; or add `--fresh` to train it again from the "
-                "start; or, to continue here without the promise of the same bits (level none), "
-                "add reproducibility.other_environment=record"
-            )
-            raise ConfigError(Problem(str(run.folder.path), reason, hint=hint))
         run.recorder.level = "none"
     elif not all(hasattr(part.dataset, "fingerprint") for part in run.splits.values()) and (
         moved := _moved_data(run)
@@ -135,16 +137,14 @@ def _other_data(run: Run) -> Problem:
     paths = _moved_data(run)
     is_finished = read_mapping(run.folder.summary, shapes.SUMMARY).get("status") == "finished"
     how = "is finished, and was trained" if is_finished else "is unfinished, and was started"
-    message = (
+    return Problem(
+        str(run.folder.path),
         f"this run {how} on other data: "
-        f"{'; '.join(paths) or 'the files in its data folder have changed since'}"
-    )
-    hint = (
-        "name=NAME starts a separate run"
+        f"{'; '.join(paths) or 'the files in its data folder have changed since'}",
+        hint="name=NAME starts a separate run"
         if is_finished
-        else "resume it with its own data; name=NAME starts a separate run"
+        else "resume it with its own data; name=NAME starts a separate run",
     )
-    return Problem(str(run.folder.path), message, hint=hint)
 
 
 def _moved_data(run: Run) -> list[str]:
@@ -207,15 +207,13 @@ def _require_alike(run: Run, surroundings: list[Mapping[str, Any]]) -> None:
             surroundings[0]["tensors"], other["tensors"], fillvalue="nothing"
         ):
             if tensor != its_tensor:
-                hint = (
-                    "make the model depend on its arguments only: not on the order of a set or of "
-                    "a folder's files, nor on the rank"
-                )
                 raise ConfigError(
                     Problem(
                         "model",
                         f"rank {rank} has {its_tensor} where rank 0 has {tensor}",
-                        hint=hint,
+                        hint="make the model depend on its arguments only: not on the order of "
+                        "a set or of "
+                        "a folder's files, nor on the rank",
                     )
                 )
         differing = environment.differences(run.environment, other["environment"])
@@ -225,16 +223,13 @@ def _require_alike(run: Run, surroundings: list[Mapping[str, Any]]) -> None:
             for line in differing
         ]
         if differing and run.config.reproducibility.other_environment == "refuse":
-            hint = (
-                "use machines of one kind, or accept different bits with "
-                "reproducibility.other_environment=record"
-            )
             raise ConfigError(
                 Problem(
                     f"rank {rank}",
                     "runs in another environment than rank 0, so the run may not repeat: "
                     + "; ".join(differing),
-                    hint=hint,
+                    hint="use machines of one kind, or accept different bits with "
+                    "reproducibility.other_environment=record",
                 )
             )
         if differing:

@@ -150,14 +150,11 @@ class PredictionFile:
         if self.form == "coco":
             number = int(file.stem) if file.stem.isdecimal() and file.stem.isascii() else file.stem
             if self._images.setdefault(number, file) != file:
-                message = (
-                    "COCO's image_id is the file's name without its extension, and "
-                    f"{self._images[number]} has the same"
-                )
                 raise ConfigError(
                     Problem(
                         str(file),
-                        message,
+                        "COCO's image_id is the file's name without its extension, and "
+                        f"{self._images[number]} has the same",
                         number,
                         "files with different names",
                         "--format json, or csv",

@@ -185,15 +185,13 @@ def _refuse_nan(model: nn.Module, files: Sequence[Any]) -> Generator[None]:
     # Every comparison with NaN is false, so a recipe would just predict nothing
     def refuse(module: nn.Module, inputs: Any, output: Any) -> None:
         if any(bool(x.isnan().any()) for x in tensors_in(output)):
-            hint = (
-                "its values are too large or too small for the model, or the model's weights "
-                "are NaN"
-            )
             raise DataError(
                 Problem(
                     ", ".join(map(str, files)),
                     "the model's output is not a number (NaN)",
-                    hint=hint,
+                    hint="its values are too large or too small for the model, or the model's "
+                    "weights "
+                    "are NaN",
                 )
             )
 

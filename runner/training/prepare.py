@@ -155,12 +155,12 @@ def _modified_after(folder: RunFolder, places: Iterable[Path]) -> Iterator[Path]
 def _require_sound(composed: Composed) -> None:
     """Raise the config's problems, and print how the code has changed since it was last trained."""
     if edited := sources.edited_since_import(composed.code):
-        hint = "start another process (in a notebook: restart the kernel), or importlib.reload them"
         raise ConfigError(
             Problem(
                 ", ".join(edited),
                 "was edited after this process imported it, so the earlier version would train",
-                hint=hint,
+                hint="start another process (in a notebook: restart the kernel), or "
+                "importlib.reload them",
             )
         )
     check(composed, composed.project)

@@ -106,11 +106,10 @@ class Recorder:
             *self._of_step,
             *evaluated,
         }:
-            message = f"logs '{min(taken)}', which samewise logs itself"
             raise ConfigError(
                 Problem(
                     f"callbacks.{self._calling}".rstrip("."),
-                    message,
+                    f"logs '{min(taken)}', which samewise logs itself",
                     expected="a metric with another name",
                 )
             )

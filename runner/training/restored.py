@@ -183,8 +183,9 @@ def _require_split(split: str, composed: Composed) -> None:
     """Raise a ConfigError unless there is such a split, and no override limits another."""
     splits = dict.fromkeys((*SPLITS, *splits_in(composed.cfg.dataset)))
     if split not in splits:
-        hint = nearest(split, splits)
-        raise ConfigError(Problem("--split", "no such split", split, ", ".join(splits), hint))
+        raise ConfigError(
+            Problem("--split", "no such split", split, ", ".join(splits), nearest(split, splits))
+        )
     if not split.startswith("valid") and any(
         override.lstrip("+").startswith("evaluate.limit=") for override in composed.overrides
     ):
@@ -244,11 +245,14 @@ def _require_same_classes(
             f"dataset.{'classes' if 'classes' in run.config.dataset else f'{name}.classes'}: "
             "the run's classes are then used"
         )
-        hint = (
-            hint
-            if has_classes
-            else "leave out samples of other classes, and number the others as in training"
-        )
         raise ConfigError(
-            Problem(f"dataset.{name}", message, first_few(labels, 20), first_few(classes, 20), hint)
+            Problem(
+                f"dataset.{name}",
+                message,
+                first_few(labels, 20),
+                first_few(classes, 20),
+                hint
+                if has_classes
+                else "leave out samples of other classes, and number the others as in training",
+            )
         )

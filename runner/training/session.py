@@ -154,13 +154,10 @@ def _overflows(run: Run) -> Problem | None:
     """Warn if float16's loss scale made the optimizer skip updates."""
     if not run.recorder.overflowed or not run.strategy.peers.is_main:
         return None
-    message = (
-        f"the optimizer skipped {run.recorder.overflowed} updates since this start, because "
-        "their gradients were too large for float16"
-    )
     return Problem(
         "precision",
-        message,
+        f"the optimizer skipped {run.recorder.overflowed} updates since this start, because "
+        "their gradients were too large for float16",
         hint="a few are usual until the loss scale fits; for fewer, lower "
         "precision.initial_scale, or use precision=bf16",
     )

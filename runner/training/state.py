@@ -73,11 +73,13 @@ def load_weights(model: nn.Module, weights: Mapping[str, Any]) -> None:
     except RuntimeError as error:
         # The first line of torch's message says only that there are errors
         lines = [line.strip().rstrip(".") for line in str(error).splitlines()[1:]]
-        message = f"is not the one that the checkpoint was taken from: {lines[0]}" + (
-            f", and {len(lines) - 1} more differences" if len(lines) > 1 else ""
-        )
         raise ConfigError(
-            Problem("model", message, hint="leave out the overrides that change the model")
+            Problem(
+                "model",
+                f"is not the one that the checkpoint was taken from: {lines[0]}"
+                + (f", and {len(lines) - 1} more differences" if len(lines) > 1 else ""),
+                hint="leave out the overrides that change the model",
+            )
         ) from error
 
 

@@ -66,14 +66,12 @@ class TorchSchedule(Schedule):
             try:
                 scheduler.step()
             except Exception as error:
-                message = (
-                    f"{type(scheduler).__name__} cannot be stepped beyond {self.unit} {completed}: "
-                    f"{error}"
-                )
                 raise ConfigError(
                     Problem(
                         "scheduler.scheduler",
-                        message,
+                        f"{type(scheduler).__name__} cannot be stepped beyond {self.unit} "
+                        f"{completed}: "
+                        f"{error}",
                         expected=f"one for all {self.span.length(self.unit)} {self.unit}s of the "
                         "training",
                     )
@@ -104,17 +102,13 @@ class TorchSchedule(Schedule):
             parameter.default is parameter.empty
             for parameter in inspect.signature(step).parameters.values()
         ):
-            kind, hint = (
-                type(scheduler).__name__,
-                "use samewise.runner.optim.schedules.Plateau, or subclass Schedule",
-            )
             raise ConfigError(
                 Problem(
                     "scheduler.scheduler",
                     "its step() requires an argument",
-                    kind,
+                    type(scheduler).__name__,
                     "a step() without arguments",
-                    hint,
+                    "use samewise.runner.optim.schedules.Plateau, or subclass Schedule",
                 )
             )
         # Torch warns of a scheduler that steps before its optimizer.

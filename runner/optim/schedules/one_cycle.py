@@ -128,13 +128,12 @@ class OneCycle(Schedule):
         if self.cycle_momentum and not all(
             "momentum" in group.base or "betas" in group.base for group in groups
         ):
-            hint = "set scheduler.cycle_momentum=false"
             raise ConfigError(
                 Problem(
                     "scheduler.cycle_momentum",
                     "the optimizer has neither momentum nor betas",
                     True,
-                    hint=hint,
+                    hint="set scheduler.cycle_momentum=false",
                 )
             )
 

@@ -66,27 +66,37 @@ class FiniteNumbers(Guard):
             return ()
         where = f"step {run.step + 1}"
         if data := nonfinite_data(run):
-            hint = "check these data: unless the recipe leaves out such numbers, no setting helps"
-            message = f"{wrong} not finite, nor is {data}"
-            raise TrainingError(Problem(where, message, expected="finite numbers", hint=hint))
+            raise TrainingError(
+                Problem(
+                    where,
+                    f"{wrong} not finite, nor is {data}",
+                    expected="finite numbers",
+                    hint="check these data: unless the recipe leaves out such numbers, no "
+                    "setting helps",
+                )
+            )
         rates = ", ".join(f"{rate:g}" for rate in run.learning_rates())
-        message = (
-            f"{wrong} not finite; the learning rate was {rates}, the gradient's norm "
-            f"{numbers.norm:g}"
+        raise TrainingError(
+            Problem(
+                where,
+                f"{wrong} not finite; the learning rate was {rates}, the gradient's norm "
+                f"{numbers.norm:g}",
+                expected="a finite number",
+                hint=f"{_SMALLER_STEPS}; any checkpoint from before this step is kept",
+            )
         )
-        hint = f"{_SMALLER_STEPS}; any checkpoint from before this step is kept"
-        raise TrainingError(Problem(where, message, expected="a finite number", hint=hint))
 
     def before_checkpoint(self, run: Run) -> Iterable[Caution]:
         """Raise a TrainingError if weights or buffers are not finite that were so initially."""
         names = nonfinite_names(run.model.state_dict().items())
         if wrong := [name for name in names if name not in self._infinite]:
             count = f", nor are {len(wrong) - 1} others" if len(wrong) > 1 else ""
-            message = f"{wrong[0]} is not finite{count}: no checkpoint is written"
-            hint = f"{_SMALLER_STEPS}; any earlier checkpoint is kept"
             raise TrainingError(
                 Problem(
-                    f"step {run.step}", message, expected="finite weights and buffers", hint=hint
+                    f"step {run.step}",
+                    f"{wrong[0]} is not finite{count}: no checkpoint is written",
+                    expected="finite weights and buffers",
+                    hint=f"{_SMALLER_STEPS}; any earlier checkpoint is kept",
                 )
             )
         return ()

@@ -55,28 +55,22 @@ class HeldTensors(Guard):
         """Raise a ConfigError if a parameter was replaced, or a buffer has another dtype."""
         for name, tensors, key, parameter in self._parameters:
             if key not in tensors or tensors[key] is not parameter:
-                message = (
-                    f"a forward pass replaces the parameter {name} by another tensor, which no "
-                    "optimizer trains"
-                )
                 raise ConfigError(
                     Problem(
                         "model",
-                        message,
+                        f"a forward pass replaces the parameter {name} by another tensor, which no "
+                        "optimizer trains",
                         hint=f"change it in place: `with torch.no_grad(): self.{key}.copy_(...)`",
                     )
                 )
         for name, tensors, key, dtype in self._buffers:
             now = tensors[key]
             if now is not None and now.dtype is not dtype:
-                message = (
-                    f"a forward pass turns the buffer {name} from {_named(dtype)} into "
-                    f"{_named(now.dtype)}: a run resumed from a checkpoint would round it"
-                )
                 raise ConfigError(
                     Problem(
                         "model",
-                        message,
+                        f"a forward pass turns the buffer {name} from {_named(dtype)} into "
+                        f"{_named(now.dtype)}: a run resumed from a checkpoint would round it",
                         hint="register it with the dtype that it will have, or assign "
                         f"`.to(self.{key}.dtype)`",
                     )
@@ -87,22 +81,24 @@ class HeldTensors(Guard):
         if added := {
             name: list(tensor.shape) for name, tensor in state.items() if name not in self._names
         }:
-            message = (
-                f"a forward pass adds {first_few([*added], 3)} to the model's state_dict: a "
-                "checkpoint with it could not be loaded into a new model"
-            )
-            hint = (
-                "create it in __init__, in the shape that it will have, here "
-                f"{next(iter(added.values()))}"
-            )
-            raise ConfigError(Problem("model", message, hint=hint))
-        if missing := [name for name in self._names if name not in state]:
-            message = (
-                f"a forward pass removes {first_few(missing, 3)} from the model's state_dict: a "
-                "checkpoint without it could not be loaded into a new model"
-            )
             raise ConfigError(
-                Problem("model", message, hint="keep a tensor there: None is not saved")
+                Problem(
+                    "model",
+                    f"a forward pass adds {first_few([*added], 3)} to the model's state_dict: a "
+                    "checkpoint with it could not be loaded into a new model",
+                    hint="create it in __init__, in the shape that it will have, here "
+                    f"{next(iter(added.values()))}",
+                )
+            )
+        if missing := [name for name in self._names if name not in state]:
+            raise ConfigError(
+                Problem(
+                    "model",
+                    f"a forward pass removes {first_few(missing, 3)} from the model's "
+                    "state_dict: a "
+                    "checkpoint without it could not be loaded into a new model",
+                    hint="keep a tensor there: None is not saved",
+                )
             )
         kinds = _kinds(state, excluded=())
         if other := [name for name, first in self._kinds.items() if kinds[name] != first]:
@@ -110,15 +106,16 @@ class HeldTensors(Guard):
                 f"{other[0]} in the model's state_dict from {self._kinds[other[0]]} into "
                 f"{kinds[other[0]]}"
             )
-            message = (
-                f"a forward pass turns {change}: a checkpoint with it could not be loaded into "
-                "a new model"
+            raise ConfigError(
+                Problem(
+                    "model",
+                    f"a forward pass turns {change}: a checkpoint with it could not be loaded into "
+                    "a new model",
+                    hint="create it in the shape and dtype that it will have; a buffer that "
+                    "need not be "
+                    "saved can have persistent=False",
+                )
             )
-            hint = (
-                "create it in the shape and dtype that it will have; a buffer that need not be "
-                "saved can have persistent=False"
-            )
-            raise ConfigError(Problem("model", message, hint=hint))
 
 
 def _kinds(state: Mapping[str, Any], *, excluded: tuple[str, ...]) -> dict[str, str]:

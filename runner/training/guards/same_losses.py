@@ -64,21 +64,21 @@ def _compare_losses(run: Run, micro: MicroBatch) -> Problem | None:
     }
     mode, first = run.model.training, _losses(run, micro, state)
     if run.model.training is not mode:
-        message = (
+        return Problem(
+            f"recipe ({type(run.recipe).__name__}.loss)",
             "leaves the model in evaluation mode: dropout and batch norm do nothing in what "
-            "follows, except in the first step of a resumed run"
+            "follows, except in the first step of a resumed run",
+            hint="call model.train() again, or switch only a part of the model",
         )
-        hint = "call model.train() again, or switch only a part of the model"
-        return Problem(f"recipe ({type(run.recipe).__name__}.loss)", message, hint=hint)
     for loss, other in zip(first, _losses(run, micro, state), strict=False):
         if not (loss == other).all() and not (loss.isnan() & other.isnan()).all():
-            message = (
+            return Problem(
+                "model, recipe, transforms",
                 f"the same batch, from the same state, gives a loss of {float(loss):.6g} and then "
                 f"of {float(other):.6g}: something changes as the model is used, and no checkpoint "
-                "holds it: a resumed run would continue with other values"
+                "holds it: a resumed run would continue with other values",
+                hint="keep it in a persistent buffer of the model",
             )
-            hint = "keep it in a persistent buffer of the model"
-            return Problem("model, recipe, transforms", message, hint=hint)
     return None
 
 

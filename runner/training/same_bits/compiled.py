@@ -65,16 +65,16 @@ class Compiled(nn.Module):
             with dynamo_config.patch(self._limits):
                 return self._call[0](*inputs, **further)
         except FailOnRecompileLimitHit as error:
-            message = (
-                f"the model's input has had more than {self._limits['recompile_limit']} forms "
-                "(shapes, dtypes), each of which is compiled separately"
-            )
-            hint = (
-                "samples of one size (crops, padding to one length), loader.drop_last=true, a "
-                "higher compile.max_graphs, or compile=off"
-            )
             raise ConfigError(
-                Problem("compile.max_graphs", message, self._limits["recompile_limit"], hint=hint)
+                Problem(
+                    "compile.max_graphs",
+                    f"the model's input has had more than {self._limits['recompile_limit']} forms "
+                    "(shapes, dtypes), each of which is compiled separately",
+                    self._limits["recompile_limit"],
+                    hint="samples of one size (crops, padding to one length), "
+                    "loader.drop_last=true, a "
+                    "higher compile.max_graphs, or compile=off",
+                )
             ) from error
         except (TorchDynamoException, InductorError) as error:
             raise ConfigError(

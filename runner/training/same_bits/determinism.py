@@ -103,13 +103,10 @@ def memory_ran_short(device: torch.device) -> Problem | None:
     short = counts.get("num_alloc_retries", 0) + counts.get("num_ooms", 0)
     if not short:
         return None
-    message = (
-        f"the device ran short of memory {short} times, and cuDNN may have chosen other "
-        "algorithms: another run's bits may differ"
-    )
     return Problem(
         "device",
-        message,
+        f"the device ran short of memory {short} times, and cuDNN may have chosen other "
+        "algorithms: another run's bits may differ",
         hint="compare with `samewise verify`; batch_size, precision=bf16, "
         "activation_checkpointing or accumulate need less",
     )
@@ -209,12 +206,16 @@ def _require_reproducible_products() -> None:
     MKL keeps the mode of its first product.
     """
     if os.environ.get("MKL_CBWR") != "OFF" and "CNR:OFF" in _mkl_report():
-        message = "is set too late for MKL: torch multiplied matrices before samewise was imported"
-        hint = (
-            "import samewise first; in a notebook: restart the kernel, and import it in the "
-            "first cell"
+        raise ConfigError(
+            Problem(
+                "MKL_CBWR",
+                "is set too late for MKL: torch multiplied matrices before samewise was imported",
+                os.environ.get("MKL_CBWR"),
+                hint="import samewise first; in a notebook: restart the kernel, and import it "
+                "in the "
+                "first cell",
+            )
         )
-        raise ConfigError(Problem("MKL_CBWR", message, os.environ.get("MKL_CBWR"), hint=hint))
 
 
 @cache
