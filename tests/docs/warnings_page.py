@@ -78,7 +78,8 @@ def warnings_of(overrides: str) -> list[str]:
     with contextlib.redirect_stdout(said):
         code = main(["check", *arguments(overrides)])
     assert code == 0, (overrides, said.getvalue())
-    lines = said.getvalue().splitlines()
+    # Without the table of layers, which comes last
+    lines = said.getvalue().partition("\n  layer ")[0].splitlines()
     first = next((number for number, line in enumerate(lines) if "warning: " in line), len(lines))
     return [line.strip() if "warning: " in line else f"    {line.strip()}" for line in lines[first:]]
 
