@@ -147,6 +147,9 @@ def _evaluate_points(sweep: SweepFolder, args: argparse.Namespace) -> int:
             # A store that does not answer is asked once
             unsent += send_now(RunFolder(Path(path))) if is_new and not unsent else []
         except SamewiseError as error:
+            # Before anything is evaluated, the command is likelier to be wrong than a run
+            if isinstance(error, ConfigError) and not evaluations:
+                raise
             failures, evaluations[path] = failures + 1, {"state": str(error.problems[0])}
     points = [
         {

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from samewise.runner.errors import ConfigError, Problem, truncate
+from samewise.runner.errors import ConfigError, Problem, nearest, truncate
 from samewise.runner.records.found import RUN
 from samewise.runner.records.json_text import to_json
 from samewise.runner.sweeps.results import State
@@ -173,6 +173,12 @@ def _note(args: argparse.Namespace) -> int:
     if is_name:
         notes.rename(folder, args.names[1])
     else:
+        tags = read_run(folder).tags
+        for removed in (x[1:] for x in args.names[1:] if x.startswith("~")):
+            if removed not in tags:
+                raise ConfigError(
+                    Problem("TAG", "the run has no such tag", removed, hint=nearest(removed, tags))
+                )
         notes.tag(folder, args.names[1:])
     entry = read_run(folder)
     line = f"{folder.path}: {entry.name}  {_write_tags(entry.tags)}".rstrip()

@@ -238,6 +238,10 @@ def settle(
     if is_run := isinstance(teacher, str) and teacher.startswith("run:"):
         cfg.distil.weights = teacher
     problems = [problem for key in SOURCES for problem in _settle_sources(cfg, key)]
+    if is_run:
+        problems = [
+            replace(x, path="distil.teacher") if x.path == "distil.weights" else x for x in problems
+        ]
     if is_run and cfg.distil.weights != teacher:
         config = RunFolder(Path(cfg.distil.weights).parents[1]).config
         cfg.distil.teacher = load(config).whole["model"]

@@ -35,6 +35,12 @@ _COMMON = (
     "cer",
     "wer",
     "si_sdri",
+    "miou",
+    "rmse",
+    "mae",
+    "r2",
+    "psnr",
+    "perplexity",
 )
 
 

@@ -118,6 +118,8 @@ def test_a_renamed_run_goes_by_its_name_and_is_not_trained_again(samewise, runs,
 
 def test_tags_of_the_config_and_later_ones_are_listed_and_select_runs(samewise, tmp_path) -> None:
     folders = [make_run(tmp_path, f"some/{seed}", "tracking:\n  enabled: false\n  tags:\n    team: vision").path for seed in (1, 2)]
+    unknown = samewise("runs", "tag", folders[1], "~teem", "--run-root", tmp_path)
+    assert (unknown.returncode, "did you mean 'team'?" in unknown.stderr) == (2, True)
     assert samewise("runs", "tag", folders[1], "~team", "note=two words", "--run-root", tmp_path).returncode == 0
 
     def selected(condition: str) -> list[str]:
