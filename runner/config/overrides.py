@@ -354,8 +354,11 @@ def try_override(override: Override, cfg: DictConfig, groups: Groups) -> Problem
                 value,
                 hint=f"write {quote(f'++{override.input_line}')} to add them",
             )
-        if key in keys_known or is_mapping:
+        if key in keys_known:
             return Problem(key, _line(error), value)
+        # An empty mapping is not among the keys
+        if is_mapping:
+            return Problem(key, "wrong type", value, expected_type(cfg, key))
         return Problem(
             key,
             "no such key",

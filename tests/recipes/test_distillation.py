@@ -71,7 +71,7 @@ def test_a_student_trains_by_the_published_formula_and_its_teachers_weights_iden
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (["distil.teacher=run:teachr"], "distil.weights: no such run"),
+        (["distil.teacher=run:teachr"], "distil.teacher: no such run"),
         (["distil.teacher=teacher"], "distil: has no trained teacher"),
         (["+model@distil.teacher=resnet18_small"], "distil: has no trained teacher"),
         (["distil.alpha=2"], "distil.alpha: is too large"),
