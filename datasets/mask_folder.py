@@ -66,6 +66,14 @@ class MaskFolder(ImageFiles):
             stems = map(str.strip, read_lines(Path(root).expanduser() / listed))
             names = [by_stem.get(stem, f"{stem}.jpg") for stem in stems]
             require_listed(images, names, listed_in=listed)
+        if not masks.is_dir():
+            raise DataError(
+                Problem(
+                    str(masks),
+                    "there is no such folder",
+                    hint="set dataset.masks_dir to the folder of masks in dataset.root",
+                )
+            )
         self._masks = [masks / Path(name).with_suffix(".png") for name in names]
         require_listed(
             masks, [str(x.relative_to(masks)) for x in self._masks], listed_in=f"{images} by name"

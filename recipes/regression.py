@@ -107,7 +107,7 @@ class Regression(Recipe):
             image = read_image(file, mode="gray" if self.channels == 1 else "rgb")
             return {"image": image, "label": 0.0}
         rows = read_rows(file, self.features, item="sample", setting="FILE")
-        return {"features": numbers_in(rows, self.features, setting="features"), "label": 0.0}
+        return {"features": numbers_in(rows, self.features), "label": 0.0}
 
     def predict(self, model: nn.Module, batch: Batch) -> list[Prediction]:
         return [Estimated(x, self.classes) for x in model(batch[self.reads]).double().cpu()]

@@ -69,12 +69,12 @@ class Row:
         """The row's place, for messages."""
         return f"{self.path}:{self.number}" if self.is_line else f"{self.path}, row {self.number}"
 
-    def text(self, column: str, *, setting: str, blank: bool = False) -> str:
+    def text(self, column: str, *, setting: str = "", blank: bool = False) -> str:
         """Return the text or number in a column, as text.
 
         Args:
             column: The column's name.
-            setting: The key of `dataset` that names the column.
+            setting: The key of `dataset` that names the column; empty: none does.
             blank: Whether the text may be empty.
 
         Raises:
@@ -110,18 +110,20 @@ class Row:
                 or (
                     f"set dataset.{setting} to the column's name; the first line of a "
                     "table names its columns"
+                    if setting
+                    else ""
                 ),
             )
         )
 
 
-def numbers_in(rows: Sequence[Row], columns: Sequence[str], *, setting: str) -> Tensor:
+def numbers_in(rows: Sequence[Row], columns: Sequence[str], *, setting: str = "") -> Tensor:
     """Return the numbers in columns of a table, float32[N, K].
 
     Args:
         rows: The table's N rows.
         columns: Names of K columns.
-        setting: The key of `dataset` that names the columns.
+        setting: The key of `dataset` that names the columns; empty: none does.
 
     Raises:
         DataError: A column does not exist, or has something that is not a finite number.

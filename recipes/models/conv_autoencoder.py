@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from samewise.recipes.models.activations import activation_module
+from samewise.runner.errors import ConfigError, Problem
 
 
 @final
@@ -29,6 +30,9 @@ class ConvAutoencoder(nn.Module):
             1312.6114); the model then also returns its divergence from N(0, 1) in nats, float32[B].
             In evaluation, a code is the mean.
         activation: The activation, a function of torch.nn.functional.
+
+    Raises:
+        ConfigError: In `forward`, images of another size.
     """
 
     def __init__(
@@ -43,7 +47,7 @@ class ConvAutoencoder(nn.Module):
         activation: str = "relu",
     ) -> None:
         super().__init__()
-        self.code, self.variational = code, variational
+        self.image_size, self.code, self.variational = image_size, code, variational
         planes, side = [channels, *widths], image_size // 2 ** len(widths)
         flat = [planes[-1] * side**2, *([hidden] if hidden else [])]
         down, up = list[nn.Module](), list[nn.Module]()
@@ -62,6 +66,16 @@ class ConvAutoencoder(nn.Module):
         return self.encoder(image)[:, : self.code]
 
     def forward(self, image: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        side, (height, width) = self.image_size, image.shape[2:]
+        if not height == width == side:
+            raise ConfigError(
+                Problem(
+                    "model.image_size",
+                    f"is {side}, but the images are {height} x {width}",
+                    hint=f"resize them: transforms=imagenet transforms.size={side} "
+                    f"transforms.eval_resize={side}; dataset.image_size sets another size",
+                )
+            )
         if not self.variational:
             return self.decoder(self.encoder(image))
         mean, log_variance = self.encoder(image).chunk(2, 1)

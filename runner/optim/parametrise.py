@@ -93,7 +93,7 @@ def pruned(
     Args:
         module: Module with the weight; changed in place.
         name: The weight's name in the module.
-        amount: Share of the elements, or of the slices.
+        amount: Share of the elements or slices, a float; or their number, an int.
         dim: Prune whole slices along this dimension, by their 2-norms; 0: outputs. None: elements.
         threshold: Prune the elements whose magnitude is at most this, whatever their share.
 
@@ -105,9 +105,11 @@ def pruned(
     """
     weight = cast("Tensor", getattr(module, name)).detach()
     method = prune.L1Unstructured(amount) if dim is None else prune.LnStructured(amount, 2, dim)
-    mask = method.compute_mask(weight, torch.ones_like(weight)).bool()
-    if threshold is not None:
-        mask = weight.abs() > threshold
+    mask = (
+        method.compute_mask(weight, torch.ones_like(weight)).bool()
+        if threshold is None
+        else weight.abs() > threshold
+    )
     return parametrize.register_parametrization(module, name, Mask(mask))
 
 
@@ -179,9 +181,9 @@ def parametrise(model: nn.Module, rules: Mapping[str, Any]) -> None:
 
 
 def _smallest(weights: Iterable[Named], amount: float) -> float:
-    """Return the largest of the smallest magnitudes that are this share of all weights."""
+    """Return the largest of the smallest magnitudes: this share of all weights, or as many."""
     magnitudes = torch.cat([x.tensor.detach().abs().flatten() for x in weights])
-    count = round(amount * len(magnitudes))
+    count = amount if isinstance(amount, int) else round(amount * len(magnitudes))
     return float(magnitudes.kthvalue(min(count, len(magnitudes))).values) if count > 0 else -1.0
 
 

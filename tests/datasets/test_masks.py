@@ -65,6 +65,8 @@ def test_a_mask_that_does_not_fit_is_named(folder, mask, message):
     with pytest.raises(DataError, match=message) as raised:
         read(folder, listed="ImageSets/Segmentation/train.txt")[0]
     assert str(file) in str(raised.value)
+    with pytest.raises(DataError, match=r"Mask: there is no such folder; hint: set dataset\.masks_dir"):
+        MaskFolder(root=str(folder), images_dir="JPEGImages", masks_dir="Mask", num_classes=3)
 
 
 SQUARE = [[1, 1, 9, 1, 9, 9, 1, 9]]

@@ -47,6 +47,11 @@ def test_metrics_are_the_same_for_any_batch_size() -> None:
     assert scores[0]["loss"] == scores[0]["mse"] == pytest.approx(((model(IMAGES) - IMAGES) ** 2).mean().item(), rel=1e-5)
 
 
+def test_images_of_another_size_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"model.image_size: is 16, but the images are 8 x 8(.|\n)*transforms.size=16"):
+        Autoencoding().loss(ConvAutoencoder(image_size=16), {"image": IMAGES}, Phase())
+
+
 def test_a_size_that_cannot_be_halved_is_refused() -> None:
     batch = {"image": torch.rand(2, 1, 10, 10)}
     with pytest.raises(ConfigError, match=r"model: does not return images(.|\n)*multiple of 2 for each of model\.widths"):

@@ -95,6 +95,7 @@ def test_a_table_is_learned_and_its_rows_are_predicted(samewise, table: Path, tm
     done = samewise("predict", result["folder"], tmp_path / "new.csv")
     assert done.returncode == 2
     assert "has no column 'height', only age" in done.stderr
+    assert "dataset." not in done.stderr
 
 
 def test_rows_are_split_by_a_hash_of_their_name_and_faults_name_their_line(table: Path) -> None:

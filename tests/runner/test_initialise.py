@@ -84,7 +84,7 @@ def test_weights_are_parametrised_by_pattern_and_biases_left_alone(kind: str) ->
     assert model(torch.ones(2, 3, 3, 3)).shape == (2, 4)
 
 
-@pytest.mark.parametrize("settings", [{"amount": 0.3}, {"amount": 0.7, "globally": True}, {"amount": 0.5, "dim": 0}])
+@pytest.mark.parametrize("settings", [{"amount": 0.3}, {"amount": 0.7, "globally": True}, {"amount": 60, "globally": True}, {"amount": 0.5, "dim": 0}])
 def test_pruned_weights_are_those_of_torch_and_stay_zero(settings: dict[str, Any], tmp_path: Path) -> None:
     torch.save(other_weights(), tmp_path / "weights.pt")
     model, expected = network(), network()

@@ -73,6 +73,8 @@ OPTIMIZER_RANGES: dict[str, tuple[float, float]] = {
 """What an optimizer's numbers may be: [lowest, highest). torch itself accepts any dampening, and a
 momentum or alpha of 1, which diverges."""
 
+_EXAMPLES = {"loader.order.weights": "{train: 3, train_b: 1}"}
+"""What the hint shows for a setting that must be given, where VALUE says too little."""
 _POSITIVE = (
     "clip_norm",
     "clip_value",
@@ -136,7 +138,7 @@ def nothing_is_missing(cfg: Config) -> Iterator[Problem]:
                 "must be given",
                 hint=f"{path}=CHOICE; `samewise list {path}` shows them"
                 if group
-                else f"{path}=VALUE",
+                else f"{path}={_EXAMPLES.get(path, 'VALUE')}",
             )
 
 
