@@ -8,7 +8,7 @@ from typing import Literal, final
 from samewise.datasets.parts.folders import list_files
 from samewise.datasets.parts.lists import read_text
 from samewise.datasets.parts.tokens import TEXTS, Objective, TokenBlocks
-from samewise.runner.errors import ConfigError, DataError, Problem
+from samewise.runner.errors import ConfigError, DataError, Problem, did_you_mean
 
 
 @final
@@ -45,13 +45,19 @@ class TextFiles(TokenBlocks):
         source = Path(path).expanduser()
         if not 0 <= held_out < 1:
             raise ConfigError(Problem("held_out", "is not a valid share", held_out, "0 to below 1"))
-        names = [] if source.is_file() else list_files(source, TEXTS).names
+        names = list_files(source, TEXTS).names if source.is_dir() else []
         files = [source / name for name in names] or [source]
         try:
             text = separator.join(read_text(file) for file in files)
-        except OSError:
+        except OSError as error:
+            reason = "has no texts" if source.is_dir() else f"cannot be read: {error.strerror}"
+            beside = {file.name for file in source.parent.glob("*")} - {source.name}
             raise DataError(
-                Problem(path, "has no texts", expected="a text file, or a folder of .txt files")
+                Problem(
+                    path,
+                    f"{reason}; dataset.path is a text file, or a folder of .txt files",
+                    hint=did_you_mean(source.name, beside),
+                )
             ) from None
         # As nanoGPT cuts its data
         end = int(len(text) * (1 - held_out))

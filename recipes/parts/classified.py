@@ -1,8 +1,9 @@
-"""The predicted class of an image, to write and to draw."""
+"""The predicted class of an image or a text, to write and to draw; the classes of a table's rows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
@@ -108,3 +109,26 @@ class Classified(Prediction):
         # Some data sets use a name twice
         name = self.classes[label]
         return name if self.classes.count(name) == 1 else f"{name} ({label})"
+
+
+@final
+@dataclass(frozen=True)
+class ClassifiedRows(Prediction):
+    """The predicted classes of a table's rows.
+
+    Args:
+        predictions: Each row's prediction.
+    """
+
+    predictions: Sequence[Prediction]
+
+    def values(self) -> dict[str, Any]:
+        return {"rows": self.rows()}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return a row for each class of each row of the table, numbered from 1."""
+        numbered = enumerate(self.predictions, start=1)
+        return [{"row": number, **row} for number, each in numbered for row in each.rows()]
+
+    def at_least(self, score: float) -> ClassifiedRows:
+        return ClassifiedRows([each.at_least(score) for each in self.predictions])

@@ -36,7 +36,7 @@ def expand(paths: Sequence[Path], recipe: Recipe) -> list[Path]:
         pattern = not os.path.lexists(path) and glob.has_magic(str(path))
         # `glob` returns names in the file system's order
         for each in map(Path, sorted(glob.glob(str(path), recursive=True))) if pattern else [path]:
-            below, unreadable = _below(each, recipe) if each.is_dir() else ([each], [])
+            below, unreadable = _below(each, recipe) if os.path.isdir(each) else ([each], [])
             if below and unreadable:
                 kinds = ", ".join(
                     sorted({Path(name).suffix.lower() or "no extension" for name in unreadable})

@@ -151,6 +151,11 @@ class Predictor:
         """Read a file as a sample; errors refer to the model, not to a data set."""
         try:
             return self.recipe.read(file)
+        except OSError as error:
+            hint = f"predict takes the names of files: {self.recipe.takes}"
+            raise DataError(
+                Problem(str(file), f"cannot be read: {error.strerror}", hint=hint)
+            ) from None
         except DataError as error:
             if not file.exists():
                 raise

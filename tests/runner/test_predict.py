@@ -157,6 +157,27 @@ def test_a_text_is_classified_the_same_beside_a_longer_one(samewise, runs, tmp_p
     assert together[0]["probabilities"] == pytest.approx(alone["probabilities"], rel=1e-5)
 
 
+def test_each_row_of_a_table_is_classified_as_the_same_text_in_a_file(samewise, runs, tmp_path):
+    texts = ["a river knows the dog", "a house follows, and the teacher sings", "tree"]
+    for number, text in enumerate(texts):
+        (tmp_path / f"{number}.txt").write_text(text)
+    (tmp_path / "a.csv").write_text("sentence\n" + "".join(f'"{text}"\n' for text in texts))
+    (tmp_path / "b.jsonl").write_text(json.dumps({"sentence": texts[2]}) + "\n")
+    alone = predict(samewise, runs["text_classification"], tmp_path)
+    given = [tmp_path / "a.csv", tmp_path / "0.txt", tmp_path / "b.jsonl", "recipe.reads.text=sentence", "--batch", 3, "--output", tmp_path / "out.csv"]
+    together = predict(samewise, runs["text_classification"], *given)
+    with open(tmp_path / "out.csv", newline="") as table:
+        rows = list(csv.DictReader(table))
+    assert [(Path(row["file"]).name, row["row"]) for row in rows] == [("a.csv", "1"), ("a.csv", "2"), ("a.csv", "3"), ("0.txt", ""), ("b.jsonl", "1")]
+    assert [row["class"] for row in rows] == [alone[number]["class"] for number in (0, 1, 2, 0, 2)]
+    assert [float(row["probability"]) for row in rows] == [max(alone[number]["probabilities"].values()) for number in (0, 1, 2, 0, 2)]
+    assert [row["row"] for row in together[0]["rows"]] == [1, 2, 3]
+    done = samewise("predict", runs["text_classification"], tmp_path / "a.csv", "a river " * 40)
+    assert done.returncode == 2
+    assert "a.csv:2: has no column 'text', only sentence" in done.stderr
+    assert "cannot be read: File name too long; hint: predict takes the names of files: texts" in done.stderr
+
+
 def test_a_text_is_continued_the_same_beside_others(samewise, runs, tmp_path):
     for name, text in {"a": "LATIN SMALL LETTER", "b": "GREEK SMALL LETTER\n"}.items():
         (tmp_path / f"{name}.txt").write_text(text)
