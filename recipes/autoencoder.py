@@ -96,7 +96,9 @@ class Autoencoding(Recipe):
         """Return the form for images, which returns reconstructions and codes."""
 
         def call(model: Any, image: Tensor) -> dict[str, Tensor]:
-            _, _, reconstruction = self._reconstruct(model, image)
+            # Without the loss, whose autocast torch.export cannot run
+            outputs, _ = self._outputs(model, image)
+            reconstruction = outputs.sigmoid() if self._is_sigmoid else outputs
             return {"reconstruction": reconstruction, "code": model.encode(image)}
 
         return {"": Form(call, {"image": batch["image"]})} if hasattr(model, "encode") else {}
@@ -105,6 +107,14 @@ class Autoencoding(Recipe):
         self, model: nn.Module, images: Tensor
     ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
         """Return each image's loss float32[B], its parts' sums, and the reconstructions."""
+        outputs, divergence = self._outputs(model, images)
+        losses, parts = of_samples(self.criterion, outputs.flatten(1), images.flatten(1)), {}
+        if divergence is not None:
+            losses, parts = losses + divergence, {"divergence": divergence.sum().detach()}
+        return losses, parts, outputs.sigmoid() if self._is_sigmoid else outputs
+
+    def _outputs(self, model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the model's images of at least float32, and the divergences if it has them."""
         output = model(images)
         outputs, divergence = output if isinstance(output, tuple) else (output, None)
         if not isinstance(outputs, Tensor) or outputs.shape != images.shape:
@@ -117,11 +127,7 @@ class Autoencoding(Recipe):
                     "an image_size that is a multiple of 2 for each of model.widths",
                 )
             )
-        outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
-        losses, parts = of_samples(self.criterion, outputs.flatten(1), images.flatten(1)), {}
-        if divergence is not None:
-            losses, parts = losses + divergence, {"divergence": divergence.sum().detach()}
-        return losses, parts, outputs.sigmoid() if self._is_sigmoid else outputs
+        return outputs.to(torch.promote_types(outputs.dtype, torch.float32)), divergence
 
 
 @final

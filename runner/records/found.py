@@ -85,6 +85,12 @@ def find(name: str, *, run_root: Path) -> RunFolder:
                 hint=RESTORE,
             )
         )
+    if path.is_file():
+        hint = (
+            f"if it is a bundle, `mkdir parts && tar -xf {name} -C parts` puts the run into "
+            "parts/run"
+        )
+        raise ConfigError(Problem(name, "is a file, not a run's folder", hint=hint))
     names = [x for run in below(run_root) for x in (run.path.name, run.path.parent.name)]
     raise ConfigError(
         Problem(
