@@ -92,7 +92,9 @@ def _counts(segmentation: Any, height: int, width: int) -> bytes:
         corners = [np.asarray(x, dtype=np.float64).reshape(-1, 2) for x in segmentation]
         middle = np.array([width, height]) / 2
         # A line to a point far outside would take memory for each pixel on its way
-        if not all(len(x) > 2 and (abs(x - middle) <= 3 * middle).all() for x in corners):
+        if not corners or not all(
+            len(x) > 2 and (abs(x - middle) <= 3 * middle).all() for x in corners
+        ):
             raise ValueError
         polygons = [x.flatten().tolist() for x in corners]
         return run_lengths.merge(run_lengths.frPyObjects(polygons, *size))["counts"]

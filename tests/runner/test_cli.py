@@ -122,7 +122,7 @@ BAD = {
     "no choice of a group with few": (["show", "precision=fp8"], "no such choice; expected: one of: bf16, fp16"),
     "a run that must be named": (["eval"], "are required: RUN;"),
     "a table of one run": (["eval", "3f2a", "--csv", "x.csv"], "is for a sweep's points"),
-    "a misspelt choice of an option": (["eval", "3f2a", "--split", "tset"], "did you mean 'test'?"),
+    "a misspelt choice of an option": (["profile", *DIGITS, "--by", "layrs"], "did you mean 'layers'?"),
     "a key of another choice's file": (["show", *DIGITS, "transforms.hflip=0.5"], "hflip: no such key; hint: `samewise show` lists"),
     "a table that is missing": (["check", "dataset=table", "dataset.table_path=no.csv"], "error: no.csv: "),
     "a sweep of nothing": (["sweep"], "no sweep was named"),

@@ -30,7 +30,6 @@ MISTAKES = {
     ),
     "trackers in brackets": (("train", "tracking=[mlflow,wandb]"), "tracking.report_to=[mlflow,wandb]"),
     "values with a space": (("sweep", *DIGITS[1:], "optimizer.lr=0.1,", "0.2"), "write the values without spaces: optimizer.lr=0.1,0.2"),
-    "a comma at the end": ((*DIGITS, "batch_size=32,"), "batch_size=32"),
     "a config's file": (("train", "runs/a/config.yaml"), "samewise train --config runs/a/config.yaml"),
     "a key without =": ((*DIGITS, "epochs"), "a value is written epochs=VALUE"),
     "a short option": (("train", "-e", "resnet18_digits"), "KEY=resnet18_digits"),
