@@ -31,18 +31,24 @@ DRAWN = {
 """The files that an evaluation leaves to look at or listen to."""
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory) -> dict[str, Path]:
-    """A trained run of each recipe."""
-    from samewise.runner.cli import main
+class Runs(dict[str, Path]):
+    """A trained run of each recipe that is asked for."""
 
-    made = {}
-    for recipe in EXPERIMENTS:
-        root = tmp_path_factory.mktemp(recipe)
-        given = [*overrides_of(recipe), "tracking=none"]
-        assert main(["train", *given, f"run_root={root}"]) == 0
-        (made[recipe],) = root.glob("*/*/")
-    return made
+    def __init__(self, factory: pytest.TempPathFactory) -> None:
+        self._factory = factory
+
+    def __missing__(self, recipe: str) -> Path:
+        from samewise.runner.cli import main
+
+        root = self._factory.mktemp(recipe)
+        assert main(["train", *overrides_of(recipe), "tracking=none", f"run_root={root}"]) == 0
+        (self[recipe],) = root.glob("*/*/")
+        return self[recipe]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    return Runs(tmp_path_factory)
 
 
 def recording(path: Path, frames: int = 900) -> Path:

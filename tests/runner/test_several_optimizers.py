@@ -158,7 +158,7 @@ def test_phases_train_as_often_as_they_say_and_one_left_out_changes_nothing(monk
     monkeypatch.setattr(GenerativeAdversarial, "phases", OFTEN)
 
     def built():
-        made = build(compose([*GAN, "replicas=1", *MOMENTUM, *AVERAGED], project=Project(Path.cwd())), Project(Path.cwd()), RunFolder(tmp_path))
+        made = build(compose([*GAN, "replicas=1", *MOMENTUM, *AVERAGED, "device=cpu"], project=Project(Path.cwd())), Project(Path.cwd()), RunFolder(tmp_path))
         made.recorder.trace.open(0, 0)
         return made
 
