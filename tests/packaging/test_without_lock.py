@@ -25,7 +25,8 @@ def run(*arguments):
 for name in ("resnet18_digits", "gan_digits"):  # whose data nobody downloads
     run("check", f"experiment={name}")
 for file in sorted((Path(configs.__path__[0]) / "experiment").glob("*.yaml")):
-    run("check", f"experiment={file.stem}", "debug=tiny")
+    if "transformers" not in file.read_text():  # that package is an extra
+        run("check", f"experiment={file.stem}", "debug=tiny")
 for name in sys.argv[1:]:
     run("train", f"experiment={name}", "debug=tiny")
 """
