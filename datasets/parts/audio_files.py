@@ -286,9 +286,8 @@ def _read_by_torchcodec(
                 Problem(name, f"is {description}, not a recording", expected=FORMATS)
             ) from None
         description = (
-            "torchcodec (pip install '.[video]' in samewise's folder) with FFmpeg reads "
-            "further formats, "
-            "such as M4A; or convert the file"
+            "torchcodec (pip install '.[video]' in samewise's folder) with FFmpeg reads further "
+            "formats, such as M4A; or convert the file"
         )
         raise DataError(
             Problem(

@@ -80,8 +80,7 @@ def files_by_split(place: Path) -> dict[str, list[Path]]:
                 "contains no data set",
                 expected=EXPECTED,
                 hint="dataset=table reads images that a CSV or JSON file lists, "
-                "dataset=image_folder "
-                "and dataset=class_folders those in folders by class",
+                "dataset=image_folder and dataset=class_folders those in folders by class",
             )
         )
     return _by_meaning(place, _listed(place, files) or _told_apart(place, files))

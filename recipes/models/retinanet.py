@@ -501,8 +501,7 @@ def _require_pretrained(body: nn.Module) -> None:
                 "model.weights_backbone",
                 "a frozen part of the backbone has no pretrained weights: it would stay random",
                 expected="model.weights_backbone=IMAGENET1K_V1, or a local file in "
-                "initialise.weights with "
-                "initialise.into=backbone.body",
+                "initialise.weights with initialise.into=backbone.body",
                 hint="to train from scratch: model.norm=batch model.trainable_layers=5",
             )
         )

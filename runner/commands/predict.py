@@ -38,8 +38,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help=RUN)
     help_ = (
         "images, videos, audio files or tables, folders of them, or patterns such as "
-        "'photos/*.jpg'; "
-        "also KEY=VALUE: values to change in the run's config"
+        "'photos/*.jpg'; also KEY=VALUE: values to change in the run's config"
     )
     parser.add_argument("files", nargs="+", metavar="FILE", help=help_)
     add_checkpoint(parser)

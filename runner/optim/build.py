@@ -255,9 +255,8 @@ def _require_no_closure(make: Callable[..., Any], path: str) -> None:
         raise ConfigError(
             Problem(
                 path,
-                f"{make.__name__}.step needs {arguments[0]}: samewise calls it with no "
-                "argument, and "
-                "supports no closure that evaluates the loss again",
+                f"{make.__name__}.step needs {arguments[0]}: samewise calls it with no argument, "
+                "and supports no closure that evaluates the loss again",
                 hint="choose another optimizer; `samewise list optimizer` shows them",
             )
         )

@@ -269,9 +269,8 @@ def _not_frozen_problem(
         path,
         f"would not freeze all that it matches: {earlier} comes first and matches "
         f"{first_few(names, 3)}",
-        hint="put this rule first, or leave them out of its pattern; match: '*' matches all "
-        "that no "
-        "earlier rule matches",
+        hint="put this rule first, or leave them out of its pattern; match: '*' matches all that "
+        "no earlier rule matches",
     )
 
 

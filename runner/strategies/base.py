@@ -310,8 +310,7 @@ def choose_device(name: str) -> torch.device:
                 f"the CUDA device cannot be used: {first_line(error)}",
                 name,
                 hint="`nvidia-smi` shows what uses it; CUDA_VISIBLE_DEVICES selects another "
-                "device, "
-                "device=cpu uses none",
+                "device, device=cpu uses none",
             )
         ) from error
     return device

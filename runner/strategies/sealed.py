@@ -46,9 +46,8 @@ def unseal(sealed: bytes, purpose: str) -> bytes:
             Problem(
                 f"rank {os.environ.get('RANK', '?')}",
                 f"received a message that no rank of this run sent ({purpose}), and did not use it",
-                hint="another process may have sent it; if you start the ranks by hand, give "
-                "all of "
-                f"them the same {SECRET}, or none",
+                hint="another process may have sent it; if you start the ranks by hand, give all "
+                f"of them the same {SECRET}, or none",
             )
         )
     return message

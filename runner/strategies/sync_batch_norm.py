@@ -101,9 +101,8 @@ def require_none(model: nn.Module, strategy: str) -> None:
             *(
                 Problem(
                     f"model.{name}".rstrip("."),
-                    f"SyncBatchNorm exchanges statistics among processes, but {strategy} "
-                    "promises the "
-                    "same bits on any number of them",
+                    f"SyncBatchNorm exchanges statistics among processes, but {strategy} promises "
+                    "the same bits on any number of them",
                     "SyncBatchNorm",
                     "torch.nn.BatchNorm2d",
                     "strategy.sync_batch_norm=true synchronises them with the same bits",

@@ -477,8 +477,7 @@ def refuse_unlisted(launcher: Launcher, sweeper: Sweeper) -> None:
                 "sweeper",
                 "chooses points by earlier results, so the sweep cannot be submitted all at once",
                 type(sweeper).__name__,
-                hint="add --wait: this process then asks the sweeper, submits one job at a "
-                "time, and "
-                "must stay running",
+                hint="add --wait: this process then asks the sweeper, submits one job at a time, "
+                "and must stay running",
             )
         )

@@ -65,9 +65,8 @@ def prepare_sweep(
         raise ConfigError(
             Problem(
                 str(named_sweep.path),
-                "is a copy, or was started in a folder other than the current one: its "
-                "command would "
-                f"act on {folder.path}",
+                "is a copy, or was started in a folder other than the current one: its command "
+                f"would act on {folder.path}",
                 hint="change to the folder where it was started, or name the sweep by its id",
             )
         )
@@ -129,8 +128,7 @@ def _report_code_changes(
                 earlier.id,
                 f"the code has changed since this sweep was made: {changes}",
                 hint="restore it; or run `samewise sweep` with the same overrides, which makes "
-                "another "
-                f"sweep. {status}",
+                f"another sweep. {status}",
             )
         )
     print(

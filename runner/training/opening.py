@@ -92,11 +92,9 @@ def _compare_environment(run: Run) -> None:
                     str(run.folder.path),
                     "this run began in another environment, so it may not continue to the "
                     "same bits: " + "; ".join(differing),
-                    hint="resume it in that environment; or add `--fresh` to train it again "
-                    "from the "
-                    "start; or, to continue here without the promise of the same bits "
-                    "(level none), "
-                    "add reproducibility.other_environment=record",
+                    hint="resume it in that environment; or add `--fresh` to train it again from "
+                    "the start; or, to continue here without the promise of the same bits (level "
+                    "none), add reproducibility.other_environment=record",
                 )
             )
         run.recorder.level = "none"
@@ -211,9 +209,8 @@ def _require_alike(run: Run, surroundings: list[Mapping[str, Any]]) -> None:
                     Problem(
                         "model",
                         f"rank {rank} has {its_tensor} where rank 0 has {tensor}",
-                        hint="make the model depend on its arguments only: not on the order of "
-                        "a set or of "
-                        "a folder's files, nor on the rank",
+                        hint="make the model depend on its arguments only: not on the order of a "
+                        "set or of a folder's files, nor on the rank",
                     )
                 )
         differing = environment.differences(run.environment, other["environment"])

@@ -195,8 +195,7 @@ def _refuse_nan(model: nn.Module, files: Sequence[Any]) -> Generator[None]:
                     ", ".join(map(str, files)),
                     "the model's output is not a number (NaN)",
                     hint="its values are too large or too small for the model, or the model's "
-                    "weights "
-                    "are NaN",
+                    "weights are NaN",
                 )
             )
 

@@ -70,8 +70,7 @@ class TorchSchedule(Schedule):
                     Problem(
                         "scheduler.scheduler",
                         f"{type(scheduler).__name__} cannot be stepped beyond {self.unit} "
-                        f"{completed}: "
-                        f"{error}",
+                        f"{completed}: {error}",
                         expected=f"one for all {self.span.length(self.unit)} {self.unit}s of the "
                         "training",
                     )

@@ -94,9 +94,8 @@ class HeldTensors(Guard):
             raise ConfigError(
                 Problem(
                     "model",
-                    f"a forward pass removes {first_few(missing, 3)} from the model's "
-                    "state_dict: a "
-                    "checkpoint without it could not be loaded into a new model",
+                    f"a forward pass removes {first_few(missing, 3)} from the model's state_dict: "
+                    "a checkpoint without it could not be loaded into a new model",
                     hint="keep a tensor there: None is not saved",
                 )
             )
@@ -111,9 +110,8 @@ class HeldTensors(Guard):
                     "model",
                     f"a forward pass turns {change}: a checkpoint with it could not be loaded into "
                     "a new model",
-                    hint="create it in the shape and dtype that it will have; a buffer that "
-                    "need not be "
-                    "saved can have persistent=False",
+                    hint="create it in the shape and dtype that it will have; a buffer that need "
+                    "not be saved can have persistent=False",
                 )
             )
 

@@ -72,8 +72,7 @@ class Compiled(nn.Module):
                     "(shapes, dtypes), each of which is compiled separately",
                     self._limits["recompile_limit"],
                     hint="samples of one size (crops, padding to one length), "
-                    "loader.drop_last=true, a "
-                    "higher compile.max_graphs, or compile=off",
+                    "loader.drop_last=true, a higher compile.max_graphs, or compile=off",
                 )
             ) from error
         except (TorchDynamoException, InductorError) as error:

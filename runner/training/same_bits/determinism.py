@@ -211,9 +211,8 @@ def _require_reproducible_products() -> None:
                 "MKL_CBWR",
                 "is set too late for MKL: torch multiplied matrices before samewise was imported",
                 os.environ.get("MKL_CBWR"),
-                hint="import samewise first; in a notebook: restart the kernel, and import it "
-                "in the "
-                "first cell",
+                hint="import samewise first; in a notebook: restart the kernel, and import it in "
+                "the first cell",
             )
         )
 
