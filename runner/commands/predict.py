@@ -37,7 +37,7 @@ EXAMPLES = """examples:
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help=RUN)
     help_ = (
-        "images, videos, audio files or tables, folders of them, or patterns such as "
+        "images, videos, audio files, texts or tables, folders of them, or patterns such as "
         "'photos/*.jpg'; also KEY=VALUE: values to change in the run's config"
     )
     parser.add_argument("files", nargs="+", metavar="FILE", help=help_)

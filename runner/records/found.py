@@ -115,7 +115,7 @@ def matching(name: str, *, run_root: Path) -> list[RunFolder]:
     """
     runs = list(below(run_root))
     return (
-        complete_matches(name, run_root=run_root)
+        _complete_matches(name, runs)
         or [run for run in runs if _is_called(run.path.name, name)]
         or [run for run in runs if run.path.name.startswith(name)]
     )
@@ -126,18 +126,17 @@ def complete_matches(name: str, *, run_root: Path) -> list[RunFolder]:
 
     A name that the user gave a run comes before all others.
     """
-    runs = list(below(run_root))
-    # Most runs have no notes, and most names are no ids: 50,000 files are not read for a prefix
-    noted = {file.parent for file in run_root.glob("*/*/notes.json")}
-    return [
-        run
-        for run in runs
-        if run.path in noted and name == read_mapping(run.notes, shapes.NOTES).get("name")
-    ] or [run for run in runs if name in _names(run, with_id=len(name) == _ID_LENGTH)]
+    return _complete_matches(name, list(below(run_root)))
+
+
+def _complete_matches(name: str, runs: Sequence[RunFolder]) -> list[RunFolder]:
+    return [run for run in runs if name == read_mapping(run.notes, shapes.NOTES).get("name")] or [
+        run for run in runs if name in _names(run, with_id=len(name) == _ID_LENGTH)
+    ]
 
 
 _ID_LENGTH = 32
-"""Hexadecimal digits of a run's id in MLflow."""
+"""Hexadecimal digits of a run's id in MLflow: for other names no run's id is read."""
 
 
 def _names(run: RunFolder, *, with_id: bool) -> tuple[Any, ...]:
