@@ -101,8 +101,8 @@ class Loader:
     """Train on only the first N batches of each epoch's order; null: on all."""
     order: Any = None
     """A component that determines the order of an epoch (repeated augmentation, grouping by aspect
-    ratio); `bijection`: a permutation that takes no memory; null: `shuffle` decides, with
-    `bijection` for more than ten million samples."""
+    ratio), or a choice of `order=`; null: `shuffle` decides, by a permutation or, for more than ten
+    million samples, by `order=bijection`."""
 
 
 @dataclass

@@ -25,7 +25,7 @@ from samewise.runner.data.dataset import Joined, WithTransform, apply
 from samewise.runner.data.device import map_tensors
 from samewise.runner.data.keyed import Key, KeyedDataset
 from samewise.runner.data.loading import Loader
-from samewise.runner.data.order import Bijection, Checked, InOrder, Order, shuffled
+from samewise.runner.data.order import Checked, InOrder, Order, shuffled
 from samewise.runner.errors import (
     ConfigError,
     DataError,
@@ -378,19 +378,12 @@ def _key_split(
 
 def make_order(cfg: DictConfig, make: Make, dataset: Any) -> Order:
     """Make the training split's order: `loader.order`, or else by `loader.shuffle`."""
-    if isinstance(cfg.loader.order, str):
-        if cfg.loader.order == "bijection":
-            return Bijection(dataset, seed=cfg.seed)
-        raise ConfigError(
-            Problem(
-                "loader.order",
-                "is no order",
-                cfg.loader.order,
-                "bijection, null, or a component with _target_",
-            )
-        )
     if cfg.loader.order is not None:
         create = make("loader.order")
+        if isinstance(create, str):
+            raise ConfigError(
+                Problem("loader.order", "is not a component", create, hint=f"order={create}")
+            )
         try:
             with streams.scope(cfg.seed, "order"):
                 order = create(dataset, seed=cfg.seed)
