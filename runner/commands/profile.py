@@ -10,6 +10,7 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,8 +91,14 @@ def run(args: argparse.Namespace) -> int:
 
     from omegaconf import OmegaConf
 
+    from torch.autograd.profiler_util import FunctionEvent
+
     from samewise.runner.measuring import profile
     from samewise.runner.training.launch import launch, processes, rank
+
+    if args.by == "functions" and "is_python_function" not in signature(FunctionEvent).parameters:
+        hint = "`--by layers` works with this one; the trace for Perfetto has functions"
+        raise ConfigError(Problem("--by", "needs a newer torch", args.by, hint=hint))
 
     out = folder_for(args.out, composed)
     options["out"] = str(out)

@@ -73,6 +73,11 @@ def timed_rpc() -> Generator[list[tuple[str, float]]]:
         yield calls
 
 
+def _is_python(event: Any) -> bool:
+    # Older torch has Python's functions in its trace only
+    return getattr(event, "is_python_function", False)
+
+
 def tables(
     events: Sequence[Any], calls: Iterable[tuple[str, float]], steps: int
 ) -> dict[str, Table]:
@@ -102,7 +107,7 @@ def tables(
         layer, function = where(event.cpu_parent)
         if event.name.startswith(_LAYER):
             return event.name.removeprefix(_LAYER), function
-        is_own = event.is_python_function and not re.match("torch/|<|nn.Module", event.name)
+        is_own = _is_python(event) and not re.match("torch/|<|nn.Module", event.name)
         return layer, event.name if is_own else function
 
     for event in events:
@@ -113,7 +118,7 @@ def tables(
             ms = event.time_range.elapsed_us() / 1000
             result["communication"][event.name].update(calls=1, ms=ms)
         if (
-            event.is_python_function
+            _is_python(event)
             or event.is_user_annotation
             or event.device_type.name != "CPU"
             or event.name.startswith(("c10d::", "record_param_comms"))

@@ -121,7 +121,8 @@ def test_operators_belong_to_layers_and_functions_in_both_passes() -> None:
     assert found["operators"]["aten::mm"]["calls"] == 21
     assert max(found["layers"], key=lambda name: found["layers"][name]["calls"]) == "1"
     assert {"0", "1", "2", "model"} >= set(found["layers"]) - {"-"}
-    assert any(name.endswith(": forward") and "test_profile.py" in name for name in found["functions"])
+    if hasattr(events[0], "is_python_function"):
+        assert any(name.endswith(": forward") and "test_profile.py" in name for name in found["functions"])
     assert found["calls"] == {"f on rank1": {"calls": 0.5, "ms": 1.5}}
     assert not found["kernels"]
     for event in events:  # as on CUDA, where an operator has the kernels that it launched
