@@ -90,7 +90,6 @@ def run(args: argparse.Namespace) -> int:
     }
 
     from omegaconf import OmegaConf
-
     from torch.autograd.profiler_util import FunctionEvent
 
     from samewise.runner.measuring import profile
