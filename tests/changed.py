@@ -4,8 +4,6 @@ A module depends on what it imports, a config on the modules and configs that it
 compared as words, so that a test too many is run rather than one too few; where a change is of another kind (pyproject.toml, a new folder), all tests are.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 import shutil

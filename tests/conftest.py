@@ -1,7 +1,5 @@
 """What all tests share: the repository's root, a clean environment for child processes, and the skipping of `gpu`, `fsdp` and `data` tests."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import gc

@@ -1,7 +1,5 @@
 """Makes the modules beside the tests importable, as `samewise_forked` and `samewise_FOLDER_NAME`: no folder of tests is on sys.path. Run, not imported."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from importlib.abc import MetaPathFinder

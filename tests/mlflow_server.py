@@ -1,7 +1,5 @@
 """A real `mlflow server`, for tests of what is sent to one."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

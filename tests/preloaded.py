@@ -3,8 +3,6 @@
 It starts no thread and asks for no device, since a fork would have neither. tests/ is on sys.path only until this file is found.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib
 import os

@@ -1,6 +1,4 @@
 """The smallest training that most tests need: some steps on handwritten digits, recorded in the run's folder and nowhere else."""
 
-from __future__ import annotations
-
 QUIET = ["debug=tiny", "tracking=none", "evaluate.pictures=false", "callbacks=none"]
 DIGITS = ["experiment=resnet18_digits", *QUIET]

@@ -7,8 +7,6 @@ torchvision.transforms.v2 in the Dataset, one image at a time, as its documentat
 flip of each image are drawn from streams of the image's own key. By turns; the ratio is the median over the turns, the range holds eight of ten.
 """
 
-from __future__ import annotations
-
 import os
 
 os.environ.update(OMP_NUM_THREADS="1", CUBLAS_WORKSPACE_CONFIG=":4096:8")

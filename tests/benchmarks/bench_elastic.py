@@ -6,8 +6,6 @@ Two processes over gloo train the same network on the same micro-batches, a few 
 is the median over the turns. The last lines are one process: elastic with one replica, and four replicas against the same batch in four pieces.
 """
 
-from __future__ import annotations
-
 import os
 
 os.environ.update(OMP_NUM_THREADS="1", CUBLAS_WORKSPACE_CONFIG=":4096:8")

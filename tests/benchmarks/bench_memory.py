@@ -6,8 +6,6 @@ Each process trains a network of known size on small images, so that activations
 few steps (VmHWM), less what it had before the network was made. Weights, gradients and SGD's momentum are three sizes; what is above is the exchange's.
 """
 
-from __future__ import annotations
-
 import os
 
 os.environ.update(OMP_NUM_THREADS="1", CUBLAS_WORKSPACE_CONFIG=":4096:8", MALLOC_MMAP_THRESHOLD_="65536")  # freed tensors go back to the kernel

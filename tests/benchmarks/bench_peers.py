@@ -8,8 +8,6 @@ Peers that are not installed are left out: they come by the extra `bench`; torch
 A ratio is the median over the turns; the range holds eight turns of ten.
 """
 
-from __future__ import annotations
-
 import os
 
 os.environ.update(OMP_NUM_THREADS="1", CUBLAS_WORKSPACE_CONFIG=":4096:8")

@@ -6,8 +6,6 @@ The work of `bench_threads.py` with one thread on one core, in three processes t
 as it is on most CPUs. The ratio is the median over the turns.
 """
 
-from __future__ import annotations
-
 import statistics
 import sys
 from collections.abc import Callable

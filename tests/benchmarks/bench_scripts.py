@@ -17,8 +17,6 @@ samewise also pads the recordings that features were computed from (Wav2Letter),
 otherwise, writes a trace with digests of batch, gradients and weights. It uses torch's fused Adam, the scripts torch's default one.
 """
 
-from __future__ import annotations
-
 import os
 
 os.environ.update(OMP_NUM_THREADS="1", CUBLAS_WORKSPACE_CONFIG=":4096:8")

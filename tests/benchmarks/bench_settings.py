@@ -6,8 +6,6 @@ The same training under each setting, by turns; the ratio is the median over the
 anybody would, each five steps of a ResNet-18 with 11 million parameters and momentum (89 MB a checkpoint).
 """
 
-from __future__ import annotations
-
 import os
 
 os.environ.update(OMP_NUM_THREADS="1", CUBLAS_WORKSPACE_CONFIG=":4096:8")

@@ -5,8 +5,6 @@
 The two of a ratio take turns. The first step is there when the trace has its first line.
 """
 
-from __future__ import annotations
-
 import statistics
 import subprocess
 import sys

@@ -7,8 +7,6 @@ By hand it is a script of one page, which imports torch and mlflow; Hydra's basi
 for each, so that nothing of a job is left to the next one, and, for comparison, all in one process, which imports them once.
 """
 
-from __future__ import annotations
-
 import os
 
 os.environ.update(OMP_NUM_THREADS="1", CUBLAS_WORKSPACE_CONFIG=":4096:8", MLFLOW_DISABLE_TELEMETRY="true")

@@ -11,8 +11,6 @@ The second table compares the experiments' own settings (threads, memory format,
 their own batch sizes.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import statistics

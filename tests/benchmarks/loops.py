@@ -1,7 +1,5 @@
 """Loops that benchmarks compare: a hand-written one over the samples of a run, as a tutorial gives it, and samewise's between two evaluations."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Lets loops take turns in one process, so that whatever else the machine does meets each of them alike; other runners' in threads of their own."""
 
-from __future__ import annotations
-
 import ctypes
 import statistics
 import threading

@@ -1,7 +1,5 @@
 """The choices for detection: composed as published, built, and trained and evaluated for a step on data of each layout."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The choices for speech recognition: composed and built as in an experiment, and train for a few steps on data in each layout."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

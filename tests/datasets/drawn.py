@@ -3,8 +3,6 @@
 Tests import this as `samewise_datasets_drawn`.
 """
 
-from __future__ import annotations
-
 import codecs
 import contextlib
 import csv

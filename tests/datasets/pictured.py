@@ -1,7 +1,5 @@
 """Pictures for tests of batch transforms. Tests import this as `samewise_datasets_pictured`."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

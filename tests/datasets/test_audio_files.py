@@ -1,7 +1,5 @@
 """Reading audio files: formats, excerpts, rates, channels, and invalid files."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Images with several samples of 16 bits, which Pillow would read as 8, are refused."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Clips of recordings for vocoders: where they begin, what lies around them, and the layouts they come from."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Images with boxes in COCO's format."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The digits that scikit-learn ships."""
 
-from __future__ import annotations
-
 from samewise.datasets.digits import Digits
 
 

@@ -1,7 +1,5 @@
 """Digits drawn on canvases."""
 
-from __future__ import annotations
-
 from samewise.datasets.digits_on_canvas import DigitsOnCanvas
 
 

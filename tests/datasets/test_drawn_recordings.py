@@ -1,7 +1,5 @@
 """Readers of recordings give what plain independent ones read from odd files, or name the file."""
 
-from __future__ import annotations
-
 import io
 import struct
 import unicodedata

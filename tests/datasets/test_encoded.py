@@ -1,7 +1,5 @@
 """Images that the device decodes: which files those are, and that decoding, cropping and resizing them in the step changes nothing but nvJPEG's own pixels."""
 
-from __future__ import annotations
-
 import io
 import struct
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A file of another kind than requested is reported as what it is. Pillow, soundfile and Python's standard library write the files."""
 
-from __future__ import annotations
-
 import gzip
 import tarfile
 import zipfile

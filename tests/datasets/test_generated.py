@@ -1,7 +1,5 @@
 """Generated images for trying recipes."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

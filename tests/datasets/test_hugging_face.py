@@ -1,7 +1,5 @@
 """Data sets that the library `datasets` wrote (tests/datasets/hugging_face/write.py) are read without it: rows, classes and splits are those written."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence

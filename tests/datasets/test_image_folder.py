@@ -1,7 +1,5 @@
 """Images in folders by class, and the decoding of single files."""
 
-from __future__ import annotations
-
 import tarfile
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Images and labels that a table lists."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """ImageNet's layouts, with three classes of two images."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

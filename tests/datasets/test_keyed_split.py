@@ -1,7 +1,5 @@
 """Splits that are decided for each name separately."""
 
-from __future__ import annotations
-
 import pytest
 
 from samewise.datasets.parts.keyed_split import SPLITS, select_split

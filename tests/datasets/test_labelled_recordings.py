@@ -1,7 +1,5 @@
 """Recordings whose file names give their class."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The data set of LSUN that docs/your_own_data.md shows, on LMDB files, beside torchvision's."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Masks from files: maps of classes in folders and in Pascal VOC's layout, polygons and run lengths of COCO."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

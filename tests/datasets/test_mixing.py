@@ -1,7 +1,5 @@
 """Mixup and cutmix of a batch, compared with torchvision's."""
 
-from __future__ import annotations
-
 import torch
 from samewise_datasets_pictured import pictures
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Images with boxes in the layout of Pascal VOC."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What data sets say of how they read files is enough to read them elsewhere: here with Pillow and soundfile."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Resampling, the cosine transform and mu-law: torchaudio's to the bit."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torchaudio

@@ -1,7 +1,5 @@
 """Recordings that would be read otherwise than they are: each reader refuses them, or warns, with the file's name."""
 
-from __future__ import annotations
-
 import io
 import json
 import struct

@@ -1,7 +1,5 @@
 """Front ends of speech models: published values, and the same for a batch as for its utterances one by one."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torchaudio

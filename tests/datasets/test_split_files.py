@@ -1,7 +1,5 @@
 """Files of a Hugging Face data set are of the split that the library `datasets` gives them, or there is an error: test rows never become training rows."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Texts become tokens: of the standard library, of files and of tables, by bytes or by a tokenizer file."""
 
-from __future__ import annotations
-
 import hashlib
 
 import pytest

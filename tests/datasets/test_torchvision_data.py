@@ -1,7 +1,5 @@
 """CIFAR and MNIST, on small files in their real formats."""
 
-from __future__ import annotations
-
 import hashlib
 import pickle
 import struct

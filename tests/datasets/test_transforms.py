@@ -1,7 +1,5 @@
 """What holds for every batched transform: a batch gives what its samples give, inputs are unchanged, choices follow the stream."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

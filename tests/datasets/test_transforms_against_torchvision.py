@@ -1,7 +1,5 @@
 """Each batched transform against torchvision's own, given the same choices."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Clips [B, T, C, H, W] through the transforms of images: one choice per clip, the same for all its frames."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Every choice of the `transforms` group for classified images, built and applied to images as the loader and the step would."""
 
-from __future__ import annotations
-
 import io
 from importlib.resources import files
 from typing import Any

@@ -1,7 +1,5 @@
 """Transforms of images with boxes: equal to torchvision's, a batch like its samples, images of one size and of several."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

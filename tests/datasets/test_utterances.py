@@ -1,7 +1,5 @@
 """Data sets of transcribed recordings: their layouts on disk, transcripts, splits, and what is missing or wrong."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Clips of videos: the frames that were written, where clips begin, and invalid files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -3,8 +3,6 @@
 python tests/docs/coming_from.py --write    write the page
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

@@ -8,8 +8,6 @@ python tests/docs/exports_table.py --write --formats onnx ConvTasNet  put this c
 Formats whose packages or compiler are missing say so. What does not end within the limit says that.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

@@ -4,8 +4,6 @@ python tests/docs/gallery.py                    print them, with the runs that a
 python tests/docs/gallery.py --write RUN_ROOT   put them into the page, with the finished runs of a folder
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

@@ -6,8 +6,6 @@ is only a bold file name before a block says what the file holds that a user mak
 that page. The page of an example has its files beside it.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """docs/coming_from.md is made from its table, and what the table says to write composes."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from typing import Any

@@ -1,7 +1,5 @@
 """The port of docs/coming_from_lightning.md: its Lightning project, a plain loop, and samewise train alike, step by step."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import runpy

@@ -1,7 +1,5 @@
 """The worked example in CONTRIBUTING.md: its changes apply to this checkout, and its commands succeed."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

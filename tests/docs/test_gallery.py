@@ -1,7 +1,5 @@
 """The tables of docs/gallery.md say what finished runs and the headers of experiments say."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

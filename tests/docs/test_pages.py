@@ -1,7 +1,5 @@
 """The documents: every command exists and composes, runs or says why it cannot, and prints the output shown; every link has a target."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

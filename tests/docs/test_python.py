@@ -1,7 +1,5 @@
 """The notebook and the Python code in docs/python.md run unchanged, in an empty folder."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

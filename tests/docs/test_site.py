@@ -1,7 +1,5 @@
 """The documentation site, as `make docs` builds it, opened from the disk in a real browser."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import shutil

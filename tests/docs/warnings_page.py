@@ -4,8 +4,6 @@ python tests/docs/warnings_page.py            print it
 python tests/docs/warnings_page.py --write    write the page
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import shlex

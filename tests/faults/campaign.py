@@ -11,8 +11,6 @@ Trainings are forked from a process that has imported torch; sweeps, and runs of
 the one that is killed, and each meets the fault of a disk or a clock at its own n-th call.
 """
 
-from __future__ import annotations
-
 import argparse
 import collections
 import errno

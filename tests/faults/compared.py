@@ -1,7 +1,5 @@
 """Comparisons of a disturbed training: its checkpoints, its results, and what MLflow holds."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

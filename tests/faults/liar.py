@@ -3,8 +3,6 @@
 python liar.py FOLDER     prints the proxy's address; ends when its standard input does
 """
 
-from __future__ import annotations
-
 import contextlib
 import http.server
 import os

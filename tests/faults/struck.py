@@ -1,7 +1,5 @@
 """A samewise command that meets a fault: it is killed, or a call on a file fails through the layer in `layer.c`."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import importlib

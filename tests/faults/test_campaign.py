@@ -1,7 +1,5 @@
 """A few trials of the campaign, and checks that it causes faults and finds what it looks for."""
 
-from __future__ import annotations
-
 import errno
 import importlib
 import os

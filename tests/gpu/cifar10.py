@@ -2,8 +2,6 @@
 training has the same bits. The images are generated: nothing here says what accuracy they reach.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import statistics

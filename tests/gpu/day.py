@@ -4,8 +4,6 @@ Each row is a behaviour that only a device can show, and says what came of it: "
 where a row failed or bits differed that should not. `--device cpu --only bits` tries the script itself where there is no GPU.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

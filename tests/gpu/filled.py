@@ -1,7 +1,5 @@
 """Trains (with the command's arguments) with little of the device's memory left: this process first takes all but about 600 MiB."""
 
-from __future__ import annotations
-
 import runpy
 
 import torch

@@ -1,7 +1,5 @@
 """A model of 1e9 parameters, autocast to bf16, under fsdp on one device: memory, the time of a step, the trace's cost, and how long a checkpoint stops training."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -1,7 +1,5 @@
 """JPEG files of several sizes, as a camera might take them, for decoding on a device. Uses only installed packages."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -5,8 +5,6 @@
 A question is a script, or a part of one: `resnet50`, `cifar10:graphs`. What each printed is in a file of its name in FOLDER, what it warned of in errors.txt.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import subprocess

@@ -3,8 +3,6 @@
 The plain loop has the recipe's own model, loss, transforms and optimizer, and batches that are loaded and copied ahead; it reads the loss at each step.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 

@@ -3,8 +3,6 @@
 The baseline is a compiled loop that trains on one batch over and over and reads only its last loss. `--device cpu` tries the script.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import statistics

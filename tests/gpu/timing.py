@@ -1,7 +1,5 @@
 """Times loops of steps by turns in one process, and says what the device and the host did in some of them."""
 
-from __future__ import annotations
-
 import os
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

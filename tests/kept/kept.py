@@ -4,8 +4,6 @@ Entries from other kinds of machine stay; if there is none for this machine, the
 change that is meant to alter a config or a result, drop those of machines that are not available, and say why in CHANGELOG.md.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import io

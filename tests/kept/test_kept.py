@@ -1,7 +1,5 @@
 """A change of the code's structure changes no config and no bit; and under `debug=tiny` every experiment trains without diverging."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import statistics

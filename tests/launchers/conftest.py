@@ -1,7 +1,5 @@
 """A SLURM cluster of two nodes on this machine, which runs for the tests of one file, and a project whose runs wait for the test."""
 
-from __future__ import annotations
-
 import getpass
 import os
 import shutil

@@ -1,7 +1,5 @@
 """A small sweep for Kubernetes, and the contents of its manifest. Tests import this as `samewise_launchers_kubernetes_sweeps`."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -3,8 +3,6 @@
 `job-batch-v1.json` is Kubernetes' own schema, strict; its first lines say where it is from.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """What a pod of a sweep on Kubernetes does: it trains its point, saves when it is asked to end, and records its state."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

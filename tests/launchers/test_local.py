@@ -1,7 +1,5 @@
 """`launcher=local` divides this machine's devices among its jobs. The jobs here are real processes that print which devices they were given."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`launcher=ray` on a real Ray, in a network namespace of its own: detached, cancelled, failing; the same bits as alone."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import json

@@ -1,7 +1,5 @@
 """`launcher=slurm` on a real SLURM of two nodes: detached, preempted, requeued, cancelled, failing; the same bits as alone."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

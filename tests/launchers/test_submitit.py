@@ -1,7 +1,5 @@
 """Hydra's submitit launcher runs samewise's experiments, with the program in docs/clusters.md; the plugin does not change samewise itself."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -8,8 +8,6 @@ quickest first, until one fails; all are among the default tests. A fork has tor
     python tests/mutation/mutants.py --again OUTCOMES        what survived, once more
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import itertools

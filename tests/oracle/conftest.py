@@ -1,7 +1,5 @@
 """The oracle, as a fixture for the tests here."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -6,8 +6,6 @@ With seeds of their own each draws its weights, batches and dropout by itself: m
 Tests import this as `samewise_oracle_curves`.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import math

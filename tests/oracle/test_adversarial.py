@@ -1,7 +1,5 @@
 """The adversarial recipe against a plain script: two networks of torch's layers, two optimizers, the loss of Goodfellow et al."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """An autoencoder against a plain script: torch's layers, loss and optimizer on scikit-learn's digits."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """COCO's average precision against pycocotools fed by hand from JSON, torchmetrics, and a second implementation of the definition in float64."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -1,7 +1,5 @@
 """Classification against a plain script: torchvision's blocks, scikit-learn's digits, and torch's own loss, optimizer and schedule."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Detection against a plain script: torchvision's RetinaNet put together by hand, its reference's learning rates, torchmetrics' average precision."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial

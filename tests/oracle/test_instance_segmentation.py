@@ -1,7 +1,5 @@
 """Mask R-CNN against a plain script: torchvision's own, put together by hand, with samples of proposals so large that no draw decides."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from samewise_oracle_curves import Task, Trained, batches

@@ -1,7 +1,5 @@
 """A causal language model, and a classifier of texts, against plain scripts: texts out of unicodedata, attention by its definition, torch's AdamW."""
 
-from __future__ import annotations
-
 import math
 import unicodedata
 from collections.abc import Callable

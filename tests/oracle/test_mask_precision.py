@@ -1,7 +1,5 @@
 """Average precision of masks against pycocotools' own evaluation of a file, from masks in pixels."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from pycocotools import mask as run_lengths

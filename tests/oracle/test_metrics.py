@@ -1,7 +1,5 @@
 """What the recipes report, compared with each field's evaluators and with float64 computed another way, including edge cases."""
 
-from __future__ import annotations
-
 import csv
 import itertools
 import math

@@ -1,7 +1,5 @@
 """Regression against a plain script: scikit-learn's diabetes data and scaler, torch's layers, loss and optimizer."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

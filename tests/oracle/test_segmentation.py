@@ -1,7 +1,5 @@
 """Segmentation against a plain script: torchvision's own LRASPP, its reference's criterion and polynomial rates, IoU from sets of pixels."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from samewise_oracle_curves import Task, Trained, batches

@@ -1,7 +1,5 @@
 """Separation against a plain script: torchaudio's ConvTasNet, SI-SDR by its definition over all permutations, torch's plateau schedule."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 

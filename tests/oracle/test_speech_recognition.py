@@ -1,7 +1,5 @@
 """Speech recognition against a plain script: torchaudio's features, one utterance at a time without padding, torch's CTC, torchmetrics' error rates."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace

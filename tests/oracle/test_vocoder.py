@@ -1,7 +1,5 @@
 """The vocoder against a plain script: torchaudio's WaveRNN, spectra frame by frame, mu-law and logistics by their formulas."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

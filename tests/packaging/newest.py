@@ -4,8 +4,6 @@ newest.py install     pre-releases too; pip's own configuration may cap some
 newest.py versions    those that the tests will run with, and which are newer than the tested ones
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """docs/architecture.md has a line for each folder, and the decisions have their places."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

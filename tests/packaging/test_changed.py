@@ -1,7 +1,5 @@
 """`make test-changed` runs the tests that a change can affect."""
 
-from __future__ import annotations
-
 import ast
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Imports go in one direction, without cycles, and `make lint` finds one that does not."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

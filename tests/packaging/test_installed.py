@@ -4,8 +4,6 @@ Each scratch environment sees the packages of the environment that runs the test
 that is found this way is not read, so the samewise of the running environment stays out of sight.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import sysconfig

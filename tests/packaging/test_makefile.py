@@ -1,7 +1,5 @@
 """The Makefile explains itself, and makes an environment only where it can."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

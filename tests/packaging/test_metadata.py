@@ -1,7 +1,5 @@
 """The lock file, the versions, the licence and the package folders are consistent."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`samewise.datasets` is ours and `datasets` is Hugging Face's, in whatever environment and folder these tests run."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.metadata
 import importlib.util

@@ -1,7 +1,5 @@
 """What a public project has beside its code: citation, policies, image, CI and hooks say what is true of this checkout."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

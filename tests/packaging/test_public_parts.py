@@ -1,7 +1,5 @@
 """What is public is listed once; every other room says that it is private, and the code in docs and examples uses nothing private."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

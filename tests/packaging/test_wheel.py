@@ -1,7 +1,5 @@
 """The wheel holds all of samewise and nothing else."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import zipfile

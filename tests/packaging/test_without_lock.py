@@ -1,7 +1,5 @@
 """What `pip install FOLDER` makes of an empty environment: the newest releases that the index, or pip's configuration, allows."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Makes `pretended_cuda` importable for the tests here, since no folder of tests is on sys.path."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What each recipe makes a CUDA device do in a step and in an evaluation batch is recorded in counts.json, and differences are named."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Images decoded on the device, here a pretended one whose nvJPEG is the CPU's decoder: what the device does for them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The pretended device refuses what CUDA refuses, and counts what CUDA would start, copy and wait for."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

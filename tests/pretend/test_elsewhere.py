@@ -1,7 +1,5 @@
 """The tests marked `gpu`, and others that train, pass on the pretended device, in a separate process in which it exists from the start."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

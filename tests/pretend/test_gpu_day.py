@@ -1,7 +1,5 @@
 """`tests/gpu/day.py` checks in one go what only a GPU can show; the tests here check that the script itself works, without a GPU."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

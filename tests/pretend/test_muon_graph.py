@@ -1,7 +1,5 @@
 """Muon's iterations as a CUDA graph: the bits of the operators one by one, and fewer launches."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

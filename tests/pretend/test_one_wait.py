@@ -1,7 +1,5 @@
 """Faults in a step are named although nothing waits for the device before the end of the step."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Faults of the kind that only a CUDA device shows, planted in a user's recipe and transform, are found on any machine, with their line."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent

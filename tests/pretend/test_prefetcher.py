@@ -1,7 +1,5 @@
 """Batches are copied to the device one step ahead, from page-locked memory and on a separate stream; none is used before it has arrived."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from pathlib import Path
 from typing import Any

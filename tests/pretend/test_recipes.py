@@ -1,7 +1,5 @@
 """Each recipe trains on a CUDA device, is stopped, resumes from its checkpoint, and ends with the bits of a run that was not stopped."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

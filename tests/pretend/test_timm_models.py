@@ -1,7 +1,5 @@
 """timm's models, and the speech encoders, on a CUDA device in strict mode: each gives the same gradients twice, or is refused by the name of its operator."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Torchvision's classification models on a CUDA device in strict mode: each gives the same gradients twice, or is refused by the name of its operator."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

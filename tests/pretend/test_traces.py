@@ -1,7 +1,5 @@
 """The trace of training on a device: digests are computed there, and read when that needs no wait."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Rewrite counts.json: `python tests/pretend/write_counts.py [RECIPE ...]`, or all recipes without names. Prints what has changed."""
 
-from __future__ import annotations
-
 import os
 import sys
 import tempfile

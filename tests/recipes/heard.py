@@ -1,7 +1,5 @@
 """What tests of speech recognition share: models with prescribed outputs. Tests import this as `samewise_recipes_heard`."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

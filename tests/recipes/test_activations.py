@@ -1,7 +1,5 @@
 """Activations by name: in samewise's models, and in place of those of any other."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

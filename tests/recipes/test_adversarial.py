@@ -1,7 +1,5 @@
 """The adversarial recipe: its losses, its metrics, its two optimizers, and the messages if they do not fit."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """How the vocoder expresses the next amplitude: as a mu-law step, or as a mixture of logistics."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Autoencoders: the divergence of a variational one, metrics for any batch size, and a model that does not fit."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.distributions import Normal, kl_divergence

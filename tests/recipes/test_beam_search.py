@@ -1,7 +1,5 @@
 """Beam search in place of the best path: without words, with words from a file, and without flashlight's decoder installed."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from samewise_recipes_heard import LETTERS, Told, saying, understood

@@ -1,7 +1,5 @@
 """The classification recipe against independent computations of what it documents."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """pycocotools reads what `predict --format coco` writes, next to a user's annotations, whatever the numbers of their categories are."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """CTC on a CUDA device: in Triton's interpreter its loss and gradient equal torch's in float64, and it compiles for current devices without atomics."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The detection recipe against the reference formulas and torchvision's own values, computed independently."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

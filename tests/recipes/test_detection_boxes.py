@@ -1,7 +1,5 @@
 """Boxes and sizes are in pixels of the file; samples that cannot be right are refused."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -1,7 +1,5 @@
 """Labels of predicted boxes can be read wherever the boxes are; label pixels are counted in the rendered pictures."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

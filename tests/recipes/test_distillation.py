@@ -1,7 +1,5 @@
 """A model learns from a frozen teacher: by the published formula, and as another experiment for another teacher."""
 
-from __future__ import annotations
-
 import shutil
 from copy import deepcopy
 from pathlib import Path

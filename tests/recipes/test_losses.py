@@ -1,7 +1,5 @@
 """The losses that a config can choose, against their formulas in float64, and in training with micro-batches."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

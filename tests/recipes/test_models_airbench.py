@@ -1,7 +1,5 @@
 """Airbench's network: its size, its number of operations, and its initial weights."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

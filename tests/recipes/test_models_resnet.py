@@ -1,7 +1,5 @@
 """The ResNets for small images, against the paper and against torchvision."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torchvision

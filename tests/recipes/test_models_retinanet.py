@@ -1,7 +1,5 @@
 """RetinaNet against the published facts, and its choices."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """timm's models as this project makes them: timm's own, by name, with weights that timm saved, and without any download by timm."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

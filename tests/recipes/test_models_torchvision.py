@@ -1,7 +1,5 @@
 """The choices for torchvision's classification models: there is one for each, and it makes torchvision's own model."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

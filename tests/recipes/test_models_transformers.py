@@ -1,7 +1,5 @@
 """transformers' wav2vec 2.0 and HuBERT as the speech recipe calls them, compared with transformers itself, which also saves the checkpoints."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """torchaudio's wav2vec 2.0 and HuBERT as the speech recipe calls them: each choice is torchaudio's own network, in its settings and in its outputs."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Metrics by name compared with scikit-learn's, whatever the batch size, and messages about metrics that do not fit."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

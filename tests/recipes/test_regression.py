@@ -1,7 +1,5 @@
 """Regression: its metrics against scikit-learn's, the data that it takes, and its predictions."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The segmentation recipe against torchvision's criterion, and its counts of pixels."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

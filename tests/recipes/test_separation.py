@@ -1,7 +1,5 @@
 """Speech separation: its loss against independent formulas, exact evaluation, the audio files that it saves, and refusals."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Speech recognition: the published network, the loss against torch's own, decoding, error rates, and what is refused."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Test-time augmentation: the mean over versions of an image, against loops over pixels."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn

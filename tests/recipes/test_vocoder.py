@@ -1,7 +1,5 @@
 """The vocoder: its inputs and targets, its two encodings of samples, sampling, and what it reports."""
 
-from __future__ import annotations
-
 import pytest
 import soundfile
 import torch

@@ -1,7 +1,5 @@
 """Runs whose record is altered, as if by somebody who knows its format."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

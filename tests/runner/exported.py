@@ -1,7 +1,5 @@
 """Shared by tests of exports: a small experiment, and the result of `samewise verify` for the folder of an export."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A small network, and weights of another. Tests import this as `samewise_runner_initialised`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

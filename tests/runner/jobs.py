@@ -3,8 +3,6 @@
 The launcher for users is tested in test_launch.py. Tests import this as `samewise_runner_jobs`.
 """
 
-from __future__ import annotations
-
 import json
 import socket
 import time

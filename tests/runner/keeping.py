@@ -1,7 +1,5 @@
 """Checkpoints of a few numbers, written and listed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any

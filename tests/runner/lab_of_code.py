@@ -1,7 +1,5 @@
 """A project whose code an experiment reaches, for tests that edit it. Tests import this as `samewise_runner_lab_of_code`."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import importlib

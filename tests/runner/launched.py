@@ -1,7 +1,5 @@
 """A `samewise train ... strategy.nproc=N` in its own process, a fork, and the ranks that it has started, each in a new interpreter."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from pathlib import Path

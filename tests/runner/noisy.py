@@ -1,7 +1,5 @@
 """A data set with careless randomness, whose samples and batches test_keyed.py and test_loading.py make."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Shared by tests of optimizers: a small network, and optimizers built for it as a config's are."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

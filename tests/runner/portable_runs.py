@@ -3,8 +3,6 @@
 python portable_runs.py FOLDER NAME...
 """
 
-from __future__ import annotations
-
 import hashlib
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """How the promise is tested: runs of the command line in separate processes, some of which are killed. Tests get it as the fixture `promise`."""
 
-from __future__ import annotations
-
 import json
 import random
 import signal

@@ -4,8 +4,6 @@ It does not know what a checkpoint contains: it follows attributes, items, closu
 cannot inspect must be named in `OPAQUE`, so nothing is skipped silently. Tests import this as `samewise_runner_reachable`.
 """
 
-from __future__ import annotations
-
 import collections
 import copy
 import dataclasses

@@ -3,8 +3,6 @@
 Tests import this as `samewise_runner_resuming`.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os

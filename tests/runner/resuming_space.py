@@ -1,7 +1,5 @@
 """The space of configs from which the runs that are resumed at every step are drawn. Tests import this as `samewise_runner_resuming_space`."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A run of two steps, as small as possible, for each recipe that predicts from files."""
 
-from __future__ import annotations
-
 SMALL = [
     "debug=tiny",
     "evaluate.pictures=false",

@@ -1,7 +1,5 @@
 """Our schedules and torch's, stepped through a training: the options of every parameter group at each step."""
 
-from __future__ import annotations
-
 import functools
 import math
 import warnings

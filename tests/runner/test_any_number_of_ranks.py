@@ -1,7 +1,5 @@
 """The promise of strategy=elastic: the same bits on any number of processes, even if they are killed and their number changes on the way."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """The promise of strategy=elastic for recipes at reduced size: the same bits on 1, 2 and 4 processes, killed or not."""
 
-from __future__ import annotations
-
 import json
 import signal
 

@@ -1,7 +1,5 @@
 """samewise from Python: it gives the commands' bits, whatever the process has done to torch, and raises their errors as exceptions."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """Grouping by aspect ratio: a function of (seed, epoch), every sample once, micro-batches of one shape."""
 
-from __future__ import annotations
-
 import bisect
 
 import torch

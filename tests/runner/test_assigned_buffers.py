@@ -1,7 +1,5 @@
 """A model whose forward pass assigns a new tensor to a buffer trains as in a plain loop, and as a model that changes its buffer in place."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

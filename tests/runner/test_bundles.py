@@ -1,7 +1,5 @@
 """A finished run in one file: the same bytes each time, without secrets; trained again it gives the same bits, or the first difference is named."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

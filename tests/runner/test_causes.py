@@ -1,7 +1,5 @@
 """The first line of a message names the cause of a mistake, not its consequence."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What `check` finds, in one report and before anything is built."""
 
-from __future__ import annotations
-
 import itertools
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """`samewise check strategy...` tries the setup of any number of processes in one; and one process replays what hundreds would compute."""
 
-from __future__ import annotations
-
 import json
 import os
 

@@ -1,7 +1,5 @@
 """What a checkpoint contains, which ones are kept, shards, and the errors if one cannot be written or read."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """A checkpoint is either complete or absent; a damaged one is named and the previous one is used."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The command line, as a person uses it: in a separate process if imports or the last output matter."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -3,8 +3,6 @@
 Whether torch's compiler computes what the model says is not tested here, except that the losses of the first steps are compared with those without it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """From overrides to a config."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Sample transforms around a data set."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from PIL import Image

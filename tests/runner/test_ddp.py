@@ -1,7 +1,5 @@
 """What torch's DistributedDataParallel offers, each on real ranks over gloo: hooks, uneven inputs, optimizer state in shards, timeouts."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Recurrent layers of cuDNN are used if they repeat to the bit, and refused by name if they do not."""
 
-from __future__ import annotations
-
 import os
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """`samewise diff` names where two runs diverge."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The digest of a batch covers every value in it, whatever holds it; what has no digest is an error that names it."""
 
-from __future__ import annotations
-
 import datetime
 import re
 from collections import OrderedDict, UserDict, deque

@@ -1,7 +1,5 @@
 """Digests on a CUDA device by one kernel: in Triton's interpreter they are those of torch's operators, and it compiles for current devices."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The average of the weights is the one its settings describe, and is useful for any number of steps."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

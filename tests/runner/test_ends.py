@@ -1,7 +1,5 @@
 """An incomplete run is never called finished: a component may end the process, the folder may be deleted."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

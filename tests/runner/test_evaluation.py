@@ -1,7 +1,5 @@
 """Which part of the validation split is evaluated, and when: `evaluate.limit`, and a run of zero steps."""
 
-from __future__ import annotations
-
 import json
 
 import mlflow

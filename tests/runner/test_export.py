@@ -1,7 +1,5 @@
 """A model exported to other formats gives the same results, for other inputs too; a fault in a file is found and named."""
 
-from __future__ import annotations
-
 import json
 import resource
 import shutil

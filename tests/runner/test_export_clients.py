@@ -1,7 +1,5 @@
 """The programs in docs/examples run an export, and give what the model gives."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

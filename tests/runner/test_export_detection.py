@@ -1,7 +1,5 @@
 """A detector is exported as a whole: images go in, the selected boxes come out, and an export that selects other boxes is reported."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

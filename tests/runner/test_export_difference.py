@@ -1,7 +1,5 @@
 """What is reported about an export: which results are the same, how far apart others are, whether its weights could be read."""
 
-from __future__ import annotations
-
 import torch
 
 from samewise.runner.exports.difference import difference

@@ -1,7 +1,5 @@
 """Models as programs, without a run: what a file takes and holds, and what an exporter refuses."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

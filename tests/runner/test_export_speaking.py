@@ -1,7 +1,5 @@
 """The conditioning and step of a WaveRNN in other runtimes, in a loop of a separate program, speak what the model speaks for the same random numbers."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

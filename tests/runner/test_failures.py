@@ -1,7 +1,5 @@
 """Failures while training: a readable message, exit code 1, nothing damaged, and the same command resumes."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """A process hangs, or its device is lost: the run ends in time and names the rank, the step and the exchange, or continues with fewer processes."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import signal

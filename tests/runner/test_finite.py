@@ -1,7 +1,5 @@
 """Nonfinite numbers end a run before they reach the weights or a checkpoint, and are never the best."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A training on the CPU takes memory from the kernel once, not in every step."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

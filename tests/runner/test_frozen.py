@@ -1,7 +1,5 @@
 """Frozen layers stay frozen: parameters and running statistics, in every strategy, through evaluations and resuming."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Callable

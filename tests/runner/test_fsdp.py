@@ -1,7 +1,5 @@
 """strategy=fsdp on real ranks over gloo: it agrees with one process, repeats, resumes, and its checkpoints move."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What decides a loss but is in no checkpoint is found before the first step, and nothing is said of what only looks like it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

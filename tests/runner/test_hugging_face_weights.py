@@ -1,7 +1,5 @@
 """Checkpoints as Hugging Face's libraries and timm write them: in folders, or by name in their cache. Nothing is downloaded, no pickle is read."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A project created by `samewise init` trains at once, unchanged."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Initial weights from files: whole or in part, by name, and errors about what does not fit."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Initial weights: by rules, from files, parametrised, frozen."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Components from configs, and what a config may not name."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

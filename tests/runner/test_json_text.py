@@ -1,7 +1,5 @@
 """The output of `--json`, and the files of a run, are valid JSON for strict parsers."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The code of a run is kept: other code is told apart, and the run's project is written again."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

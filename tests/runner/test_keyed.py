@@ -1,7 +1,5 @@
 """What a batch contains depends on its key alone; errors and samples that do not repeat are named."""
 
-from __future__ import annotations
-
 import random
 import re
 

@@ -1,7 +1,5 @@
 """`samewise train ... strategy.nproc=2` starts its own ranks, passes signals on, restarts if one dies, and reports an error once."""
 
-from __future__ import annotations
-
 import json
 import random
 import signal

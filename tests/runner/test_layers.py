@@ -1,7 +1,5 @@
 """`samewise check` summarises a model by layer, with the parameters and operations that torchvision publishes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

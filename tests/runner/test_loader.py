@@ -1,7 +1,5 @@
 """Configs are what Hydra composes, though samewise reads and merges the files; and a program's own use of Hydra stays as it was."""
 
-from __future__ import annotations
-
 import random
 import subprocess
 import sys

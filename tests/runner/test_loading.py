@@ -1,7 +1,5 @@
 """Any number of workers gives the same batches; what happens to a worker that is stopped or killed."""
 
-from __future__ import annotations
-
 import multiprocessing
 import subprocess
 import sys

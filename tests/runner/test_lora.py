@@ -1,7 +1,5 @@
 """LoRA: only a low-rank change is learned, which starts at zero; everything else stays."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Where the processes of a run meet: MASTER_ADDR and MASTER_PORT, tcp://, file://; over the backends that torch is built with."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

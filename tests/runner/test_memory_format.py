@@ -1,7 +1,5 @@
 """channels_last changes the memory layout, not what is learned: for every recipe with images, with several replicas, on any number of processes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

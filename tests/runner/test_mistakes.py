@@ -1,7 +1,5 @@
 """Typical mistakes of newcomers: the error message says what to do, and its first line gives a hint."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 There is no tolerance: the stages compute what the whole model computes, with the same kernels on the same samples, and gradients are added in the same order.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -1,7 +1,5 @@
 """Several monitored metrics: each keeps its best checkpoint, and is shown at the end and in MLflow; invalid monitors are reported."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

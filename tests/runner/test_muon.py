@@ -1,7 +1,5 @@
 """Muon for weights of any dimensions, with SGD beside it: against torch's optimizers, the iteration against singular values in float64."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

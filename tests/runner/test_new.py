@@ -1,7 +1,5 @@
 """An experiment file from a run, and a run's own config trained again."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path

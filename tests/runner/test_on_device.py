@@ -1,7 +1,5 @@
 """Digests that any device can compute, and values that are read later."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

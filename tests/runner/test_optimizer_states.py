@@ -1,7 +1,5 @@
 """The state of an optimizer: how it begins, and another's checkpoint."""
 
-from __future__ import annotations
-
 import math
 from contextlib import nullcontext
 from typing import Any

@@ -1,7 +1,5 @@
 """Optimizers from the config: the choices, their implementation, their groups, what is refused."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 from pathlib import Path

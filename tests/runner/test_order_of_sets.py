@@ -1,7 +1,5 @@
 """Python's hash seed: a set in a user's code has the same order in every process, so a run can be repeated, resumed, and spread over ranks."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """An experiment's settings for a choice that the command line replaces: what does not fit is left out, what fits stays, and both are reported."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What is said of samewise's own code when two environments are compared."""
 
-from __future__ import annotations
-
 import samewise
 from samewise.runner.records import own_code
 

@@ -1,7 +1,5 @@
 """The metrics of recipes with nothing but a loss, and of those that measure."""
 
-from __future__ import annotations
-
 import importlib
 import json
 

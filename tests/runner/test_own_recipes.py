@@ -1,7 +1,5 @@
 """What `samewise check` says of a recipe of one's own that is wrong, or may be."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tensors packed into one come out as they went in: values, dtypes, and memory layout."""
 
-from __future__ import annotations
-
 import torch
 
 from samewise.runner.strategies.packing import pack, unpack

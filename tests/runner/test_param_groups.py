@@ -1,7 +1,5 @@
 """Parameter groups by pattern."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The small parts of training, tested alone on a run that is built but not trained: what is due, progress, the recorder, gradients, saved state."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

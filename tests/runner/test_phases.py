@@ -1,7 +1,5 @@
 """Gradients of a phase: averaged, clipped, gathered only by its own parameters, and checked for nonfinite numbers."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 from typing import Any

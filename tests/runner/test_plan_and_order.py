@@ -1,7 +1,5 @@
 """Where each sample goes: the order of an epoch, and how it is cut into batches."""
 
-from __future__ import annotations
-
 import tracemalloc
 from collections.abc import Callable
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """`reproducibility=portable` on other CPUs: those that qemu-user emulates (Debian's package), and this one with fewer instructions."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

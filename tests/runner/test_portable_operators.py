@@ -1,7 +1,5 @@
 """Under `reproducibility=portable` square roots are rounded correctly, images are sampled by a scalar kernel, and large products and GRUs are accurate."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """The number format is the config's, whatever was set before, and a format that is not available is reported."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`samewise predict` applies a run's model to files: without its data, the same each time, and naming files that cannot be read."""
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """`samewise profile` finds deliberately slow parts, and leaves runs and bits unchanged."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """What is printed while a run trains, without a terminal."""
 
-from __future__ import annotations
-
 import re
 
 import torch

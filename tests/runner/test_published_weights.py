@@ -1,7 +1,5 @@
 """Published weights by name: from the cache or downloaded, only if their checksum matches; the weights of a run by its name."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the functions of `samewise` report about wrong arguments: one line that names Python arguments, not options."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A run without its folder is verified from MLflow alone: config, environment, code, trace and checkpoint come from the store."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """activation_checkpointing: recomputing activations in the backward pass changes no bit, whatever a module draws or counts, under every strategy."""
 
-from __future__ import annotations
-
 import copy
 import random
 from pathlib import Path

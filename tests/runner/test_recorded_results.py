@@ -1,7 +1,5 @@
 """`samewise verify` compares all results in a run's folder: each difference is named with its key, step, recorded and recomputed value."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """The replicas of one process: the sum of their gradients, whatever is accumulated, overlapped or left out."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

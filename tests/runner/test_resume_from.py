@@ -1,7 +1,5 @@
 """`resume_from=` starts an experiment from a checkpoint of another one."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -3,8 +3,6 @@
 The final weights alone would show that something was lost, but not what; and not losses that leave them unchanged, such as a counter or a callback's average.
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 import shutil

@@ -1,7 +1,5 @@
 """The comparison of resumed runs finds what it should: faults planted in the restored state, each named by its path."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Each process of a resumed run has what it had before: like test_resuming.py, for the strategies with several processes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """`samewise runs`: lists what was trained, with labels and results; and deletes runs."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

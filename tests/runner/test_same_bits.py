@@ -1,7 +1,5 @@
 """The promise: the same experiment gives the same bits, however often it is run, killed and resumed, and whichever process loads its samples."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -3,8 +3,6 @@
 Among the quick tests, test_resuming.py resumes them after every step, and tests/kept runs them again.
 """
 
-from __future__ import annotations
-
 import random
 
 import pytest

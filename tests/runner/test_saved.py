@@ -1,7 +1,5 @@
 """A run's saved config: an override changes the values that referred to it, and a config from somebody else can refer to nothing but itself."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Schedules agree with torch's, over whole runs and for several groups, and are functions of the step."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from pathlib import Path

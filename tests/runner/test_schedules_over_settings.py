@@ -1,7 +1,5 @@
 """Schedules over drawn settings: torch's own numbers, torch's defaults, and the limits of each setting."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Schedules in combination, over several optimizers, with torch's among them, and the requirements for a user's own class."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

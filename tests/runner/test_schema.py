@@ -1,7 +1,5 @@
 """The schemas with which editors complete and check config files."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """What strategy=fsdp refuses in a backward pass. One rank of two, the other simulated."""
 
-from __future__ import annotations
-
 from collections.abc import Generator
 
 import pytest

@@ -1,7 +1,5 @@
 """Several optimizers in a step, with a small GAN: its bits, and that each phase only computes what it trains."""
 
-from __future__ import annotations
-
 import json
 import random
 from copy import deepcopy

@@ -1,7 +1,5 @@
 """Without ranks: which modules a setting matches, the index of shards, and which micro-batches have samples."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 

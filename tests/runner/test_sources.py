@@ -1,7 +1,5 @@
 """The code that an experiment reaches is part of its identity: changed code makes another run, and differences are named."""
 
-from __future__ import annotations
-
 import pytest
 from samewise_runner_lab_of_code import EDITS, at_work_in, edit, fingerprint_in, write
 

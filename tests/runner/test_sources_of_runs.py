@@ -1,7 +1,5 @@
 """What a run does if the code has changed since it was started, or is edited meanwhile."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Where two trainings diverge, `verify` repeats the step and names the first difference, in the order of computation."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """`samewise runs --uri`: the runs in an MLflow store, in the same table as those on disk."""
 
-from __future__ import annotations
-
 import http.server
 import json
 import threading

@@ -1,7 +1,5 @@
 """Randomness is a function of its key."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 

@@ -1,7 +1,5 @@
 """Batch norms over all replicas: by torch's SyncBatchNorm under strategy=ddp, on CUDA; by replicas side by side under elastic and single."""
 
-from __future__ import annotations
-
 import json
 from copy import deepcopy
 

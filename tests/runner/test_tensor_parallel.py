@@ -1,7 +1,5 @@
 """strategy=tensor_parallel: a model that declares a plan trains on two processes as on one, and its checkpoints move."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

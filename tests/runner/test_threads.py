@@ -1,7 +1,5 @@
 """The number of threads is part of the experiment; the number of cores that run them changes no bit."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """What samewise needs of torch's private parts is in one list, and is there."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

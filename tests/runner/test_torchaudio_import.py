@@ -1,7 +1,5 @@
 """torchaudio beside a torch that its compiled library was not made for."""
 
-from __future__ import annotations
-
 import importlib.util
 import subprocess
 import sys

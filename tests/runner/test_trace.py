@@ -1,7 +1,5 @@
 """The trace shows where two runs diverge."""
 
-from __future__ import annotations
-
 import json
 import resource
 

@@ -1,7 +1,5 @@
 """TensorBoard, Weights & Biases and metrics.csv, read back by their own readers: each value once, whatever was killed; missing and unknown backends are reported."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """The page that `samewise ui` opens: the latest experiment's runs, the best first, with what differs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The sender of a run: it notices when the trainer dies, outlives the process that forked it, and omits nothing, whatever is killed."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

@@ -1,7 +1,5 @@
 """Everything sent to an MLflow store is there exactly once, whatever was sent before, however often, and by however many senders."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

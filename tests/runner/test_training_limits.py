@@ -1,7 +1,5 @@
 """Settings that limit a training: clipping, skipped steps, a part of each epoch, evaluations and checkpoints between epochs, and time."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

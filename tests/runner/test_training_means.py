@@ -1,7 +1,5 @@
 """What decides may be the training's means: the same on any number of ranks, killed and resumed; and early stopping by several rules."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

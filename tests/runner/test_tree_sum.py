@@ -1,7 +1,5 @@
 """The sum over replicas has one order, whichever process carries which replica."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

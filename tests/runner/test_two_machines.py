@@ -1,7 +1,5 @@
 """One run across two machines, each with its own address: two network namespaces joined by a cable (a veth pair), torchrun in each."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

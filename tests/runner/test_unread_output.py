@@ -1,7 +1,5 @@
 """If nobody reads the output any more (`| head -1`, a closed terminal), a command continues silently and ends with its usual exit code."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

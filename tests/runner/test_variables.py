@@ -1,7 +1,5 @@
 """Commands set the environment variables that torch reads as it is imported before they import it: later would be too late."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """`samewise verify` reports whether a second training gives the same bits, and names where it diverges."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from contextlib import nullcontext

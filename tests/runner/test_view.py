@@ -1,7 +1,5 @@
 """A callback sees numbers and copies: whatever it does with them, it cannot change the training."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Files of weights: what is reported if a file does not fit, and what is taken from it if it does."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Orders by weights, against torch's sampler and against counts of what they draw."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Known faults of torch's libraries do not affect training: results are those of a plain computation in float64."""
 
-from __future__ import annotations
-
 import copy
 import json
 

@@ -3,8 +3,6 @@
 python tracking_trainer.py RUNFOLDER URI STEPS SECONDS_PER_STEP [STATUS]
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time

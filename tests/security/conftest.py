@@ -1,7 +1,5 @@
 """A run and a sweep as someone hands them on: made once, and copied for each test that wants one."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tables in an untrusted data set stay within the memory limits, and a damaged table raises an error that names its file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

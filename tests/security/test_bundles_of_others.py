@@ -1,7 +1,5 @@
 """A tampered bundle is refused, naming the part, before any of it is used; a hostile bundle writes nothing outside its folder."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

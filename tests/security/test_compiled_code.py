@@ -1,7 +1,5 @@
 """Compiled code is loaded and run from a folder of the user's own, not from one in /tmp whose name another user can take first."""
 
-from __future__ import annotations
-
 import getpass
 import os
 import tempfile

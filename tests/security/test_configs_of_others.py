@@ -1,7 +1,5 @@
 """A config file from others reads none of this user's variables, sends nothing to its author's addresses, and is limited in size."""
 
-from __future__ import annotations
-
 import json
 import resource
 from collections.abc import Callable

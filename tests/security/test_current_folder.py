@@ -1,7 +1,5 @@
 """Nothing is imported from the folder that a command runs in, and a config file changes none of Hydra's settings."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A damaged image raises an error that names its file and does not end the process; an intact one has the pixels that Pillow reads."""
 
-from __future__ import annotations
-
 import io
 import struct
 import zlib

@@ -1,7 +1,5 @@
 """Files in an untrusted data set take no more of the machine than the limits allow."""
 
-from __future__ import annotations
-
 import io
 import multiprocessing
 import os

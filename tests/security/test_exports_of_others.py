@@ -1,7 +1,5 @@
 """An export from someone else, or one of your own that was altered since: nothing in it runs without consent, and any damage is reported."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

@@ -3,8 +3,6 @@
 An audit hook of the interpreter watches what happens: it sees files opened for writing, processes and connections, whoever asks for them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib

@@ -1,7 +1,5 @@
 """A config cannot bring the machine down, neither by large numbers nor through the commands that a launcher runs."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Nothing is written through a link in a folder that someone else made, and an archive is not read as one of our files."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

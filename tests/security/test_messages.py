@@ -1,7 +1,5 @@
 """Messages that a person can act on: about the folder of runs, the tracking address, files, and metrics that are not numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

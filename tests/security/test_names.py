@@ -1,7 +1,5 @@
 """Names given by others (classes, files, metrics, tags) are plain text: not terminal codes, markup or formulas; and no picture fails a run."""
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Processes that a command has started end with it, even if it is killed."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """A pickle anywhere in a checkpoint runs nothing, and its refusal does not advise to load it."""
 
-from __future__ import annotations
-
 import io
 import os
 import pickle

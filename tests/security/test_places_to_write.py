@@ -1,7 +1,5 @@
 """A path that cannot be written is reported with the option that named it, before any work is done."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A folder made by someone else can be read, but nothing that it names runs until the user allows it."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A sweep folder made by someone else can be shown, but nothing that it names is started or asked until the user allows it."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Secrets (passwords, tokens, keys) stay with their user: they are not shown, not sent, and not recorded where others look."""
 
-from __future__ import annotations
-
 import http.server
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Each place in a config takes only its kind of component: nothing else is called, whatever the config says."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A small file that unpacks to a large one stays within the limits of memory and time: its unpacked size is limited, not only its bytes."""
 
-from __future__ import annotations
-
 import resource
 import struct
 import zlib

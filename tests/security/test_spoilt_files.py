@@ -3,8 +3,6 @@
 Each command that reads one names it and exits as documented, never hangs, and deletes nothing.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

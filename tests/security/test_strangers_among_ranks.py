@@ -3,8 +3,6 @@
 No other machine reaches ranks that share one machine, and a message from another process in place of a rank is not unpickled.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

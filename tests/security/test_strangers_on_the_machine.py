@@ -1,7 +1,5 @@
 """Another account on the machine, which can take any port and list the processes, cannot come between a user and their server."""
 
-from __future__ import annotations
-
 import socket
 
 import pytest

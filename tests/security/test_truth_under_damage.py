@@ -1,7 +1,5 @@
 """What a command reports of a run that was damaged, emptied or ended from inside is true: no false success, and no older work replaced."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

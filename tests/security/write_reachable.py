@@ -1,7 +1,5 @@
 """Rewrites reachable.txt: everything that a config can call, with its kind; a function also with what it returns, which is why it may be called."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 

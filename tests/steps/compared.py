@@ -1,7 +1,5 @@
 """How far samewise's training is from the reference."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

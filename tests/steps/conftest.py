@@ -1,7 +1,5 @@
 """Makes the modules beside the tests importable as the package `samewise_steps`, because no folder of tests is on sys.path."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from importlib.machinery import ModuleSpec

@@ -1,7 +1,5 @@
 """Draws cases from the space of what a config may combine."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Replaces the source of a module, in a process that is thrown away."""
 
-from __future__ import annotations
-
 import importlib.abc
 import importlib.machinery
 import importlib.util

@@ -1,7 +1,5 @@
 """Runs a case as samewise runs it: through `build` and `fit`, in this process or in forks that meet as ranks do."""
 
-from __future__ import annotations
-
 import dataclasses
 import multiprocessing.context
 import socket

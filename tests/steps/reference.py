@@ -3,8 +3,6 @@
 It shares only the toys with samewise, and is written to be read beside docs/decisions, not to be fast.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field

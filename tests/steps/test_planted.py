@@ -1,7 +1,5 @@
 """The comparison with the reference can fail: it finds mistakes of one line, planted one at a time. Some of them were real once."""
 
-from __future__ import annotations
-
 import pytest
 from samewise_steps.cases import Case
 from samewise_steps.compared import disagreements

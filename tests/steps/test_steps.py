@@ -3,8 +3,6 @@
 Not the same bits, but agreement up to rounding (`cases.ROUNDING`, a relative error of 1e-5 of the update in float32).
 """
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import HealthCheck, Phase, example, given, settings
 from samewise_steps.cases import SMOOTH, Case

@@ -3,8 +3,6 @@
 Nothing here is taken from the code of samewise or torch.optim: their results are compared with it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

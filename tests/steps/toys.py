@@ -3,8 +3,6 @@
 Activations are smooth where possible, so that a float32 result is as close to the float64 one as its sums are.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

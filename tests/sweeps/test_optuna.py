@@ -1,7 +1,5 @@
 """Optuna's sweeper through ask and tell: it learns, and loses no trial however it ends."""
 
-from __future__ import annotations
-
 import math
 import random
 import statistics

@@ -1,7 +1,5 @@
 """Whole sweeps with Optuna, in a project whose training takes milliseconds: killed, pruned from inside training, and with several seeds."""
 
-from __future__ import annotations
-
 import json
 import signal
 import time

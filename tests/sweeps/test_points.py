@@ -1,7 +1,5 @@
 """The points of a sweep: composed as `train` composes them, all checked before any starts, and named so that they can be distinguished."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

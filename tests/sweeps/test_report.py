@@ -1,7 +1,5 @@
 """`samewise report`: the results of a sweep, read from its runs' folders."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """What a sweep's results come to: means over seeds, the best setting, the Pareto set."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

@@ -1,7 +1,5 @@
 """The space that a command line with several values spans."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

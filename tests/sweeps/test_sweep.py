@@ -1,7 +1,5 @@
 """`samewise sweep` on this machine, with real processes: the same bits as alone, nothing twice, and nothing lost when it is killed."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import json

@@ -6,8 +6,6 @@ parquet/        by to_parquet: the same, a file for each split
 recordings/     by save_to_disk: 12 recordings of two classes, with a speaker
 """
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 

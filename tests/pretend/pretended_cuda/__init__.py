@@ -10,8 +10,6 @@ wait is counted. Values are the CPU's, so nothing is said of how a CUDA kernel r
 of its own, and torch is as it was afterwards.
 """
 
-from __future__ import annotations
-
 from pretended_cuda.counts import KINDS, Counts
 from pretended_cuda.device import PretendedDevice, pretended
 from pretended_cuda.tensor import DeviceError, PretendedTensor

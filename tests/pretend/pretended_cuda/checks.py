@@ -1,7 +1,5 @@
 """What CUDA would refuse to compute."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """Counts what was started, copied and waited for, and by which lines."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """Operators that torch has on CUDA alone, computed on the CPU, and the functions that choose them in C++, by a test that a pretended tensor does not pass."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any

@@ -1,7 +1,5 @@
 """Makes torch find the pretended device, for a while."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """CUDA graphs of the pretended device: operators that are recorded without a result, and run whenever the graph is replayed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Generator
 from contextlib import contextmanager
 from typing import Any

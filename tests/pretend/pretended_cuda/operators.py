@@ -1,7 +1,5 @@
 """How an operator runs where a tensor pretends: checked as CUDA would, counted, and computed on the CPU."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 

@@ -1,7 +1,5 @@
 """Which line of a project's own code is running: neither torch's, nor any other package's, nor Python's."""
 
-from __future__ import annotations
-
 import sys
 import sysconfig
 from functools import cache

@@ -1,7 +1,5 @@
 """Runs pytest on the pretended device: `python -m pytest -p pretended_cuda.plugin -m gpu`, with tests/pretend on PYTHONPATH."""
 
-from __future__ import annotations
-
 import sys
 from contextlib import ExitStack
 

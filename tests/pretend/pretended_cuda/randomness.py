@@ -1,7 +1,5 @@
 """The device's generator: draws on it leave the CPU's where it stands."""
 
-from __future__ import annotations
-
 from collections.abc import Generator
 from contextlib import contextmanager
 

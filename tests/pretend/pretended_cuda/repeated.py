@@ -1,7 +1,5 @@
 """Whether a model gives the same gradients twice on a CUDA device, whether a real or a pretended one."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

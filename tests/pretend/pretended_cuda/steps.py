@@ -1,7 +1,5 @@
 """Counts what a step of a recipe and an evaluation batch make a CUDA device do."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path

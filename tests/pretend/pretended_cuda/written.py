@@ -1,7 +1,5 @@
 """The counts recorded in counts.json, and how other counts differ from them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
