@@ -15,18 +15,8 @@ os.environ["PYTHONPATH"] = os.pathsep.join(place for place in os.environ["PYTHON
 gc.disable()
 
 RECIPES = (
-    "classification",
-    "detection",
-    "segmentation",
-    "speech_recognition",
-    "separation",
-    "vocoder",
-    "audio_classification",
-    "adversarial",
-    "regression",
-    "autoencoder",
-    "language_modelling",
-    "text_classification",
+    *("classification", "detection", "segmentation", "speech_recognition", "separation", "vocoder", "audio_classification", "adversarial", "regression"),
+    *("autoencoder", "language_modelling", "text_classification"),
 )
 for name in (
     *("filelock", "matplotlib.figure", "psutil", "rich.console", "rich.progress", "torch.distributed.fsdp", "torchvision.transforms.v2"),

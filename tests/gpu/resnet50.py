@@ -49,11 +49,7 @@ def run_of(place: Place, name: str, *own: str) -> Run:
     size, batch = sizes(place)
     data = ["dataset=generated_classification", f"dataset.image_size={size}", f"dataset.samples={batch * 8}", "transforms=images"]
     settings = [
-        f"model=resnet{18 if place.small else 50}",
-        f"batch_size={batch}",
-        "optimizer.lr=0.01",
-        "precision=bf16",
-        f"device={place.device}",
+        *(f"model=resnet{18 if place.small else 50}", f"batch_size={batch}", "optimizer.lr=0.01", "precision=bf16", f"device={place.device}"),
         "memory_format=channels_last",
     ]
     run = built([*settings, *data, f"loader.num_workers={0 if place.small else WORKERS}", *own], place.folder / name)

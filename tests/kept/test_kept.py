@@ -17,17 +17,8 @@ QUICK = ("resnet_cifar10", "wavernn_spoken_digits")
 OF_OTHER_RECIPES = ("conv_tasnet_spoken_digits", "retinanet_bccd", "wav2letter_spoken_digits")
 """Which run with the oldest and the newest packages, too."""
 LONG = (
-    "conv_tasnet_libri2mix",
-    "conv_tasnet_wsj0_2mix",
-    "bert_sst2",
-    "gpt_shakespeare",
-    "resnet50_fine_tuned",
-    "resnet50_imagenet",
-    "resnet_cifar10_paper",
-    "retinanet_coco",
-    "wav2letter_librispeech",
-    "wavernn_libritts",
-    "wavernn_ljspeech",
+    *("conv_tasnet_libri2mix", "conv_tasnet_wsj0_2mix", "bert_sst2", "gpt_shakespeare", "resnet50_fine_tuned", "resnet50_imagenet", "resnet_cifar10_paper"),
+    *("retinanet_coco", "wav2letter_librispeech", "wavernn_libritts", "wavernn_ljspeech"),
 )
 """Very similar to another experiment of the same recipe that is tested."""
 
@@ -80,14 +71,8 @@ def test_a_reduced_experiment_does_not_diverge_and_keeps_its_bits(experiment: st
 
 
 SETTINGS = [
-    "experiment=resnet_cifar10",
-    "debug=tiny",
-    "model.width=2",
-    "callbacks=[default,ema]",
-    "tracking=none",
-    "evaluate.pictures=false",
-    "checkpoint.keep_last=2",
-    "checkpoint.keep_best=0",
+    *("experiment=resnet_cifar10", "debug=tiny", "model.width=2", "callbacks=[default,ema]", "tracking=none", "evaluate.pictures=false"),
+    *("checkpoint.keep_last=2", "checkpoint.keep_best=0"),
 ]
 """The settings of the run in `run/`."""
 

@@ -8,27 +8,8 @@ import sys
 from pathlib import Path
 
 TARGETS = {
-    "help",
-    "install",
-    "demo",
-    "docs",
-    "test",
-    "test-changed",
-    "test-all",
-    "test-slow",
-    "test-oldest",
-    "test-newest",
-    "test-variants",
-    "lint",
-    "types",
-    "format",
-    "bench",
-    "lock",
-    "mutants",
-    "faults",
-    "fuzz",
-    "gpu",
-    "clean",
+    *("help", "install", "demo", "docs", "test", "test-changed", "test-all", "test-slow", "test-oldest", "test-newest", "test-variants", "lint", "types"),
+    *("format", "bench", "lock", "mutants", "faults", "fuzz", "gpu", "clean"),
 }
 
 

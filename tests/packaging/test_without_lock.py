@@ -28,13 +28,7 @@ for file in sorted((Path(configs.__path__[0]) / "experiment").glob("*.yaml")):
 for name in sys.argv[1:]:
     run("train", f"experiment={name}", "debug=tiny")
 """
-OF_RECIPES = (
-    "resnet18_digits",
-    "retinanet_bccd",
-    "wav2letter_spoken_digits",
-    "conv_tasnet_spoken_digits",
-    "wavernn_spoken_digits",
-)
+OF_RECIPES = ("resnet18_digits", "retinanet_bccd", "wav2letter_spoken_digits", "conv_tasnet_spoken_digits", "wavernn_spoken_digits")
 
 
 @pytest.mark.slow

@@ -21,22 +21,14 @@ NEEDS_HARDWARE: Mapping[str, str] = {
 }
 """The tests marked `gpu` that only a real device can pass, and why."""
 WITH_CUDA = (
-    "ema.py::test_the_average_matches_the_textbook",
-    "frozen.py::test_layers_frozen_until_an_epoch_are_trained_from_its_first_step",
-    "frozen.py::test_only_frozen_layers_keep_their_parameters_and_statistics",
-    "initial_weights.py",
-    "initialise.py::test_every_choice_fits_a_resnet[xavier]",
-    "optimizers.py",
+    *("ema.py::test_the_average_matches_the_textbook", "frozen.py::test_layers_frozen_until_an_epoch_are_trained_from_its_first_step"),
+    *("frozen.py::test_only_frozen_layers_keep_their_parameters_and_statistics", "initial_weights.py"),
+    *("initialise.py::test_every_choice_fits_a_resnet[xavier]", "optimizers.py"),
     "predict.py::test_a_batch_predicts_the_same_and_a_bad_file_spoils_no_other[classification]",
-    "predict.py::test_a_recording_is_resynthesised_the_same_whatever_other_files_are_given",
-    "predict.py::test_a_recording_is_split_into_its_speakers",
-    "predict.py::test_a_recording_is_transcribed",
-    "predict.py::test_boxes_are_found_in_an_image_and_drawn",
-    "predict.py::test_the_moving_average_of_the_weights_predicts_and_is_evaluated[classification]",
-    "several_optimizers.py",
-    "trace.py",
-    "verify.py::test_eval_gives_the_metrics_of_training",
-    "verify.py::test_verify_reports_the_same_bits",
+    *("predict.py::test_a_recording_is_resynthesised_the_same_whatever_other_files_are_given", "predict.py::test_a_recording_is_split_into_its_speakers"),
+    *("predict.py::test_a_recording_is_transcribed", "predict.py::test_boxes_are_found_in_an_image_and_drawn"),
+    *("predict.py::test_the_moving_average_of_the_weights_predicts_and_is_evaluated[classification]", "several_optimizers.py", "trace.py"),
+    *("verify.py::test_eval_gives_the_metrics_of_training", "verify.py::test_verify_reports_the_same_bits"),
 )
 """Tests of tests/runner/test_* that train, predict or compute on whatever device this process has; of those that would find the same faults, one."""
 

@@ -12,12 +12,7 @@ EXPERIMENTS = {
     "resnet50": ["experiment=resnet_cifar10", "dataset=generated_classification", "model=resnet50", "batch_size=4", "max_steps=2"],
     "resnet_cifar": ["experiment=resnet_cifar10", "dataset=generated_classification", "batch_size=8"],
     "imagenet": [
-        "experiment=resnet50_imagenet",
-        "dataset=generated_classification",
-        "model=resnet18_small",
-        "model.width=4",
-        "batch_size=2",
-        "replicas=1",
+        *("experiment=resnet50_imagenet", "dataset=generated_classification", "model=resnet18_small", "model.width=4", "batch_size=2", "replicas=1"),
         "max_steps=2",
     ],
     "retinanet": ["experiment=retinanet_coco", "transforms=detection_ssd", "batch_size=2", "replicas=1", "model.channels=16", "max_steps=2"],

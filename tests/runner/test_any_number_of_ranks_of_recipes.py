@@ -9,14 +9,8 @@ from samewise_tiny import QUIET
 
 COMMON = [*QUIET, "replicas=4", "max_steps=20", "reproducibility.threads=1", "strategy=elastic", "strategy.bucket_mb=0.1"]
 LOSS_FALLS_NEVER = [
-    "scheduler=plateau",
-    "~scheduler.pct_start",
-    "~scheduler.cycle_momentum",
-    "scheduler.metric=valid/loss",
-    "scheduler.mode=min",
-    "scheduler.patience=1",
-    "scheduler.threshold=1",
-    "scheduler.factor=0.5",
+    *("scheduler=plateau", "~scheduler.pct_start", "~scheduler.cycle_momentum", "scheduler.metric=valid/loss", "scheduler.mode=min", "scheduler.patience=1"),
+    *("scheduler.threshold=1", "scheduler.factor=0.5"),
 ]
 PARTIAL = "loader.drop_last=false"
 EMA = ["callbacks=ema", "callbacks.ema.every_steps=2"]
@@ -25,26 +19,13 @@ SMALL = {
     "classification": ["experiment=resnet18_digits", "model.width=8", "dataset.samples=34", "precision=bf16", "evaluate.every_epochs=4", *EMA, PARTIAL],
     # zero to three targets per image, batch norm, clipping, micro-batches; the last batch of 5 images is cut unevenly
     "detection": [
-        "experiment=retinanet_coco",
-        "transforms=detection_flips",
-        "model.channels=16",
-        "dataset.samples=37",
-        "batch_size=8",
-        "accumulate=2",
-        "clip_norm=1.0",
-        "evaluate.every_epochs=2",
-        PARTIAL,
+        *("experiment=retinanet_coco", "transforms=detection_flips", "model.channels=16", "dataset.samples=37", "batch_size=8", "accumulate=2"),
+        *("clip_norm=1.0", "evaluate.every_epochs=2", PARTIAL),
     ],
     # utterances and transcripts of many lengths, clipping, micro-batches, plateau; the last batch leaves micro-batches without samples
     "speech_recognition": [
-        "experiment=wav2letter_spoken_digits",
-        "model.width=16",
-        "model.top_width=32",
-        "dataset.samples=53",
-        "accumulate=2",
-        "clip_norm=0.5",
-        *LOSS_FALLS_NEVER,
-        PARTIAL,
+        *("experiment=wav2letter_spoken_digits", "model.width=16", "model.top_width=32", "dataset.samples=53", "accumulate=2", "clip_norm=0.5"),
+        *(*LOSS_FALLS_NEVER, PARTIAL),
     ],
     # recurrent layers, batch norm, bf16, plateau
     "vocoder": ["experiment=wavernn_spoken_digits", "dataset.samples=100", "dataset.valid_samples=200", "precision=bf16", *LOSS_FALLS_NEVER],

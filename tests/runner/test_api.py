@@ -23,13 +23,7 @@ from samewise.runner.errors import CheckpointError, ConfigError, DataError, Trai
 from samewise.runner.processes import variables
 
 TINY = [
-    "experiment=resnet18_digits",
-    "debug=tiny",
-    "model.width=4",
-    "tracking=none",
-    "evaluate.pictures=false",
-    "max_steps=6",
-    "callbacks=[ema]",
+    *("experiment=resnet18_digits", "debug=tiny", "model.width=4", "tracking=none", "evaluate.pictures=false", "max_steps=6", "callbacks=[ema]"),
     "callbacks.ema.every_steps=1",
 ]
 

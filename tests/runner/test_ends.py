@@ -5,13 +5,7 @@ import json
 import pytest
 
 TINY = [
-    "dataset=digits",
-    "transforms=images",
-    "debug=tiny",
-    "tracking=none",
-    "evaluate.pictures=false",
-    "checkpoint.every_steps=1",
-    "max_steps=6",
+    *("dataset=digits", "transforms=images", "debug=tiny", "tracking=none", "evaluate.pictures=false", "checkpoint.every_steps=1", "max_steps=6"),
     "checkpoint.background=false",
 ]
 LAB = """

@@ -8,12 +8,7 @@ import torch
 from PIL import Image
 
 TINY = [
-    "experiment=resnet18_digits",
-    "debug=tiny",
-    "model.width=4",
-    "tracking=none",
-    "evaluate.pictures=false",
-    "callbacks=[progress]",
+    *("experiment=resnet18_digits", "debug=tiny", "model.width=4", "tracking=none", "evaluate.pictures=false", "callbacks=[progress]"),
     "evaluate.batch_size=16",
 ]
 
@@ -67,13 +62,8 @@ def test_several_validation_sets_are_measured_monitored_and_recorded_by_their_na
     shifted = "{_target_: samewise.datasets.generated.GeneratedClassification, size: 32, length: 40, split: other}"
     store, monitor = f"tracking.uri=sqlite:///{tmp_path}/mlflow.db", "evaluate.monitor=ema/valid_shifted/accuracy"
     overrides = [
-        f"+dataset.valid_shifted={shifted}",
-        f"+dataset.test_far={shifted.replace('other', 'far')}",
-        "callbacks=ema",
-        monitor,
-        "max_steps=8",
-        "tracking=mlflow",
-        store,
+        *(f"+dataset.valid_shifted={shifted}", f"+dataset.test_far={shifted.replace('other', 'far')}", "callbacks=ema", monitor, "max_steps=8"),
+        *("tracking=mlflow", store),
     ]
     _, folder = train(samewise, tmp_path, *overrides)
     metrics = json.loads((folder / "summary.json").read_text())["metrics"]

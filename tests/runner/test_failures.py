@@ -102,13 +102,7 @@ def test_two_processes_cannot_write_one_run(train, tmp_path):
 def test_other_data_in_the_same_folder_is_refused(train, tmp_path):
     pictures = [make_pictures(tmp_path / name, shade) for name, shade in (("one", 0), ("two", 90))]
     settings = [
-        "dataset=image_folder",
-        "max_epochs=1",
-        "dataset.num_classes=2",
-        "dataset.image_size=8",
-        "model.in_channels=3",
-        "transforms=images",
-        "max_steps=2",
+        *("dataset=image_folder", "max_epochs=1", "dataset.num_classes=2", "dataset.image_size=8", "model.in_channels=3", "transforms=images", "max_steps=2"),
         "batch_size=4",
     ]
     first = train(tmp_path / "runs", *settings, f"dataset.root={pictures[0]}")

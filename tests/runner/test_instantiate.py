@@ -9,15 +9,8 @@ from samewise.runner.config.instantiate import instantiate, locate
 from samewise.runner.errors import ConfigError
 
 STRANGERS = [
-    "os.system",
-    "numpy.load",
-    "torch.hub.load",
-    "torch.nn.functional.importlib.import_module",
-    "torch.nn.Module.__init__.__globals__",
-    "torch.nn.functional.torch.load",
-    "torch.nn.modules.module.Any",
-    "torchvision.datasets.utils.download_and_extract_archive",
-    "torchvision.io.read_file",
+    *("os.system", "numpy.load", "torch.hub.load", "torch.nn.functional.importlib.import_module", "torch.nn.Module.__init__.__globals__"),
+    *("torch.nn.functional.torch.load", "torch.nn.modules.module.Any", "torchvision.datasets.utils.download_and_extract_archive", "torchvision.io.read_file"),
     "samewise.runner.callbacks.progress.time.sleep",
 ]
 

@@ -27,13 +27,7 @@ from samewise.runner.training.phase import TrainingPhase
 
 BARE = Project(Path(__file__).resolve().parents[2])
 SMALL = [
-    "experiment=resnet18_digits",
-    *QUIET,
-    "model.width=4",
-    "dataset=generated_classification",
-    "dataset.samples=96",
-    "batch_size=16",
-    "max_epochs=4",
+    *("experiment=resnet18_digits", *QUIET, "model.width=4", "dataset=generated_classification", "dataset.samples=96", "batch_size=16", "max_epochs=4"),
     "max_steps=null",
 ]
 
@@ -163,12 +157,7 @@ def test_autograd_names_the_operator_whose_gradient_is_not_a_number(samewise, tm
 @pytest.mark.parametrize(
     "setting",
     [
-        "clip_value=-1",
-        "clip_adaptive=0",
-        "skip_spikes=0",
-        "checkpoint.every_minutes=0",
-        "loader.limit=0",
-        "evaluate.every_epochs=0",
+        *("clip_value=-1", "clip_adaptive=0", "skip_spikes=0", "checkpoint.every_minutes=0", "loader.limit=0", "evaluate.every_epochs=0"),
         "evaluate.every_epochs=often",
     ],
 )

@@ -20,28 +20,15 @@ from samewise.runner.interfaces import Outcome
 from samewise.runner.tracking.journal import logged_values
 
 BY_MEANS = [
-    "experiment=resnet18_digits",
-    *QUIET,
-    "model.width=4",
-    "dataset=generated_classification",
-    "dataset.samples=64",
-    "replicas=4",
-    "batch_size=16",
+    *("experiment=resnet18_digits", *QUIET, "model.width=4", "dataset=generated_classification", "dataset.samples=64", "replicas=4", "batch_size=16"),
     "max_epochs=6",
 ]
 BY_MEANS += [
-    "max_steps=null",
-    "callbacks=[training_means,early_stopping]",
-    "evaluate.monitor=train/mean/loss",
-    "callbacks.early_stopping.patience=3",
+    *("max_steps=null", "callbacks=[training_means,early_stopping]", "evaluate.monitor=train/mean/loss", "callbacks.early_stopping.patience=3"),
     "+callbacks.early_stopping.min_epochs=5",
 ]
 BY_MEANS += [
-    "callbacks.early_stopping.min_delta=9",
-    "scheduler=plateau",
-    "scheduler.patience=0",
-    "scheduler.threshold=10.0",
-    "checkpoint.every_steps=3",
+    *("callbacks.early_stopping.min_delta=9", "scheduler=plateau", "scheduler.patience=0", "scheduler.threshold=10.0", "checkpoint.every_steps=3"),
     "checkpoint.keep_last=100",
 ]
 

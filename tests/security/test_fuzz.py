@@ -29,16 +29,7 @@ from samewise.runner.errors import SamewiseError
 BARE = Project(Path("/"))
 PLACES = [pattern.replace("*", "x") for pattern in slots.KINDS]
 DEEDS = {
-    "subprocess.Popen",
-    "os.system",
-    "os.exec",
-    "os.posix_spawn",
-    "os.fork",
-    "socket.connect",
-    "os.remove",
-    "os.rename",
-    "os.mkdir",
-    "os.rmdir",
+    *("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "socket.connect", "os.remove", "os.rename", "os.mkdir", "os.rmdir"),
     "shutil.rmtree",
 }
 

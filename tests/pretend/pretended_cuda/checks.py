@@ -13,27 +13,10 @@ INDEXING: Final = ("index", "index_put", "index_put_", "_index_put_impl_", "_uns
 TAKES_NUMBERS: Final = (*INDEXING, "fill_", "masked_fill", "masked_fill_")
 """Not among torch's pointwise operators, although they accept a CPU tensor without dimensions as a number."""
 NOT_DETERMINISTIC: Final = (
-    "_adaptive_avg_pool2d_backward",
-    "_adaptive_avg_pool3d_backward",
-    "adaptive_max_pool2d_backward",
-    "avg_pool3d_backward",
-    "fractional_max_pool2d_backward",
-    "fractional_max_pool3d_backward",
-    "max_unpool2d",
-    "max_unpool3d",
-    "upsample_linear1d_backward",
-    "upsample_bilinear2d_backward",
-    "upsample_bicubic2d_backward",
-    "upsample_trilinear3d_backward",
-    "reflection_pad1d_backward",
-    "reflection_pad2d_backward",
-    "reflection_pad3d_backward",
-    "nll_loss2d_forward",
-    "_ctc_loss_backward",
-    "put_",
-    "histc",
-    "median",
-    "grid_sampler_2d_backward",
+    *("_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward", "adaptive_max_pool2d_backward", "avg_pool3d_backward"),
+    *("fractional_max_pool2d_backward", "fractional_max_pool3d_backward", "max_unpool2d", "max_unpool3d", "upsample_linear1d_backward"),
+    *("upsample_bilinear2d_backward", "upsample_bicubic2d_backward", "upsample_trilinear3d_backward", "reflection_pad1d_backward", "reflection_pad2d_backward"),
+    *("reflection_pad3d_backward", "nll_loss2d_forward", "_ctc_loss_backward", "put_", "histc", "median", "grid_sampler_2d_backward"),
     "grid_sampler_3d_backward",
 )
 """The operators that raise an error on CUDA according to the documentation of torch.use_deterministic_algorithms."""
