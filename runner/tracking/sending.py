@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import time
 import uuid
 from collections.abc import Mapping
@@ -17,21 +18,23 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, Run, RunTag
 from mlflow.exceptions import MlflowException
 from omegaconf import OmegaConf
+from sqlalchemy.exc import SQLAlchemyError
 
 from samewise.runner.records import header, shapes, trust
 from samewise.runner.records.files import read_json, read_text
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.found import chosen_checkpoint
 from samewise.runner.secrets import redact_file, redact_values
-from samewise.runner.tracking import best, describing, journal, progress
+from samewise.runner.tracking import best, describing, journal, progress, store
 from samewise.runner.tracking.address import remove_password
 from samewise.runner.tracking.backends import RunGone, Sent
-from samewise.runner.tracking.store import experiment_id
 
 _LOG = logging.getLogger("samewise.tracking")
-# MLflow takes at most 1000 metrics, 100 params and 100 tags in a request
 _BATCH = 1000
-_PARAMS = 100
+_MOST = {"metrics": _BATCH, "params": 100, "tags": 100}
+"""The most entries that MLflow takes in a request."""
+_BULK = 20_000
+"""Metrics of a transaction, if the store is a database."""
 SIGNATURE = "config.signature"
 """Artifact by which users recognise a config of their own: an HMAC, useless without their key."""
 _FILES_EVERY_S = 5.0
@@ -54,6 +57,7 @@ class Sending:
         self.folder = folder
         self.settings = settings
         self.client = client
+        self._database = store.database(settings["uri"])
         self.sent = Sent()
         self._is_run_checked = False
         # Whether the server may still carry out a request that sets RUNNING: that of a killed
@@ -127,7 +131,7 @@ class Sending:
                 self._note_progress(status=self._require_run().info.status)
                 self._may_be_late = self.progress.status == "RUNNING"
             return
-        experiment = experiment_id(self.client, self.settings["experiment"], self.settings)
+        experiment = store.experiment_id(self.client, self.settings["experiment"], self.settings)
         run = None
         if self.progress.intent is None:
             # Before the run is created, so that it is found again if this process is killed in
@@ -281,10 +285,8 @@ class Sending:
             # A description that was written in MLflow's pages stays
             if name != describing.DESCRIPTION or name in own or name not in data.tags
         ]
-        for start in range(0, len(new_params), _PARAMS):
-            self._log("params", new_params[start : start + _PARAMS])
-        for start in range(0, len(tags), _PARAMS):
-            self._log("tags", tags[start : start + _PARAMS])
+        self._log("params", new_params)
+        self._log("tags", tags)
         summary = read_json(self.folder.summary, shapes.SUMMARY) or {}
         # What is sent again has the same time, and is stored once
         evaluated = [
@@ -292,8 +294,7 @@ class Sending:
             for evaluation in summary.get("evaluations", {}).values()
             for name, value in evaluation["metrics"].items()
         ]
-        if evaluated:
-            self._log("metrics", evaluated)
+        self._log("metrics", evaluated)
         datasets = describing.inputs(redact_values(config), redact_values(environment))
         if datasets:
             self.client.log_inputs(self._run_id, datasets)
@@ -325,8 +326,7 @@ class Sending:
             metrics.extend(Metric(x.name, x.value, started, 0) for x in monitored)
 
         def flush() -> None:
-            for start in range(0, len(metrics), _BATCH):
-                self._log("metrics", metrics[start : start + _BATCH])
+            self._log_metrics(metrics)
             metrics.clear()
             if offset != self.progress.sent.get(path.name, 0):
                 self._note_progress(
@@ -346,9 +346,27 @@ class Sending:
                 if x.take(entry.metrics)
             )
             offset = next_offset
-            if len(metrics) >= _BATCH:
+            if len(metrics) >= (_BATCH if self._database is None else _BULK):
                 flush()
         flush()
+
+    def _log_metrics(self, metrics: list[Metric]) -> None:
+        """Send metrics; to a database, most of a large number in bulk."""
+        if self._database is None or len(metrics) <= _BATCH:
+            self._log("metrics", metrics)
+            return
+        # MLflow's client updates the latest values, and stores what is not finite in its own way
+        latest = {x.key: x for x in sorted(metrics, key=lambda x: (x.step, x.timestamp))}
+        history = [x for x in metrics if latest[x.key] is not x and math.isfinite(x.value)]
+        self._log(
+            "metrics", [x for x in metrics if latest[x.key] is x or not math.isfinite(x.value)]
+        )
+        try:
+            store.insert_metrics(self._database, self._run_id, history)
+            self.sent.metrics += len(history)
+        except SQLAlchemyError:
+            # Some were sent before, or MLflow's client says what is wrong with the database
+            self._log("metrics", history)
 
     def _best_values(self, offset: int) -> list[best.Best]:
         """Return the best values of the monitored metrics up to an offset of the journal.
@@ -374,8 +392,12 @@ class Sending:
                         value.take(entry.metrics)
         return self._best or []
 
-    def _log(self, kind: str, batch: list[Any]) -> None:
-        """Send metrics, params or tags."""
+    def _log(self, kind: str, entries: list[Any]) -> None:
+        """Send metrics, params or tags, in as few requests as MLflow takes."""
+        for start in range(0, len(entries), _MOST[kind]):
+            self._log_batch(kind, entries[start : start + _MOST[kind]])
+
+    def _log_batch(self, kind: str, batch: list[Any]) -> None:
         try:
             log: Any = self.client.log_batch
             log(self._run_id, **{kind: batch})
@@ -389,8 +411,8 @@ class Sending:
                 self.sent.refused += 1
                 return
             # Halves, down to single entries, so that one bad entry does not block the others
-            self._log(kind, batch[: len(batch) // 2])
-            self._log(kind, batch[len(batch) // 2 :])
+            self._log_batch(kind, batch[: len(batch) // 2])
+            self._log_batch(kind, batch[len(batch) // 2 :])
 
     # -- files
 

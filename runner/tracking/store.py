@@ -11,14 +11,19 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from mlflow import MlflowClient
-from mlflow.entities import ViewType
+from mlflow.entities import Metric, ViewType
 from mlflow.exceptions import MlflowException
+from mlflow.store.db.db_types import DATABASE_ENGINES
+from mlflow.store.db.utils import create_sqlalchemy_engine
+from mlflow.store.tracking.dbmodels.models import SqlMetric
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+from sqlalchemy import Engine, insert
 
 from samewise.runner.errors import ConfigError, Problem, SamewiseError, summarise_error
 from samewise.runner.records.locks import hold
@@ -69,6 +74,36 @@ def open_reader(uri: str, problem: Callable[[str], Problem]) -> Generator[Mlflow
         if sqlite_file(uri) is None:
             reason = f"its answer cannot be understood: {reason}"
         raise ConfigError(problem(reason)) from None
+
+
+@cache
+def database(uri: str) -> Engine | None:
+    """Return the store's database; None if the store is a server."""
+    is_database = uri.partition("://")[0].partition("+")[0] in DATABASE_ENGINES
+    return create_sqlalchemy_engine(uri) if is_database else None
+
+
+def insert_metrics(database: Engine, run_id: str, metrics: Sequence[Metric]) -> None:
+    """Insert finite values in one transaction, without updating the latest ones.
+
+    MLflow's client makes an ORM object for each value, which takes ten times as long.
+
+    Raises:
+        SQLAlchemyError: The database has some of them, or cannot be written.
+    """
+    rows = [
+        {
+            "run_uuid": run_id,
+            "key": metric.key,
+            "timestamp": metric.timestamp,
+            "step": metric.step,
+            "value": metric.value,
+            "is_nan": False,
+        }
+        for metric in metrics
+    ]
+    with database.begin() as connection:
+        connection.execute(insert(SqlMetric), rows)
 
 
 def experiment_id(client: MlflowClient, name: str, settings: Mapping[str, Any]) -> str:

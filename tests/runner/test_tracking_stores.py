@@ -1,6 +1,7 @@
 """Everything sent to an MLflow store is there exactly once, whatever was sent before, however often, and by however many senders."""
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -101,6 +102,33 @@ def test_sending_everything_again_changes_nothing(written: RunFolder, store: Sto
     again.progress.sent.clear()
     assert again.synchronise(alive=False).metrics == 20
     assert store.points(first.progress.run_id) == (20, expected(10))
+
+
+def test_many_metrics_are_stored_as_by_mlflows_client_which_gets_few_of_them(written: RunFolder, store: Store) -> None:
+    from mlflow.entities import Metric
+
+    # A resumed run may log other names at earlier steps
+    lines = [(step, {"a": 1 / step, "b": math.nan if step % 99 == 0 else step, "c": -math.inf if step >= 499 else 0.5}) for step in range(1, 501)]
+    lines += [(step, {"d": float(step)}) for step in (*range(250, 290), 7)]
+    written.metrics.write_text("".join(json.dumps({"step": step, "time_ms": step + 5, "metrics": values}) + "\n" for step, values in lines))
+    done, batches = sending(written, store), []
+    log = done.client.log_batch
+    done.client.log_batch = lambda run, **batch: batches.append(batch.get("metrics", ())) or log(run, **batch)
+    assert done.synchronise(alive=False).metrics == 1541
+    assert sum(map(len, batches)) == 4 + 5 + 1  # the latest, and what is not finite
+
+    other = done.client.create_run("0").info.run_id
+    metrics = [Metric(name, value, step + 5, step) for step, values in lines for name, value in values.items()]
+    log(other, metrics=metrics[:1000])
+    log(other, metrics=metrics[1000:])
+    tables = ("metrics", "latest_metrics")
+    query = "select key, step, timestamp, value, is_nan from {} where run_uuid = ? order by 1, 2, 3, 4"
+    stored = [store.rows(query.format(table), other) for table in tables]
+    for sent in ({}, {written.metrics.name: written.metrics.read_bytes().index(b"\n") + 1}):
+        assert [store.rows(query.format(table), done.progress.run_id) for table in tables] == stored
+        done.progress.sent = sent  # as after a kill
+        assert done.synchronise(alive=False).metrics > 1541
+    assert [store.rows(query.format(table), done.progress.run_id) for table in tables] == stored
 
 
 def test_metrics_that_the_server_accepts_and_does_not_store_are_sent_again(written: RunFolder, store: Store) -> None:
