@@ -18,7 +18,7 @@ TOGETHER = -n $$(($(JOBS) + 1)) --dist loadfile
 APART = -n $$(($(JOBS) + 1)) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo docs test test-changed test-variants test-slow test-oldest test-newest test-all bench mutants faults fuzz gpu lint types format lock clean
+.PHONY: help install demo docs test test-changed test-variants test-slow test-oldest test-newest test-all bench bench-growth mutants faults fuzz gpu lint types format lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -64,6 +64,9 @@ test-newest: install $(NEWEST)/.packages ## run them with the newest torch, Hydr
 
 bench: install ## measure, as ratios: a step, other runners (those in the extra `bench`), settings, data, start-up, sweeps
 	@for file in tests/benchmarks/bench_*.py; do echo "== $$file"; OMP_NUM_THREADS=1 $(BIN)/python "$$file" || exit 1; done
+
+bench-growth: install ## measure what grows with runs, points, steps, values, files, parameters and processes: for n and 10 n, with the exponent (half an hour)
+	$(BIN)/python tests/benchmarks/growth.py
 
 mutants: install ## plant small faults, one at a time, and count those that the fast tests find (an hour on two cores; SHARE=0.2: a fifth of them)
 	$(BIN)/python tests/mutation/mutants.py --jobs $(JOBS) --share $(or $(SHARE),1)
