@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from samewise.datasets.parts.classes import require_count, require_known
 from samewise.datasets.parts.file_kinds import another_kind
+from samewise.datasets.parts.listings import Content, Listings, remembered
 from samewise.runner.errors import DataError, Problem, did_you_mean, number_of
 
 IMAGES = (
@@ -65,36 +67,36 @@ def list_files(folder: str | os.PathLike[str], endings: Sequence[str]) -> Files:
         DataError: Links lead to a folder twice, and it holds such files; or a folder cannot be
             read.
     """
+    with remembered(folder, endings) as listings:
+        return _list_files(folder, endings, listings)
+
+
+def _list_files(
+    folder: str | os.PathLike[str], endings: Sequence[str], listings: Listings
+) -> Files:
     paths, other_counts = list[tuple[str, str]](), Counter[str]()
     entered, repeated, pending = dict[tuple[int, int], str](), dict[str, str](), [""]
+    scan = partial(_content, endings=tuple(endings))
     while pending:
         below = pending.pop()
+        path = os.path.join(folder, below)
         try:
-            place = os.stat(os.path.join(folder, below))
+            place = os.stat(path)
             # Each folder is entered once: thirty folders with two links in each to the next are a
             # billion paths
             first_path = entered.setdefault((place.st_dev, place.st_ino), below)
             if first_path != below:
                 repeated[below] = first_path
                 continue
-            with os.scandir(os.path.join(folder, below)) as entries:
-                for entry in entries:
-                    if is_rubbish(entry.name):
-                        continue
-                    # An entry's own type costs no disk access; following links would, for each
-                    if entry.name.lower().endswith(tuple(endings)) and not entry.is_dir(
-                        follow_symlinks=False
-                    ):
-                        paths.append((below, entry.name))
-                    elif entry.is_dir():
-                        pending.append(f"{below}{entry.name}/")
-                    else:
-                        other_counts[os.path.splitext(entry.name)[1].lower()] += 1
+            content = listings.content(path, place, scan)
         except OSError as error:
             where = os.path.join(folder, below.rstrip("/"))
             raise DataError(
                 Problem(where.rstrip("/"), f"the folder cannot be read: {error.strerror}")
             ) from None
+        paths += [(below, name) for name in content.names]
+        pending += [f"{below}{name}/" for name in content.folders]
+        other_counts += content.other_counts
     for below, first_path in sorted(repeated.items()):
         if any(x.startswith(first_path) for x, _ in paths):
             raise DataError(
@@ -106,6 +108,25 @@ def list_files(folder: str | os.PathLike[str], endings: Sequence[str]) -> Files:
                 )
             )
     return Files([below + name for below, name in sorted(paths)], other_counts)
+
+
+def _content(path: str, *, endings: tuple[str, ...]) -> Content:
+    content = Content([], [], Counter(), [])
+    with os.scandir(path) as entries:
+        for entry in entries:
+            if is_rubbish(entry.name):
+                continue
+            # An entry's own type costs no disk access; following links would, for each
+            if entry.name.lower().endswith(endings) and not entry.is_dir(follow_symlinks=False):
+                content.names.append(entry.name)
+                continue
+            if entry.is_symlink():
+                content.links.append(entry.name)
+            if entry.is_dir():
+                content.folders.append(entry.name)
+            else:
+                content.other_counts[os.path.splitext(entry.name)[1].lower()] += 1
+    return content
 
 
 def class_folders(folder: Path, *, content: str = "images") -> list[str]:
@@ -190,11 +211,12 @@ def list_by_class(
         os.path.splitext(name)[1].lower() for name in os.listdir(folder) if not is_rubbish(name)
     )
     other_counts.update(ending for ending in beside if ending in endings)
-    for label, name in enumerate(classes):
-        if (folder / name).is_dir():
-            files = list_files(folder / name, endings)
-            labels |= {f"{name}/{file}": label for file in files.names}
-            other_counts += files.other_counts
+    with remembered(folder, endings) as listings:
+        for label, name in enumerate(classes):
+            if (folder / name).is_dir():
+                files = _list_files(folder / name, endings, listings)
+                labels.update((f"{name}/{file}", label) for file in files.names)
+                other_counts += files.other_counts
     return ClassFiles(labels, _summarise(other_counts))
 
 
