@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from samewise.datasets.parts.classes import require_count, require_known
 from samewise.datasets.parts.file_kinds import another_kind
-from samewise.datasets.parts.listings import Content, Listings, remembered
+from samewise.datasets.parts.listings import Content, is_rubbish, listings
 from samewise.runner.errors import DataError, Problem, did_you_mean, number_of
 
 IMAGES = (
@@ -30,11 +29,6 @@ TENSORS = (".npy", ".pt", ".pth")
 """Endings of what numpy.save and torch.save write."""
 
 _ARCHIVES = {".tar", ".tgz", ".gz", ".zip"}
-_RUBBISH = {
-    *("__macosx", "@eadir", "#recycle", "$recycle.bin", "system volume information"),
-    *("lost+found", "thumbs.db", "desktop.ini", "ehthumbs.db"),
-}
-"""Entries that operating systems and disk stations leave in folders, besides hidden ones."""
 
 
 class Files(NamedTuple):
@@ -55,11 +49,6 @@ class Files(NamedTuple):
         return _summarise(self.other_counts)
 
 
-def is_rubbish(name: str) -> bool:
-    """Whether an entry is neither sample nor class: hidden, or left by an operating system."""
-    return name.startswith(".") or name.lower() in _RUBBISH
-
-
 def list_files(folder: str | os.PathLike[str], endings: Sequence[str]) -> Files:
     """List the files below a folder that end in one of `endings`, and count other files.
 
@@ -67,16 +56,15 @@ def list_files(folder: str | os.PathLike[str], endings: Sequence[str]) -> Files:
         DataError: Links lead to a folder twice, and it holds such files; or a folder cannot be
             read.
     """
-    with remembered(folder, endings) as listings:
-        return _list_files(folder, endings, listings)
+    with listings(folder, endings) as content_of:
+        return _list_files(folder, content_of)
 
 
 def _list_files(
-    folder: str | os.PathLike[str], endings: Sequence[str], listings: Listings
+    folder: str | os.PathLike[str], content_of: Callable[[str, os.stat_result], Content]
 ) -> Files:
     paths, other_counts = list[tuple[str, str]](), Counter[str]()
     entered, repeated, pending = dict[tuple[int, int], str](), dict[str, str](), [""]
-    scan = partial(_content, endings=tuple(endings))
     while pending:
         below = pending.pop()
         path = os.path.join(folder, below)
@@ -88,15 +76,15 @@ def _list_files(
             if first_path != below:
                 repeated[below] = first_path
                 continue
-            content = listings.content(path, place, scan)
+            names, folders, counts = content_of(path, place)
         except OSError as error:
             where = os.path.join(folder, below.rstrip("/"))
             raise DataError(
                 Problem(where.rstrip("/"), f"the folder cannot be read: {error.strerror}")
             ) from None
-        paths += [(below, name) for name in content.names]
-        pending += [f"{below}{name}/" for name in content.folders]
-        other_counts += content.other_counts
+        paths += [(below, name) for name in names.split("/") if name]
+        pending += [f"{below}{name}/" for name in folders.split("/") if name]
+        other_counts.update(counts)
     for below, first_path in sorted(repeated.items()):
         if any(x.startswith(first_path) for x, _ in paths):
             raise DataError(
@@ -108,25 +96,6 @@ def _list_files(
                 )
             )
     return Files([below + name for below, name in sorted(paths)], other_counts)
-
-
-def _content(path: str, *, endings: tuple[str, ...]) -> Content:
-    content = Content([], [], Counter(), [])
-    with os.scandir(path) as entries:
-        for entry in entries:
-            if is_rubbish(entry.name):
-                continue
-            # An entry's own type costs no disk access; following links would, for each
-            if entry.name.lower().endswith(endings) and not entry.is_dir(follow_symlinks=False):
-                content.names.append(entry.name)
-                continue
-            if entry.is_symlink():
-                content.links.append(entry.name)
-            if entry.is_dir():
-                content.folders.append(entry.name)
-            else:
-                content.other_counts[os.path.splitext(entry.name)[1].lower()] += 1
-    return content
 
 
 def class_folders(folder: Path, *, content: str = "images") -> list[str]:
@@ -211,10 +180,10 @@ def list_by_class(
         os.path.splitext(name)[1].lower() for name in os.listdir(folder) if not is_rubbish(name)
     )
     other_counts.update(ending for ending in beside if ending in endings)
-    with remembered(folder, endings) as listings:
+    with listings(folder, endings) as content_of:
         for label, name in enumerate(classes):
             if (folder / name).is_dir():
-                files = _list_files(folder / name, endings, listings)
+                files = _list_files(folder / name, content_of)
                 labels.update((f"{name}/{file}", label) for file in files.names)
                 other_counts += files.other_counts
     return ClassFiles(labels, _summarise(other_counts))

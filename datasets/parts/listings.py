@@ -7,10 +7,9 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, NamedTuple
 
 _LEAST_FILES = 10_000
 """Number of files from which listings are kept: fewer are listed as fast as read."""
@@ -18,82 +17,74 @@ _SETTLED_NS = 60_000_000_000
 """Age of a folder's last change from which its times are trusted: they have a granularity of up to
 two seconds, and a server has a clock of its own."""
 _MOUNTS = Path("/proc/self/mountinfo")
+_RUBBISH = {
+    *("__macosx", "@eadir", "#recycle", "$recycle.bin", "system volume information"),
+    *("lost+found", "thumbs.db", "desktop.ini", "ehthumbs.db"),
+}
+"""Entries that operating systems and disk stations leave in folders, besides hidden ones."""
+Content = tuple[str, str, Mapping[str, int]]
+"""A folder's files with one of the endings and its folders, names joined by "/", which no name has;
+and the numbers of its other files, by ending."""
 
 
-class Content(NamedTuple):
-    """The entries of one folder.
-
-    Args:
-        names: Names of the files with one of the endings.
-        folders: Names of the folders.
-        other_counts: Numbers of other files, by ending.
-        links: Names of the links among the folders and the other files.
-    """
-
-    names: list[str]
-    folders: list[str]
-    other_counts: Counter[str]
-    links: list[str]
-
-
-class Listings:
-    """The contents of folders, by their inodes and times.
-
-    Args:
-        earlier: What is remembered.
-    """
-
-    def __init__(self, earlier: dict[str, Any]) -> None:
-        self.earlier = earlier
-        self.current = dict[str, Any]()
-        self.devices = set[int]()
-
-    def content(self, path: str, status: os.stat_result, scan: Callable[[str], Content]) -> Content:
-        """Return a folder's content.
-
-        Args:
-            path: The folder.
-            status: Its status.
-            scan: Lists it, if it has changed.
-        """
-        key = f"{status.st_ino} {status.st_mtime_ns} {status.st_ctime_ns}"
-        if (packed := self.earlier.get(key)) is not None:
-            names, folders, other_counts = packed
-            content = Content(_split(names), _split(folders), Counter(other_counts), [])
-        else:
-            settled = time.time_ns() - _SETTLED_NS
-            content = scan(path)
-            # What a link leads to changes without the folder
-            if content.links or max(status.st_mtime_ns, status.st_ctime_ns) > settled:
-                return content
-            names, folders = "/".join(sorted(content.names)), "/".join(content.folders)
-            packed = [names, folders, content.other_counts]
-        self.current[key] = packed
-        self.devices.add(status.st_dev)
-        return content
+def is_rubbish(name: str) -> bool:
+    """Whether an entry is neither sample nor class: hidden, or left by an operating system."""
+    return name.startswith(".") or name.lower() in _RUBBISH
 
 
 @contextlib.contextmanager
-def remembered(folder: str | os.PathLike[str], endings: Sequence[str]) -> Generator[Listings]:
-    """Yield the listings of the folders below one, and remember them afterwards.
+def listings(
+    folder: str | os.PathLike[str], endings: Sequence[str]
+) -> Generator[Callable[[str, os.stat_result], Content]]:
+    """Yield a function that returns the content of a folder below one, from its path and status.
 
-    They are in `~/.cache/samewise/listings`, or below `XDG_CACHE_HOME`.
+    What it returned is kept afterwards, in `~/.cache/samewise/listings` or below `XDG_CACHE_HOME`,
+    by the folders' inodes and times.
     """
-    key = blake2b(repr((os.path.realpath(folder), endings)).encode(errors="surrogateescape"))
+    name = blake2b(repr((os.path.realpath(folder), endings)).encode(errors="surrogateescape"))
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    file = Path(cache, "samewise", "listings", key.hexdigest()[:32])
-    listings = Listings(_read(file))
-    yield listings
-    count = sum(names.count("/") + 1 for names, _, _ in listings.current.values())
-    if count >= _LEAST_FILES and listings.current.keys() != listings.earlier.keys():
-        # Without a home folder, or a disk with space, folders are listed at every start
-        with contextlib.suppress(OSError):
-            if not listings.devices & _devices_without_times():
-                _write(file, listings.current)
+    file = Path(cache, "samewise", "listings", name.hexdigest()[:32])
+    earlier, current, devices = _read(file), dict[str, Content](), set[int]()
+
+    def content(path: str, status: os.stat_result) -> Content:
+        key = f"{status.st_ino} {status.st_mtime_ns} {status.st_ctime_ns}"
+        settled = time.time_ns() - _SETTLED_NS
+        content, has_links = (earlier[key], False) if key in earlier else _scan(path, endings)
+        # What a link leads to changes without the folder
+        if not has_links and max(status.st_mtime_ns, status.st_ctime_ns) <= settled:
+            current[key] = content
+            devices.add(status.st_dev)
+        return content
+
+    yield content
+    is_large = sum(names.count("/") + 1 for names, _, _ in current.values()) >= _LEAST_FILES
+    # Without a home folder, or space on its disk, folders are listed at every start
+    with contextlib.suppress(OSError):
+        if is_large and current.keys() != earlier.keys() and not devices & _devices_without_times():
+            file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            text, temporary = json.dumps(current).encode(), file.with_suffix(f".{os.getpid()}")
+            temporary.write_bytes(blake2b(text).hexdigest().encode() + b"\n" + text)
+            os.replace(temporary, file)
 
 
-def _split(names: str) -> list[str]:
-    return names.split("/") if names else []
+def _scan(path: str, endings: Sequence[str]) -> tuple[Content, bool]:
+    """List a folder; return its content, and whether a link's target decided it."""
+    names, folders, other_counts, has_links = list[str](), list[str](), Counter[str](), False
+    ends = tuple(endings)
+    with os.scandir(path) as entries:
+        for entry in entries:
+            if is_rubbish(entry.name):
+                continue
+            # An entry's own type costs no disk access; following links would, for each
+            if entry.name.lower().endswith(ends) and not entry.is_dir(follow_symlinks=False):
+                names.append(entry.name)
+                continue
+            has_links |= entry.is_symlink()
+            if entry.is_dir():
+                folders.append(entry.name)
+            else:
+                other_counts[os.path.splitext(entry.name)[1].lower()] += 1
+    return ("/".join(sorted(names)), "/".join(folders), other_counts), has_links
 
 
 def _devices_without_times() -> set[int]:
@@ -106,21 +97,12 @@ def _devices_without_times() -> set[int]:
     }
 
 
-def _read(file: Path) -> dict[str, Any]:
+def _read(file: Path) -> dict[str, Content]:
     """Read listings; none if the file is missing, damaged or another user's."""
-    try:
-        with open(file, "rb") as handle:
-            digest, text = handle.readline().strip(), handle.read()
-            is_own = os.fstat(handle.fileno()).st_uid == os.geteuid()
-    except OSError:
-        return {}
-    is_whole = digest == blake2b(text).hexdigest().encode()
-    return json.loads(text) if is_own and is_whole else {}
-
-
-def _write(file: Path, content: dict[str, Any]) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    text = json.dumps(content).encode()
-    temporary = file.with_name(f"{file.name}.{os.getpid()}")
-    temporary.write_bytes(blake2b(text).hexdigest().encode() + b"\n" + text)
-    os.replace(temporary, file)
+    with contextlib.suppress(OSError), open(file, "rb") as handle:
+        digest, text = handle.readline().strip(), handle.read()
+        if digest == blake2b(text).hexdigest().encode() and (
+            os.fstat(handle.fileno()).st_uid == os.geteuid()
+        ):
+            return json.loads(text)
+    return {}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from samewise.datasets.parts import folders, listings
+from samewise.datasets.parts import listings
 from samewise.datasets.parts.folders import IMAGES, list_by_class, list_files
 
 DAY_NS = 86_400 * 10**9
@@ -20,8 +20,8 @@ def scanned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(listings, "_LEAST_FILES", 1)
     monkeypatch.setattr(listings.time, "time_ns", lambda now=time.time_ns: now() + DAY_NS)
-    scanned, content = [], folders._content
-    monkeypatch.setattr(folders, "_content", lambda path, **endings: scanned.append(path) or content(path, **endings))
+    scanned, scan = [], listings._scan
+    monkeypatch.setattr(listings, "_scan", lambda path, endings: scanned.append(path) or scan(path, endings))
     return scanned
 
 
