@@ -4,8 +4,6 @@ torchvision loads and verifies them. Source: Krizhevsky 2009, Learning Multiple 
 from Tiny Images, https://www.cs.toronto.edu/~kriz/cifar.html.
 """
 
-from __future__ import annotations
-
 from typing import Literal, final
 
 import torch

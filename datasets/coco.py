@@ -3,8 +3,6 @@
 Source: Lin et al. 2014, Microsoft COCO: Common Objects in Context, arXiv 1405.0312.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections import Counter

@@ -1,7 +1,5 @@
 """The diabetes data in scikit-learn: 442 patients, ten measurements, without a download."""
 
-from __future__ import annotations
-
 from typing import Literal, final
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The handwritten digits in scikit-learn: 1,797 grey images of 8x8 pixels, without a download."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 from typing import Literal, final

@@ -1,7 +1,5 @@
 """scikit-learn's handwritten digits drawn on noise: boxes to detect, without a download."""
 
-from __future__ import annotations
-
 from hashlib import blake2b
 from typing import Any, Literal, final
 

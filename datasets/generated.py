@@ -1,7 +1,5 @@
 """Generated images, to try a recipe without its data: a pattern for each class, and noise."""
 
-from __future__ import annotations
-
 from typing import final
 
 import torch

@@ -1,7 +1,5 @@
 """Generated sounds, to try a vocoder without its data: tones that glide between two pitches."""
 
-from __future__ import annotations
-
 from typing import Any, final
 
 import torch

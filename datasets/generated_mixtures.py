@@ -1,7 +1,5 @@
 """Generated mixtures, to try a recipe without its data: each voice has its own frequency band."""
 
-from __future__ import annotations
-
 from typing import Any, final
 
 import torch

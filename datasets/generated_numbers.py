@@ -1,7 +1,5 @@
 """Generated numbers and images, to try a regression without its data."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import final
 

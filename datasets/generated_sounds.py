@@ -1,7 +1,5 @@
 """Generated sounds, to try a recipe without its data: each class is a different tone."""
 
-from __future__ import annotations
-
 from typing import Any, final
 
 from torch.utils.data import Dataset

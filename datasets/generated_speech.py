@@ -1,7 +1,5 @@
 """Generated speech, to try a recipe without its data: each letter is a different tone."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, final
 

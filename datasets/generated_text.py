@@ -1,7 +1,5 @@
 """Generated sentences, to try a recipe without its data."""
 
-from __future__ import annotations
-
 from typing import Literal, final
 
 import torch

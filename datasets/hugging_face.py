@@ -1,7 +1,5 @@
 """Data sets of Hugging Face: images or recordings in one column, their classes in another."""
 
-from __future__ import annotations
-
 import abc
 import tempfile
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,6 @@
 Also `ROOT/CLASS/*.jpg`, split by a hash of the files' names.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import final

@@ -1,7 +1,5 @@
 """Images and labels listed in a table: CSV, JSON, JSON lines or Parquet."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, final

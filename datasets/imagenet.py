@@ -4,8 +4,6 @@
 ImageNet Large Scale Visual Recognition Challenge, arXiv 1409.0575.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Literal, final

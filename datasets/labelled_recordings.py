@@ -1,7 +1,5 @@
 """Recordings whose file names contain their labels: `dog/1.wav`, `7_jackson_32.wav`."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b

@@ -1,7 +1,5 @@
 """Texts with labels: in tables, or in folders by class."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import final

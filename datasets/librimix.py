@@ -4,8 +4,6 @@ Source: Cosentino et al. 2020, LibriMix: An Open-Source Dataset for Generalizabl
 arXiv 2005.11262; scripts at https://github.com/JorisCos/LibriMix.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Literal, final
 

@@ -4,8 +4,6 @@ Source: Panayotov et al. 2015, LibriSpeech: an ASR corpus based on public domain
 ICASSP, https://www.openslr.org/12.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path

@@ -4,8 +4,6 @@ Source: Zen et al. 2019, LibriTTS: A Corpus Derived from LibriSpeech for Text-to
 1904.02882.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import final

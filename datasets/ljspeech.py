@@ -3,8 +3,6 @@
 Source: Ito and Johnson 2017, The LJ Speech Dataset, https://keithito.com/LJ-Speech-Dataset.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Literal, final
 

@@ -1,7 +1,5 @@
 """Recordings listed in a file with their transcripts: CSV, TSV or JSON lines."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from pathlib import Path
 from typing import final

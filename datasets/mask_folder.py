@@ -1,7 +1,5 @@
 """Images and maps of classes, one for each image: folders of your own, or Pascal VOC's layout."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path

@@ -4,8 +4,6 @@ torchvision loads and verifies them. Sources: LeCun et al. 1998, Gradient-Based 
 Document Recognition; Xiao et al. 2017, Fashion-MNIST, arXiv 1708.07747.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal, final
 

@@ -1,7 +1,5 @@
 """Columns of numbers in a table, CSV, JSON, JSON lines or Parquet, to learn other columns from."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, final

@@ -5,8 +5,6 @@ Everingham et al. 2010, The Pascal Visual Object Classes Challenge,
 https://doi.org/10.1007/s11263-009-0275-4.
 """
 
-from __future__ import annotations
-
 import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Mapping, Sequence

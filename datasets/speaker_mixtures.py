@@ -3,8 +3,6 @@
 Who speaks, what, when and how loudly is random for each mixture.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path

@@ -4,8 +4,6 @@ Source: Warden 2018, Speech Commands: A Dataset for Limited-Vocabulary Speech Re
 1804.03209.
 """
 
-from __future__ import annotations
-
 import os
 from functools import partial
 from pathlib import Path

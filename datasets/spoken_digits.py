@@ -3,8 +3,6 @@
 Source: https://github.com/Jakobovski/free-spoken-digit-dataset.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Texts in .txt files, for language models."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Literal, final
 

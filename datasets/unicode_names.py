@@ -1,7 +1,5 @@
 """The names and categories of Unicode's characters, texts in Python's standard library."""
 
-from __future__ import annotations
-
 from typing import Literal, final
 from unicodedata import ucd_3_2_0 as unicode
 

@@ -1,7 +1,5 @@
 """Clips from videos in folders by class: `ROOT/SPLIT/CLASS/*.mp4`."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from hashlib import blake2b

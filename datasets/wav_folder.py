@@ -1,7 +1,5 @@
 """A folder of recordings whose names determine their split."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import final
 

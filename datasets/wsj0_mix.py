@@ -3,8 +3,6 @@
 Source: Hershey et al. 2016, Deep clustering, arXiv 1508.04306.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Literal, final
 

@@ -3,8 +3,6 @@
 They are transcribed in English. Source: https://www.openslr.org/1.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Literal, final
 

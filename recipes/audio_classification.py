@@ -1,7 +1,5 @@
 """Audio classification: one label for each recording, from the features of a front end."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, final

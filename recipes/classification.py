@@ -3,8 +3,6 @@
 Each image has one label, or any number of labels with losses that have a sigmoid for their link.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping, Sequence
 from functools import partial

@@ -11,8 +11,6 @@ torchvision's samplers of proposals draw from torch's generators, which the runn
 micro-batch before it asks for the loss.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager

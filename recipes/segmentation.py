@@ -4,8 +4,6 @@ On CUDA, torch's two-dimensional cross-entropy has no deterministic kernel, so p
 Bilinear resizing has a slower backward there that keeps its bits, which torch chooses itself.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ The loss is the permutation-invariant scale-invariant SDR. Source: Luo and Mesga
 Conv-TasNet, arXiv 1809.07454.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path

@@ -3,8 +3,6 @@
 Decoding is greedy or by beam search; evaluation reports character and word error rates.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path

@@ -3,8 +3,6 @@
 The messages use Python's terms.
 """
 
-from __future__ import annotations
-
 import inspect
 import os
 import re

@@ -1,7 +1,5 @@
 """The `samewise` command: finds the command's module, parses arguments, runs it, prints errors."""
 
-from __future__ import annotations
-
 import argparse
 import atexit
 import faulthandler

@@ -1,7 +1,5 @@
 """Errors for users: what is wrong, where, what was expected, and the nearest valid name."""
 
-from __future__ import annotations
-
 import difflib
 import errno
 import os

@@ -1,7 +1,5 @@
 """Number formats: fp64, fp32, tf32, bf16, and fp16 with loss scaling."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Results of the functions of `samewise`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

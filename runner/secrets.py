@@ -1,7 +1,5 @@
 """Removes secrets, and control characters of terminals and spreadsheets, from output."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

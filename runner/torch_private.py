@@ -4,8 +4,6 @@ Each is looked up at its first use, and `show` imports none. An operator's name 
 as well (`torch.ops.aten._ctc_loss`).
 """
 
-from __future__ import annotations
-
 from pkgutil import resolve_name
 from typing import Any, Final
 

@@ -8,8 +8,6 @@ exactly torch's. All that samewise needs of it is Python.
 imports torchaudio. It costs a comparison for each import.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader

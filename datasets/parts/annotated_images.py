@@ -3,8 +3,6 @@
 Holds packed annotations, checks that name the file, decoding, and a cache for small images.
 """
 
-from __future__ import annotations
-
 import abc
 import os
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 The library is not needed, and no code of a data set is run.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence

@@ -4,8 +4,6 @@ soundfile reads WAV, FLAC, MP3 and OGG without system libraries; torchcodec read
 it works.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import re

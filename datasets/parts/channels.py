@@ -3,8 +3,6 @@
 Formats are NPY, TIFF (several samples or pages), PNG of 8 or 16 bits, and other image formats.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import tokenize

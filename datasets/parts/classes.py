@@ -1,7 +1,5 @@
 """Checks that a data set's classes are those that a config expects."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 

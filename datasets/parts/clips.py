@@ -1,7 +1,5 @@
 """Short clips of recordings with their surroundings, for training a vocoder."""
 
-from __future__ import annotations
-
 import abc
 from hashlib import blake2b
 from typing import Any

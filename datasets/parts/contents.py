@@ -1,7 +1,5 @@
 """Hashes sizes and contents of a data set's files for its fingerprint."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -3,8 +3,6 @@
 torchvision decodes JPEG and PNG; Pillow decodes other formats, and what torchvision refuses.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import re

@@ -1,7 +1,5 @@
 """Recognises files by their first bytes, for messages about a file of the wrong kind."""
 
-from __future__ import annotations
-
 import io
 import os
 import re

@@ -1,7 +1,5 @@
 """Lists the files of a folder: samples by their endings, without the clutter of systems."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Generated samples, each with its own random generator: a sample is a function of its number."""
 
-from __future__ import annotations
-
 import abc
 from hashlib import blake2b
 from typing import Any

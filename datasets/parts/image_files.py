@@ -1,7 +1,5 @@
 """Base of data sets of image files: packed lists of files, decoding, a cache for small images."""
 
-from __future__ import annotations
-
 import abc
 import os
 from collections.abc import Callable, Sequence

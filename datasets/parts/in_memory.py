@@ -1,7 +1,5 @@
 """Bases of data sets that are in memory: columns of numbers, and images with labels."""
 
-from __future__ import annotations
-
 import abc
 from collections.abc import Callable, Sequence
 from typing import Any

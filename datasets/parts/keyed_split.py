@@ -3,8 +3,6 @@
 Adding files does not move other files to another split.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from unicodedata import normalize

@@ -5,8 +5,6 @@ have. A user who has larger files raises it by the environment variable that the
 config cannot.
 """
 
-from __future__ import annotations
-
 import os
 import stat
 from dataclasses import dataclass

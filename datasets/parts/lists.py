@@ -3,8 +3,6 @@
 Each row knows its place in the file, for messages.
 """
 
-from __future__ import annotations
-
 import codecs
 import csv
 import importlib.util

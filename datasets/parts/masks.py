@@ -1,7 +1,5 @@
 """Masks: class maps in image files, and objects' masks as COCO's run lengths."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from typing import Any

@@ -4,8 +4,6 @@ A folder holds the mixtures, and one folder for each speaker holds the parts, wi
 names.
 """
 
-from __future__ import annotations
-
 import abc
 from collections.abc import Sequence
 from hashlib import blake2b

@@ -1,7 +1,5 @@
 """Compares names: spellings in lists with those on the disk, and class names that look the same."""
 
-from __future__ import annotations
-
 import os
 import unicodedata
 from collections import Counter

@@ -3,8 +3,6 @@
 Names are packed; waveforms are decoded on demand, or all kept in memory.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from dataclasses import replace

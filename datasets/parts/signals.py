@@ -1,7 +1,5 @@
 """Resampling by torchaudio."""
 
-from __future__ import annotations
-
 import math
 from functools import lru_cache
 from typing import Any

@@ -4,8 +4,6 @@ A file that is cut short, or has more sound than its header says, is refused: li
 it without an error.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import struct

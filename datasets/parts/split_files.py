@@ -3,8 +3,6 @@
 The data set itself may list them; otherwise file names decide, as in the library `datasets`.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Selects the rows of a table that belong to a split: by a column, or by a hash."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 

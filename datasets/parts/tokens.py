@@ -1,7 +1,5 @@
 """Tokens of texts: by a tokenizer file, or a token for each byte."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, final

@@ -1,7 +1,5 @@
 """Loads torchvision's data sets, and explains missing files."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

@@ -3,8 +3,6 @@
 All other data sets take the pixels as they are stored.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

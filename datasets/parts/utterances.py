@@ -1,7 +1,5 @@
 """Base of data sets of transcribed recordings: recordings, transcripts, and their spelling."""
 
-from __future__ import annotations
-
 import abc
 import unicodedata
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Decodes sections of video files by torchcodec, which needs FFmpeg's libraries from the system."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import re

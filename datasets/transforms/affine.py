@@ -1,7 +1,5 @@
 """Affine maps with separate parameters for each image: rotation, shift, scale, shear."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import final
 

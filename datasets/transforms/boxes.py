@@ -3,8 +3,6 @@
 Each sample has ten tries; the first that fits counts.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Transforms for clips [B, T, C, H, W], which the transforms of images also accept."""
 
-from __future__ import annotations
-
 from typing import final
 
 from torch import Tensor

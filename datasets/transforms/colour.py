@@ -4,8 +4,6 @@ Each image has its own strength. Saturation and sharpness may differ from torchv
 level, in fewer than 1 of 100 values, where rounding decides.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import final
 

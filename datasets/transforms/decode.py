@@ -1,7 +1,5 @@
 """Decoding on the device, as the first batch transform."""
 
-from __future__ import annotations
-
 from typing import final
 
 import torch

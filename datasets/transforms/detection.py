@@ -8,8 +8,6 @@ list of uint8[N, H, W]. Crops (RandomIoUCrop, RandomZoomOut) change the number o
 torchvision's, on samples.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import final
 

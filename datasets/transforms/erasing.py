@@ -1,7 +1,5 @@
 """Random erasing."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import final
 

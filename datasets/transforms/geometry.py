@@ -3,8 +3,6 @@
 Each agrees with the torchvision transform of its name, given the same choices.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import final
 

@@ -1,7 +1,5 @@
 """Base of image transforms: the keys that they change, and checks of their arguments."""
 
-from __future__ import annotations
-
 import abc
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """MixUp and CutMix: each image is mixed with its neighbour in the batch, and so is its label."""
 
-from __future__ import annotations
-
 import abc
 from typing import final
 

@@ -1,7 +1,5 @@
 """Converts bytes to the numbers that a model takes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import final
 

@@ -3,8 +3,6 @@
 Source: Liu et al. 2015, SSD: Single Shot MultiBox Detector, arXiv 1512.02325, section 2.2.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import final
 

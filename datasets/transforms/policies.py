@@ -3,8 +3,6 @@
 They are applied to uint8[B, C, H, W], one operation at a time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import final

@@ -4,8 +4,6 @@ The transforms in `colour` and `numeric` accept these batches too. For samples, 
 crop, resize, turn and flip both.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, final
 

@@ -1,7 +1,5 @@
 """Random changes of utterances, with separate choices for each: masks, speed, noise."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any, final

@@ -5,8 +5,6 @@ its end see its own reflection, not the batch's padding; statistics cover its ow
 beyond it are zero.
 """
 
-from __future__ import annotations
-
 import abc
 import math
 from typing import Literal, final

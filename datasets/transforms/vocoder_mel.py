@@ -1,7 +1,5 @@
 """The mel spectrogram that a vocoder turns into sound, computed for a batch on its device."""
 
-from __future__ import annotations
-
 from typing import final
 
 import torch

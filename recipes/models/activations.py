@@ -1,7 +1,5 @@
 """Activations by name, for samewise's models and, in place of their own, for any others."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch.nn.functional as F

@@ -6,8 +6,6 @@ https://github.com/KellerJordan/cifar10-airbench, after D. Page
 (https://github.com/tysam-code/hlb-CIFAR10).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import final
 

@@ -1,7 +1,5 @@
 """An autoencoder for small images: convolutions and linear layers to a code, and back."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import final

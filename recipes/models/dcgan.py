@@ -4,8 +4,6 @@ Source: Radford, Metz, Chintala 2015, Unsupervised Representation Learning with 
 1511.06434.
 """
 
-from __future__ import annotations
-
 from typing import final
 
 from torch import Tensor, nn

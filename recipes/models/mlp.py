@@ -1,7 +1,5 @@
 """Fully connected layers for columns of numbers, and layers that know the columns' scales."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from itertools import pairwise

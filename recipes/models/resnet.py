@@ -5,8 +5,6 @@ names, so weights move between `resnet18_small` and `torchvision.models.resnet18
 shapes agree (all but the stem and, at another width, the rest).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal, final
 

@@ -7,8 +7,6 @@ and `trainable_layers` are what the config says, and a frozen part without pretr
 error.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, final

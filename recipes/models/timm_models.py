@@ -1,7 +1,5 @@
 """timm's image models by name, without timm's loading of weights (extra `timm`)."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from functools import partial

@@ -5,8 +5,6 @@ Language Models are Unsupervised Multitask Learners (GPT-2), norms come first in
 branch, positions are learned, and logits of tokens use the weights of the tokens' embedding.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Literal, final
 

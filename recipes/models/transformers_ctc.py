@@ -3,8 +3,6 @@
 It needs samewise's extra `transformers`, and does not use its loading of weights.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final, Literal, final
 

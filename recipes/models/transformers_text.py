@@ -3,8 +3,6 @@
 They need samewise's extra `transformers`, and do not use its loading of weights.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Final, Literal, final
 

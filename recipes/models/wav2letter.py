@@ -3,8 +3,6 @@
 The layers are torchaudio's, with configurable widths, kernels and normalisation.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal, final
 

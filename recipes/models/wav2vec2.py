@@ -1,7 +1,5 @@
 """wav2vec 2.0 and HuBERT with CTC: torchaudio's encoder with the speech recipe's interface."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal, cast, final
 

@@ -3,8 +3,6 @@
 torchaudio's `infer` supports only labels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,7 +1,5 @@
 """Representations of a vocoder's samples: mu-law steps, or a mixture of logistic distributions."""
 
-from __future__ import annotations
-
 import abc
 import math
 from typing import final

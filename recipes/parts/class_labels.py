@@ -1,7 +1,5 @@
 """Labels of classes: from samples to tensors, checked, and compared with a model's outputs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

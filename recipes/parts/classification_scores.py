@@ -1,7 +1,5 @@
 """Measures a classification: the results of a batch, and of all batches."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

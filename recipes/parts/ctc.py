@@ -4,8 +4,6 @@ Source: Graves et al. 2006, Connectionist Temporal Classification, ICML,
 https://doi.org/10.1145/1143844.1143891.
 """
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Sequence
 from functools import lru_cache

@@ -8,8 +8,6 @@ class. The recursions are equations 6 to 11 and 14 of Graves et al., "Connection
 classification", ICML 2006, in logarithms.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -5,8 +5,6 @@ With indexing, the host must know sizes. The definitions are torchvision's
 for those that do not count.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any

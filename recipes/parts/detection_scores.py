@@ -1,7 +1,5 @@
 """Measures a detection: the results of a batch, and of all batches."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

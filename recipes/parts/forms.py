@@ -1,7 +1,5 @@
 """Describes samples and outputs of models, for messages."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from torch import Tensor

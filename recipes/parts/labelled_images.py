@@ -1,7 +1,5 @@
 """Converts the samples of labelled image data sets to tensors."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

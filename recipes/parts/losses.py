@@ -10,8 +10,6 @@ A loss's `link` says how its logits become probabilities: `softmax` over the cla
 or `sigmoid` for each class separately.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Final, final
 

@@ -1,7 +1,5 @@
 """The classes of an image's pixels, to write and to draw."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, final

@@ -1,7 +1,5 @@
 """Measures a separation: the results of a batch, and of all batches."""
 
-from __future__ import annotations
-
 import heapq
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@ Sources: Le Roux et al. 2018, SDR - half-baked or well done?, arXiv 1811.02508; 
 invariance: Yu et al. 2016, arXiv 1607.00325.
 """
 
-from __future__ import annotations
-
 import itertools
 
 import torch

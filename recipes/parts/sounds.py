@@ -1,7 +1,5 @@
 """Sounds and pictures of them: WAV files that browsers play, and spectrograms side by side."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

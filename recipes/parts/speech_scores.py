@@ -1,7 +1,5 @@
 """Measures speech recognition: the results of a batch, and of all batches."""
 
-from __future__ import annotations
-
 import heapq
 import math
 from dataclasses import dataclass

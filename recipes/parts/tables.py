@@ -1,7 +1,5 @@
 """Writes tables as CSV files."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Iterable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Test-time augmentation: the mean of a model's outputs for several versions of an image."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Final
 

@@ -6,8 +6,6 @@ so that any alteration is detected and named; its own SHA-256 is the bundle's id
 second part holds. Headers have no times and no owners. Does not import torch.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

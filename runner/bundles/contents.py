@@ -3,8 +3,6 @@
 Imports torch.
 """
 
-from __future__ import annotations
-
 import json
 import platform
 import sys

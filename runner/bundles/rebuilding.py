@@ -1,7 +1,5 @@
 """The packages of a bundle as exact versions, and its training in an environment of them, or here."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

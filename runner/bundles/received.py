@@ -3,8 +3,6 @@
 Copies are in temporary folders. Imports mlflow only for a store.
 """
 
-from __future__ import annotations
-
 import re
 import tempfile
 from collections.abc import Generator

@@ -1,7 +1,5 @@
 """Stop training when the monitored metric no longer improves."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any, final

@@ -1,7 +1,5 @@
 """Average the weights exponentially, and evaluate the average in addition to the model."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any, final

@@ -1,7 +1,5 @@
 """Call a function at a moment of the training."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, final
 

@@ -1,7 +1,5 @@
 """Log the learning rate of each parameter group that begins with a different one."""
 
-from __future__ import annotations
-
 from typing import final
 
 from samewise.runner.interfaces import Callback, Outcome, RunView

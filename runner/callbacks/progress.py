@@ -3,8 +3,6 @@
 A terminal and a notebook have a bar, other outputs a line a minute; each evaluation has a line.
 """
 
-from __future__ import annotations
-
 import html
 import sys
 import time

@@ -1,7 +1,5 @@
 """Log the speed of training."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from typing import final

@@ -1,7 +1,5 @@
 """Stop a training after some time, so that the same command resumes it."""
 
-from __future__ import annotations
-
 import time
 from typing import final
 

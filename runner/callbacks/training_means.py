@@ -1,7 +1,5 @@
 """Add the training's mean losses to each evaluation."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Write a finished run into one file, with which anyone can train it again."""
 
-from __future__ import annotations
-
 import argparse
 import shlex
 import sys

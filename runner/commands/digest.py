@@ -1,7 +1,5 @@
 """Print the SHA-256 of the weights in a file or a run."""
 
-from __future__ import annotations
-
 import argparse
 import shlex
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Check whether this machine is ready to train, and if not, why."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import importlib

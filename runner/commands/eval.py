@@ -1,7 +1,5 @@
 """Evaluate a run's best or last checkpoint, or those of a sweep's runs, on one of the splits."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from dataclasses import asdict

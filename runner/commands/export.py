@@ -1,7 +1,5 @@
 """Write a run's model for other runtimes, and compare each file with the model."""
 
-from __future__ import annotations
-
 import argparse
 import shlex
 from dataclasses import asdict

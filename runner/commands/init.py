@@ -1,7 +1,5 @@
 """Create a project that is ready for `samewise train`; with --from, of a run's code and config."""
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import keyword

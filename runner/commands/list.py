@@ -1,7 +1,5 @@
 """List the groups, a group's choices, and the experiments, each with one line of description."""
 
-from __future__ import annotations
-
 import argparse
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """Report what a sweep found: best points, and the spread over seeds."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence

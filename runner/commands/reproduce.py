@@ -1,7 +1,5 @@
 """Train a bundle's run again in a rebuilt environment, and report whether the bits are the same."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import re

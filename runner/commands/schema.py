@@ -1,7 +1,5 @@
 """Write JSON Schemas of all config files, so that editors complete and check them."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

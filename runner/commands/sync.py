@@ -1,7 +1,5 @@
 """Send to MLflow, or another tracking backend, what has not been sent."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Open the MLflow UI over this project's store, on this machine only."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import signal

@@ -1,7 +1,5 @@
 """Train a run again, and report whether the bits are the same or where they diverge."""
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import asdict
 from pathlib import Path

@@ -7,8 +7,6 @@ to become one: a list for a tuple, text for a Path or an enum, a mapping with a 
 object; and `true` is not a whole number.
 """
 
-from __future__ import annotations
-
 import collections.abc
 import enum
 import inspect

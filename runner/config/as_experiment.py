@@ -1,7 +1,5 @@
 """Writes a config as an experiment file that holds only its differences from its base."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Lists groups, choices and experiments, each with its description."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re

@@ -4,8 +4,6 @@ It is left out as the file is read, so that the rest can be composed and all fau
 told at once.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path

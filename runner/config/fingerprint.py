@@ -3,8 +3,6 @@
 Imports neither torch nor mlflow, nor that code.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

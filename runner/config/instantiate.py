@@ -6,8 +6,6 @@ one of the packages for that place, and reached through nothing but modules of t
 launcher among the callbacks.
 """
 
-from __future__ import annotations
-
 import errno
 import functools
 import importlib

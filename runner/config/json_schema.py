@@ -4,8 +4,6 @@ A file may leave out what others give (`defaults`, an experiment, the command li
 required of it; what is written is held to what takes it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

@@ -1,7 +1,5 @@
 """A component's arguments as JSON Schema: names, types and descriptions (see `annotations`)."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import re

@@ -4,8 +4,6 @@ Hydra decides from the defaults lists which files are merged, and in which order
 else of them: they are read and merged here.
 """
 
-from __future__ import annotations
-
 import contextlib
 import pickle
 import re

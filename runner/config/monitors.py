@@ -3,8 +3,6 @@
 Imports neither torch nor mlflow.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from difflib import get_close_matches

@@ -1,7 +1,5 @@
 """Finds the line of a file, or the override, that sets a value."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 from collections.abc import Iterator, Mapping, Sequence

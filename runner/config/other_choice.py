@@ -4,8 +4,6 @@ The command line or an experiment that builds on the file may choose another. Se
 Hydra has it. Both are reported. Only files decide, so that composing imports no component.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Parses the text of overrides with Hydra's grammar, and finds what is wrong with it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import Path

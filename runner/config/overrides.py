@@ -3,8 +3,6 @@
 `compose` calls this if Hydra raises an error.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy

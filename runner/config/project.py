@@ -3,8 +3,6 @@
 Never read from a composed config.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

@@ -5,8 +5,6 @@ resolved; its head records which values were copies (`header`), so that an overr
 copies too.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any, cast

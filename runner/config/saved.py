@@ -3,8 +3,6 @@
 `records.found` finds the runs. Imports neither torch nor mlflow.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import sys

@@ -6,8 +6,6 @@ Each field's docstring is its meaning in `show --meanings` and the reference. Im
 nor mlflow.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum

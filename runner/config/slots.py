@@ -6,8 +6,6 @@ class of that kind, or a function annotated to return one (`def net(width: int) 
 never a method. tests/security/reachable.txt lists all of them.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import pkgutil

@@ -1,7 +1,5 @@
 """Configs as trees: values by path. Imports neither torch nor mlflow."""
 
-from __future__ import annotations
-
 import enum
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence

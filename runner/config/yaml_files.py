@@ -3,8 +3,6 @@
 And in someone else's file, no values of this machine or user.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Any, Literal

@@ -3,8 +3,6 @@
 Micro-batches, which are padded to their largest image, then have little padding.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sized
 from typing import Any
 

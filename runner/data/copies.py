@@ -1,7 +1,5 @@
 """Copies of a batch, and the message for a batch that cannot be copied or sent by a worker."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from copy import deepcopy
 from typing import Any

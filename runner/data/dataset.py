@@ -1,7 +1,5 @@
 """Sample transforms and a fingerprint for a user's map-style data set."""
 
-from __future__ import annotations
-
 import os
 import traceback
 from bisect import bisect_right

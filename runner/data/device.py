@@ -1,7 +1,5 @@
 """Moves batches to the device; on CUDA the next one while the current one is computed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from copy import copy
 from functools import partial

@@ -4,8 +4,6 @@ Neither the number of workers, nor prefetching, nor the process that makes a sam
 `loading` hands keys to workers.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import time

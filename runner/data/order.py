@@ -1,7 +1,5 @@
 """Orders of an epoch's samples: functions of (seed, epoch), so resuming replays nothing."""
 
-from __future__ import annotations
-
 import abc
 from collections.abc import Sized
 from math import isqrt

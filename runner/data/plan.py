@@ -1,7 +1,5 @@
 """Divides epochs into steps and steps into micro-batches, as arithmetic on the step's number."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property

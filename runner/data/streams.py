@@ -3,8 +3,6 @@
 Seeds come from hashing, never from adding: `seed + rank` makes neighbours share streams.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Generator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Orders by weights: of the samples of a data set, or of several data sets."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from math import floor, inf, sqrt

@@ -1,7 +1,5 @@
 """Write README.md of an export from export.json: the model, its inputs, how to run it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 

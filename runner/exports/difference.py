@@ -1,7 +1,5 @@
 """Measure how much two runtimes' results differ."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

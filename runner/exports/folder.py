@@ -4,8 +4,6 @@ It holds export.json, which describes it; the weights; the model in each format;
 with the model's outputs.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Mapping, Sequence

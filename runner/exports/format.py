@@ -1,7 +1,5 @@
 """Define the interface of an export's formats, and what several of them share."""
 
-from __future__ import annotations
-
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence

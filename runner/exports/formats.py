@@ -1,7 +1,5 @@
 """Write an export in each format, and run the file in its runtime."""
 
-from __future__ import annotations
-
 import io
 import logging
 import re

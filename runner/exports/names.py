@@ -1,7 +1,5 @@
 """Name an export's formats and files. Does not import torch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final

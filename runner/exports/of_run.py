@@ -1,7 +1,5 @@
 """Export a run's model: call it on samples of its data, write it, and compare."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

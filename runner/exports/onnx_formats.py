@@ -1,7 +1,5 @@
 """Write ONNX by torch's exporter, and run it by onnxruntime."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Run an export's file in a runtime, and compare the results with the model's own."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass

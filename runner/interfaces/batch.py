@@ -1,7 +1,5 @@
 """The batch that a recipe and a transform get, and the names of its labels."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A callback, and what it sees of a run."""
 
-from __future__ import annotations
-
 import abc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

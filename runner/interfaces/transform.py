@@ -1,7 +1,5 @@
 """A transform of a whole batch."""
 
-from __future__ import annotations
-
 import abc
 
 from torch import Tensor, nn

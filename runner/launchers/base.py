@@ -8,8 +8,6 @@ start and its end there. A launcher only brings the command to a machine and rep
 state.
 """
 
-from __future__ import annotations
-
 import abc
 import enum
 import sys

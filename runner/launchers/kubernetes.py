@@ -13,8 +13,6 @@ running.
 `kubernetes_status.py` reads the cluster's state.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

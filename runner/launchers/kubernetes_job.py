@@ -6,8 +6,6 @@ The exit code tells Kubernetes what happens next: 0, nothing is left to do for t
 start it again; 1 and 2, failed, and would fail again; any other, killed.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

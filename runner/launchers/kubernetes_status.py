@@ -1,7 +1,5 @@
 """Read the state of a Job and its pods from a cluster, by kubectl."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Run jobs on this machine: a new process each, as many at a time as there are cores and GPUs."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -7,8 +7,6 @@ when the sweep was made as MADE, so that any process finds earlier submissions.
     SWEEP/code/            copies of the code, one for each state in which it was submitted
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 import sys

@@ -10,8 +10,6 @@ This process need not keep running. `slurm_job.py` runs on the machines.
     SWEEP/code/      copies of the code, one for each state in which it was submitted
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -10,8 +10,6 @@ their time runs out, and signals them when it ends the job itself (scancel, scon
 preemption whose grace is over). So this process passes no signal on.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal

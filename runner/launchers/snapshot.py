@@ -1,7 +1,5 @@
 """Copy the code that a job will run, so that later edits do not affect it."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """Builds optimizers from the config, and records which implementation does the arithmetic."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Freezes parameters and the running statistics of their layers."""
 
-from __future__ import annotations
-
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """Norm of a model's gradients, and memory of their own for gradients that share it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 

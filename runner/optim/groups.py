@@ -1,7 +1,5 @@
 """Parameter groups by pattern: options of their own, layer-wise learning rates, frozen parts."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 

@@ -3,8 +3,6 @@
 Computed on the CPU in the `init` stream.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

@@ -13,8 +13,6 @@ A pattern is one of
     re:^layer[34]                      a regular expression, searched for in the name
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence

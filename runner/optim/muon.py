@@ -1,7 +1,5 @@
 """Muon for weights of any number of dimensions, with SGD for the other parameters."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, cast, final
 

@@ -1,7 +1,5 @@
 """Weights computed from other parameters: weight norm, spectral norm, orthogonal, LoRA, pruned."""
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping

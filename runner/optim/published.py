@@ -3,8 +3,6 @@
 They are downloaded to it where necessary. Checksums are compared before a file is read.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path

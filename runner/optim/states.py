@@ -1,7 +1,5 @@
 """Loads a checkpoint's state into an optimizer, if parameters and steps fit."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Collection, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Calls an optimizer's step without torch's profiler range around it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -5,8 +5,6 @@ gradient, so no optimizer touches them or counts a step of theirs, and layers th
 keep their statistics. Which parameters wait is a function of the step, and no state.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast, final

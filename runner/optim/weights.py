@@ -1,7 +1,5 @@
 """Loads weights, from a file or published, into a model, and reports every mismatch by name."""
 
-from __future__ import annotations
-
 import pickle
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """Torch's global settings: their values in a fresh process, and code that must not change them."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager

@@ -3,8 +3,6 @@
 They are set before torch is imported. Imports nothing heavy.
 """
 
-from __future__ import annotations
-
 import atexit
 import os
 import shutil

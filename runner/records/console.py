@@ -1,7 +1,5 @@
 """Coloured output: rich's console, which treats all text literally."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import IO, Any

@@ -3,8 +3,6 @@
 The record lists separately what can change bits.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess

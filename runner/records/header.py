@@ -3,8 +3,6 @@
 Imports neither torch nor mlflow.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 

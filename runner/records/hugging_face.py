@@ -7,8 +7,6 @@ The cache is as huggingface.co/docs/huggingface_hub ("Manage the cache") has it:
 files lead to `blobs/`; the blob of a large file is called by its SHA-256.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

@@ -1,7 +1,5 @@
 """JSON that other programs can read: for `--json`, and for the files of runs."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

@@ -4,8 +4,6 @@
 Imports neither torch nor mlflow, nor the user's code.
 """
 
-from __future__ import annotations
-
 import difflib
 import hashlib
 import re

@@ -4,8 +4,6 @@ A lock ends with the process that holds it, however that ends, and forked childr
 it. Imports neither torch nor mlflow.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

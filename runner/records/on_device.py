@@ -3,8 +3,6 @@
 Both are started first and read later, so that the host does not wait for the device.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext

@@ -7,8 +7,6 @@ torch's operators take several launches for each tensor: with them the trace of 
 # Triton looks up what the annotations of a kernel's parameters name, so they have none.
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """The order of a monitored metric: which of two values is better is decided here alone."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

@@ -11,8 +11,6 @@ A shape covers what code relies on; a file that does not fit is reported as dama
     {"name": shape}      a mapping with these names; "name?" may be missing
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

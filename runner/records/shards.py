@@ -4,8 +4,6 @@ Each process writes its shards and reads those it needs. In a checkpoint's state
 tensor is replaced by its key, shape and dtype; `shards/` beside it contains the tensors.
 """
 
-from __future__ import annotations
-
 import pickle
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence

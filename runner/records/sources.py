@@ -6,8 +6,6 @@ A file is named by its top-level package and its place in that (`lab/models/net.
 same file in another folder, on another machine, in a copy.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.machinery
 import importlib.util

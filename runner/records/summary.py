@@ -1,7 +1,5 @@
 """Prints a run's summary. Imports neither torch nor mlflow."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping
 from pathlib import Path

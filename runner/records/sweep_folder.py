@@ -11,8 +11,6 @@ Imports neither torch nor mlflow.
       report/             tables and plots
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os

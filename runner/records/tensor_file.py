@@ -1,7 +1,5 @@
 """Reads and writes .safetensors files: tensors by name, without code."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Lists the newest releases that `make test` or `make test-newest` ran with."""
 
-from __future__ import annotations
-
 from importlib import metadata
 
 from packaging.version import Version

@@ -7,8 +7,6 @@ signature has a key: HMAC-SHA256 over the file's bytes, stored beside it in `.si
 neither torch nor mlflow.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import hmac

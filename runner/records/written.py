@@ -1,7 +1,5 @@
 """Tells whether a value's repr is complete: then the value's digest is that of its repr."""
 
-from __future__ import annotations
-
 from array import array
 from collections import UserDict
 from dataclasses import fields, is_dataclass

@@ -3,8 +3,6 @@
 A stage is a graph over the model's own layers (torch.fx), so it computes what the model computes.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Sequence
 from typing import Any

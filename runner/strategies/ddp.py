@@ -3,8 +3,6 @@
 It is fast, but its bits depend on the number of processes.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable, Generator, Sequence

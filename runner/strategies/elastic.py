@@ -1,7 +1,5 @@
 """Data parallelism whose bits do not depend on the number of processes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final

@@ -3,8 +3,6 @@
 Each process holds a shard of the weights, gradients and optimizer state.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext

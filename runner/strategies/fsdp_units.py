@@ -4,8 +4,6 @@ Each process's loss may depend on other units, as with several heads or experts,
 backward passes torch hangs or may add wrong gradients.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from functools import partial

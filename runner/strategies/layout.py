@@ -1,7 +1,5 @@
 """Layout of weights, gradients and optimizer states in a run's processes."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Sequence
 from typing import Any

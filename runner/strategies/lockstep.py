@@ -4,8 +4,6 @@ Each runs in a thread. One of them computes at a time, until it needs values of 
 bits are those of micro-batches that run one after another.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context, copy_context

@@ -1,7 +1,5 @@
 """Explains a lost connection to another rank by naming the rank."""
 
-from __future__ import annotations
-
 import os
 import re
 import socket

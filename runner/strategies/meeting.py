@@ -3,8 +3,6 @@
 A failing rank leaves its reason in it, so that the others end too.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

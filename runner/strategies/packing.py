@@ -1,7 +1,5 @@
 """Packs several tensors into one, so that one collective sends them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

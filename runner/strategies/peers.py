@@ -1,7 +1,5 @@
 """The other ranks of a run: exchanges of small values, and which ranks are missing."""
 
-from __future__ import annotations
-
 import abc
 import contextlib
 import json

@@ -3,8 +3,6 @@
 Built on torch.distributed.pipelining.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -4,8 +4,6 @@ The bits are the same (T. Chen et al., arXiv 1604.06174). `match_modules` finds 
 a setting names, by class (`BasicBlock`) or by name (`layer4.*`).
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext

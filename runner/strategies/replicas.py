@@ -1,7 +1,5 @@
 """The replicas of one process, and the exchange of the ranks' partial gradient sums."""
 
-from __future__ import annotations
-
 import abc
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext

@@ -3,8 +3,6 @@
 Built on torch.distributed.rpc with distributed autograd.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import socket

@@ -5,8 +5,6 @@ several machines. Ranks started otherwise (torchrun) share the value of SAMEWISE
 the code proves nothing, and only the network keeps strangers out.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import os

@@ -3,8 +3,6 @@
 Checkpoints, digests and averages of weights need whole tensors.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """Simulates all ranks but one, for `samewise check`."""
 
-from __future__ import annotations
-
 import contextlib
 import contextvars
 import os

@@ -1,7 +1,5 @@
 """One process on one device that runs all replicas one after another."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final

@@ -6,8 +6,6 @@ therefore complete and equal everywhere, and clipping, averages of weights, eval
 checkpoints need not know of stages.
 """
 
-from __future__ import annotations
-
 import abc
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Batch norm over the samples of all replicas."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext
 from contextvars import ContextVar

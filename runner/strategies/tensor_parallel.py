@@ -1,7 +1,5 @@
 """Strategy on torch's tensor parallelism: the processes divide the computation of each layer."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final

@@ -3,8 +3,6 @@
 A sweeper is a choice of the group `sweeper`; a project's own sweeper belongs in its own package.
 """
 
-from __future__ import annotations
-
 import abc
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

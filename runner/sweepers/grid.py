@@ -1,7 +1,5 @@
 """Try all combinations of the values."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from typing import final

@@ -1,7 +1,5 @@
 """Report each evaluation of a job to Optuna's study, and stop the run if the pruner decides so."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from pathlib import Path

@@ -3,8 +3,6 @@
 The sweep's process uses this, and the jobs that report to it.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import math

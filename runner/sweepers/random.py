@@ -1,7 +1,5 @@
 """Draw settings at random, or spread them evenly at random."""
 
-from __future__ import annotations
-
 import abc
 import hashlib
 from collections.abc import Iterable, Sequence

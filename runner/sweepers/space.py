@@ -4,8 +4,6 @@
 `int(interval(1,9))` has whole numbers only, both ends included.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

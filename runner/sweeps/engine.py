@@ -3,8 +3,6 @@
 A sweep can be interrupted at any time, and resumes.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import signal
 import statistics

@@ -3,8 +3,6 @@
 Imports neither torch nor mlflow.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import enum

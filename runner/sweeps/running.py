@@ -1,7 +1,5 @@
 """Run a whole sweep, from its overrides until it has ended or is submitted."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Sequence

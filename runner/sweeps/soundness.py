@@ -3,8 +3,6 @@
 What points share is checked once.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence

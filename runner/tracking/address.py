@@ -1,7 +1,5 @@
 """Checks tracking addresses, and shows errors of trackers, without importing mlflow."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import urllib.error

@@ -3,8 +3,6 @@
 Each copies the run folder's journal separately. Imports none of them.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import math
 import os

@@ -5,8 +5,6 @@ metric that a run had first: so this one is logged before any other. It is also 
 MLflow sorts metrics by name.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping

@@ -7,8 +7,6 @@ the source of the pages of MLflow 3.17 and 3.18. Speaks HTTP to samewise's own s
 neither torch nor mlflow.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import urllib.request

@@ -8,8 +8,6 @@ spelling, so floats come back exactly. NaN and the infinities, which JSON lacks,
 "NaN", "Infinity" and "-Infinity"; older versions wrote them without quotes, and are read too.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import logging

@@ -4,8 +4,6 @@ A checkpoint's folder holds what `samewise predict` needs of a run, as data: no 
 code. `samewise.runner.serving` loads it. Imports mlflow, and torch to make an example.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

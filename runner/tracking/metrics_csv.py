@@ -4,8 +4,6 @@ There is a column for each metric, by name, and a row for each step that logged 
 made of the journal alone, whole each time, so a resumed run loses no row and repeats none.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import time

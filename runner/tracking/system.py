@@ -3,8 +3,6 @@
 The sender does so, to leave the trainer alone.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

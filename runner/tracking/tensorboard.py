@@ -9,8 +9,6 @@ the sizes and times of its sources: while those are the same, nothing is written
 tensorboard.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

@@ -3,8 +3,6 @@
 Imports neither mlflow nor torch.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

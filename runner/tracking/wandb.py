@@ -6,8 +6,6 @@ journal's bytes that W&B has. wandb says what it has written only as it ends, so
 killed sender are logged again, in the same W&B run at the same `step`. Imports wandb.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import time

@@ -1,7 +1,5 @@
 """Loads training batches, from a run's current position."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from functools import cache, partial

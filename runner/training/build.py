@@ -1,7 +1,5 @@
 """Builds a `Run` from a checked config: each part of the config becomes an object, once."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence

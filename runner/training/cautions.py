@@ -1,7 +1,5 @@
 """Warns, before a training begins, of settings and data that are valid but hardly intended."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping, Sequence
 

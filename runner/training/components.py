@@ -1,7 +1,5 @@
 """Makes a run's model, data and transforms from its config, for `build` and `build_predictor`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches

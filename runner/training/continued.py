@@ -1,7 +1,5 @@
 """Continues from another run's checkpoint (`resume_from`), and compares both runs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial

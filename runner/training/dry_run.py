@@ -1,7 +1,5 @@
 """Builds a run, and tries one step and one evaluation batch in memory, for `check`."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """Evaluates a model on a split: measures batches on the device, and adds results in batch order."""
 
-from __future__ import annotations
-
 import inspect
 import math
 import sys

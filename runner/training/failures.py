@@ -1,7 +1,5 @@
 """Explains the errors that end a training, above all those of its first step."""
 
-from __future__ import annotations
-
 import re
 import traceback
 from collections.abc import Generator, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Summarises a run's model by layer: shapes, parameters and operations, for `check`."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress

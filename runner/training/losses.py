@@ -1,7 +1,5 @@
 """Computes the loss of a micro-batch, for steps, rehearsals and guards alike."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Any

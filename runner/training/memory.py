@@ -1,7 +1,5 @@
 """Measures the memory of each part of a step, and advises where there is not enough."""
 
-from __future__ import annotations
-
 import traceback
 from collections.abc import Iterable
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Opens a run's folder: its lock, and the records of config, code and environment."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack

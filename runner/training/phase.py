@@ -1,7 +1,5 @@
 """A phase of a step: one optimizer, with the parameters that it trains."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Applies a trained model to a user's files, without its training data."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager

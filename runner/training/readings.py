@@ -3,8 +3,6 @@
 They are checked when they are read; on the CPU that is before they reach the weights.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 

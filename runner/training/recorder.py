@@ -1,7 +1,5 @@
 """Records a run: the trace of each step, logged metrics, and calls of callbacks."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Restores a run at one of its checkpoints, and evaluates it there."""
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 import time

@@ -1,7 +1,5 @@
 """Resumes a training at its newest sound checkpoint."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """Surrounds the loop: locks the folder, restores state, handles signals, records how it ended."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """A run's state, for checkpoints, and its summary at the end."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A callback's view of a run: `interfaces.RunView`, of numbers and copies."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, final

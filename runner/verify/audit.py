@@ -1,7 +1,5 @@
 """Trains parts of a recorded run again, each from one kept checkpoint to the next."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import shutil

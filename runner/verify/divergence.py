@@ -1,7 +1,5 @@
 """Finds the stage of a step, and the layer, in which two lines of a trace first differ."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass

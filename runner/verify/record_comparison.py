@@ -1,7 +1,5 @@
 """Compares a run's metrics, summary and environment with its config and with a second training."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any

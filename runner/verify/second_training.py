@@ -1,7 +1,5 @@
 """Trains a recorded run again, and compares everything that it recorded."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Compares the states of two trainings, as checkpoints hold them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 

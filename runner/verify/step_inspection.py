@@ -1,7 +1,5 @@
 """Inspects a step: digests each value that it computes, to name the first that differs."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager

@@ -1,7 +1,5 @@
 """Compares two runs: config, environment, code, metrics, and the first step that differs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any

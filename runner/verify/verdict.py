@@ -1,7 +1,5 @@
 """The verdict on a run: its record is checked, and compared with a second training."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 import tempfile

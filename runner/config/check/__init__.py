@@ -6,8 +6,6 @@ nothing reads, `commands` those of what a launcher runs, `machine` what this mac
 add one, write it and put it into its file's `RULES`.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

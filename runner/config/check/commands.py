@@ -3,8 +3,6 @@
 Shell lines, images and volumes run with the user's rights, so others' files may not set them.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 Nothing is called.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast

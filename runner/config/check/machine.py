@@ -1,7 +1,5 @@
 """Rules for what this machine can do."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path

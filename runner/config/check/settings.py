@@ -1,7 +1,5 @@
 """Rules for the runner's own settings. Imports neither torch nor mlflow."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

@@ -1,7 +1,5 @@
 """Finds keys that nothing reads in `dataset` and `transforms`, where any key is allowed."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Adapts torch's schedulers, and others with their interface, to functions of time."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from typing import Any, cast, final

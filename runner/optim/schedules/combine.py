@@ -1,7 +1,5 @@
 """Combined schedules: one after another, all at once, or one for each optimizer."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from typing import Any, final

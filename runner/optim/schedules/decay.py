@@ -3,8 +3,6 @@
 Each is the closed form of torch's scheduler of the same name.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence

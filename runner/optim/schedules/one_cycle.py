@@ -1,7 +1,5 @@
 """One-cycle policy: the learning rate rises and falls once, the momentum does the opposite."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Learning rate that falls when a metric stops improving: the only schedule with a state."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

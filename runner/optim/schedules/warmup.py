@@ -1,7 +1,5 @@
 """Learning rates that start low: for a `Chained` with a decay, or first in a `Sequential`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import final
 

@@ -1,7 +1,5 @@
 """Print a sweep on the terminal."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import shlex

@@ -4,8 +4,6 @@ A new guard is a class in this folder, and a line here. Checkpoints do not hold 
 run resumes, a guard begins again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 from samewise.runner.records import shapes

@@ -1,7 +1,5 @@
 """Stops a run at a number that is not finite, before it gets into weights or a checkpoint."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any, final

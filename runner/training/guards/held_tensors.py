@@ -1,7 +1,5 @@
 """Requires that steps keep a model's parameters, and the shapes and dtypes of what it saves."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any, final
 

@@ -1,7 +1,5 @@
 """Finds what is learned outside of the model, and parameters that nothing trains."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, final
 

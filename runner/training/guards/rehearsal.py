@@ -1,7 +1,5 @@
 """Rehearses the evaluation, before the first step."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, final

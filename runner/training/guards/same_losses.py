@@ -3,8 +3,6 @@
 An example is a running mean in a plain attribute of a model: a resumed run would start it again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy

@@ -7,8 +7,6 @@ So a graph does not depend on earlier inputs, and a resumed run, which gets them
 compiles the same code. A model that is not one graph, or becomes too many, is an error.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 import subprocess

@@ -3,8 +3,6 @@
 It differs from torch in tensors that the forward pass changes in place.
 """
 
-from __future__ import annotations
-
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """Lists the settings of `reproducibility=portable`, and the components tested with it."""
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Mapping
 from typing import Any

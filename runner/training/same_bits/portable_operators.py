@@ -19,8 +19,6 @@ GRU: its thousands of products are too small for oneDNN. Here the gradient of th
 is one product over all steps instead of one for each.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Works around faults of torch's libraries."""
 
-from __future__ import annotations
-
 from types import MethodType
 
 import torch
