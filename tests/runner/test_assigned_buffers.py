@@ -20,7 +20,6 @@ MODELS = """
 import torch
 from torch import nn
 
-
 class Centred(nn.Module):
     kind = "assigned"
 
@@ -48,26 +47,21 @@ class Centred(nn.Module):
             self.centre.mul_(0.7).add_(mean, alpha=0.3)
             self.seen.add_(1)
 
-
 class InPlace(Centred):
     kind = "in place"
-
 
 class OtherParameter(Centred):
     def change(self, mean):
         self.head.weight = nn.Parameter(0.9 * self.head.weight)
 
-
 class OtherDtype(Centred):
     def change(self, mean):
         self.seen = self.seen + 0.5
-
 
 class Expanded(Centred):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("mask", torch.ones(1).expand(8))
-
 
 class Queue(Centred):
     def __init__(self) -> None:
@@ -77,7 +71,6 @@ class Queue(Centred):
     def change(self, mean):
         self.queue = torch.cat([self.queue, mean[None].float()])
 
-
 class Late(Centred):
     def __init__(self) -> None:
         super().__init__()
@@ -86,7 +79,6 @@ class Late(Centred):
     def change(self, mean):
         self.mean = mean
 
-
 class LateLayer(Centred):
     at = 3
 
@@ -94,7 +86,6 @@ class LateLayer(Centred):
         self.seen += 1
         if int(self.seen) == self.at:
             self.scale = nn.Linear(8, 2)
-
 
 class Dropping(Centred):
     def change(self, mean):

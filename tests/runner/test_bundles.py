@@ -24,7 +24,6 @@ from samewise.datasets.generated import GeneratedClassification
 
 from bundled_lab.scale import FACTOR
 
-
 class Rooted(GeneratedClassification):
     def __init__(self, root, **given):
         super().__init__(**given)

@@ -82,7 +82,6 @@ OWN_HOOK = """
 import torch
 import torch.distributed as dist
 
-
 class Scaled:
     def __init__(self, factor: float) -> None:
         self.factor = factor
@@ -109,7 +108,6 @@ def test_a_hook_of_ones_own_exchanges_the_gradients(plain, tmp_path, monkeypatch
 DROPPING = """
 import os
 from torch import nn
-
 
 class Dropping(nn.Module):
     # a rank that leaves out a layer never has gradients for which the other waits

@@ -18,7 +18,6 @@ from samewise.runner.interfaces import Callback
 from torch import nn
 from torch.utils.data import Dataset
 
-
 class Net(nn.Module):
     def __init__(self, leave="", after=3):
         super().__init__()
@@ -33,7 +32,6 @@ class Net(nn.Module):
             sys.exit()
         return self.head(pixels.flatten(1))
 
-
 class Leaving(Dataset):
     def __init__(self):
         self.digits = Digits(split="train")
@@ -46,7 +44,6 @@ class Leaving(Dataset):
             sys.exit(0)
         return self.digits[index]
 
-
 from samewise.runner.records.folder import RunFolder
 
 class Deletes(Callback):
@@ -58,7 +55,6 @@ class Deletes(Callback):
             shutil.rmtree(run.folder / ("checkpoints" if self.what == "checkpoints" else ""))
             if self.what == "taken by another":
                 RunFolder(run.folder).create()
-
 
 """
 

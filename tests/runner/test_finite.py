@@ -20,7 +20,6 @@ MODELS = '''
 import torch
 from torch import nn
 
-
 class Spoilt(nn.Module):
     """A linear model. From its `after`-th forward pass in training on something is not finite, and no loss shows it."""
 
@@ -46,7 +45,6 @@ class Spoilt(nn.Module):
             one = one * 0 * self.zero
         normed = self.norm(flat * 1e25 if now and self.what == "statistics" else flat)
         return self.head(flat) + one + 0 * normed.sum(1, keepdim=True)
-
 
 class Growing(nn.Module):
     """Evaluates to NaN as long as it has seen too little."""

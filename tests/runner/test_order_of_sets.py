@@ -16,7 +16,6 @@ import os
 
 from torch import nn
 
-
 class Branches(nn.Module):
     def __init__(self, order="set"):
         super().__init__()

@@ -18,13 +18,11 @@ import torch.nn.functional as F
 import torchmetrics
 from samewise.runner.interfaces import Callback, Loss, Phase, Recipe, Scores
 
-
 class Least(Recipe):
     def loss(self, model, batch, phase):
         logits, margin = model(batch["image"]), phase.name == "second"
         each = F.multi_margin_loss(logits, batch["label"], reduction="none") if margin else F.cross_entropy(logits, batch["label"], reduction="none")
         return Loss(each.sum(), len(each), parts={"squares": each.detach().square().sum()})
-
 
 class Two(Least):
     phases = (Phase("first"), Phase("second"))
@@ -35,7 +33,6 @@ class Two(Least):
             batch["image"].zero_()
         return found
 
-
 class Sums(Scores):
     def __init__(self):
         self.sums = 0
@@ -45,7 +42,6 @@ class Sums(Scores):
 
     def compute(self):
         return {"loss": self.sums[0] / self.sums[2], "squares": self.sums[1] / self.sums[2]}
-
 
 class Reused(Least):
     # measures into the same tensor each time
@@ -58,11 +54,9 @@ class Reused(Least):
     def scores(self, dataset):
         return Sums()
 
-
 class Half(Least):
     def measure(self, model, batch):
         return 1.0
-
 
 class Confidence(torchmetrics.Metric):
     def __init__(self):
@@ -77,7 +71,6 @@ class Confidence(torchmetrics.Metric):
     def compute(self):
         return self.count + self.sum / self.count
 
-
 class Metrics(Scores):
     def __init__(self, metric):
         self.metrics = torchmetrics.MetricCollection({"confidence": metric})
@@ -88,14 +81,12 @@ class Metrics(Scores):
     def compute(self):
         return self.metrics.compute()
 
-
 class Confident(Least):
     def measure(self, model, batch):
         return model(batch["image"])
 
     def scores(self, dataset):
         return Metrics(Confidence())
-
 
 class Updating(Least):
     def __init__(self):
@@ -107,18 +98,15 @@ class Updating(Least):
     def scores(self, dataset):
         return Metrics(self.metric)
 
-
 class Exchanging(Confident):
     def measure(self, model, batch):
         torch.distributed.all_reduce(measured := super().measure(model, batch))
         return measured
 
-
 class Early(Callback):
     def on_start(self, run):
         if run.is_main:
             torch.distributed.all_reduce(torch.zeros(3))
-
 
 class Late(Callback):
     def on_step(self, run, outcome):

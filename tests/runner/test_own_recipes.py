@@ -18,23 +18,18 @@ import torch
 from samewise.recipes.classification import Classification
 from samewise.runner.interfaces import Loss, MeanLosses, Phase, Recipe, Scores
 
-
 class HeadOnly(Classification):
     phases = (Phase("train", ("fc",)),)
-
 
 class Method(Classification):
     def phases(self):
         return (Phase(),)
 
-
 class Twice(Classification):
     phases = [Phase("train", ("fc",)), Phase("train", ("conv1",))]
 
-
 class NoPhase(Classification):
     phases = Phase()
-
 
 class Penalty(Classification):
     measure, scores = Recipe.measure, Recipe.scores  # the losses
@@ -47,26 +42,21 @@ class Penalty(Classification):
             (gradient,) = torch.autograd.grad(outputs.sum(), images, create_graph=True)
         return Loss(torch.nn.functional.cross_entropy(outputs, batch["label"], reduction="sum") + gradient.square().sum(), len(images))
 
-
 class AlwaysPenalty(Penalty):
     always = True
 
-
 class Sound(Classification):
     pass
-
 
 class Moving(Classification):
     def measure(self, model, batch):
         model.fc.weight.mul_(0.5)
         return super().measure(model, batch)
 
-
 class Training(Classification):
     def measure(self, model, batch):
         model.train()
         return super().measure(model, batch)
-
 
 class Updating(Classification):
     def measure(self, model, batch):
@@ -75,7 +65,6 @@ class Updating(Classification):
             return super().measure(model, batch)
         finally:
             model.eval()
-
 
 class Root(Scores):
     # of each batch, and then the mean of these
@@ -89,7 +78,6 @@ class Root(Scores):
     def compute(self):
         return {"accuracy": sum(self.seen) / len(self.seen)}
 
-
 class Rooted(Classification):
     def measure(self, model, batch):
         return float(batch["image"].mean().abs().sqrt())
@@ -97,18 +85,15 @@ class Rooted(Classification):
     def scores(self, dataset):
         return Root()
 
-
 class Gathering(Root):
     seen = []
 
     def __init__(self):
         pass
 
-
 class Collecting(Rooted):
     def scores(self, dataset):
         return Gathering()
-
 
 class Shared(Classification):
     kept = None
@@ -117,7 +102,6 @@ class Shared(Classification):
         self.kept = self.kept or super().scores(dataset)
         return self.kept
 
-
 class Nothing(Scores):
     def add(self, measured):
         pass
@@ -125,38 +109,31 @@ class Nothing(Scores):
     def compute(self):
         return None
 
-
 class Silent(Classification):
     def scores(self, dataset):
         return Nothing()
-
 
 class Undefined(Nothing):
     def compute(self):
         return {"loss": float("nan"), "accuracy": 0.5}
 
-
 class Unknown(Classification):
     def scores(self, dataset):
         return Undefined()
-
 
 class Parts(Classification):
     def loss(self, model, batch, phase):
         model.fc
         return super().loss(model, batch, phase)
 
-
 class Noisy(Classification):
     def loss(self, model, batch, phase):
         loss = super().loss(model, batch, phase)
         return Loss(loss.total * (2 + torch.randn(len(batch["label"]))).mean(), loss.count)
 
-
 class Closure(torch.optim.SGD):
     def step(self, closure):
         return super().step(closure)
-
 
 class Asking(torch.optim.SGD):
     def step(self, closure=None):

@@ -12,7 +12,6 @@ MODEL = """
 from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
-
 class Divided(nn.Module):
     def __init__(self) -> None:
         super().__init__()

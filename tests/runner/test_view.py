@@ -80,7 +80,6 @@ import torch
 from pathlib import Path
 from samewise.runner.interfaces import Callback, Outcome, RunView
 
-
 class Hooks(Callback):
     def note(self, run, hook):
         if run.is_main:
@@ -92,7 +91,6 @@ class Hooks(Callback):
             return super().__getattribute__(name)
         return lambda run, *values: self.note(run, name)
 
-
 def draw(run: RunView) -> None:
     batch, logits = run.evaluation_batch(lambda model, batch: model(batch["image"]), weights="ema")
     _, drawn = run.evaluation_batch(lambda model, batch: torch.rand(2))
@@ -100,10 +98,8 @@ def draw(run: RunView) -> None:
     if run.is_main:
         torch.save((batch, logits, drawn, measured.prediction), "drawn.pt")
 
-
 def spoil(run: RunView, outcome: Outcome) -> None:
     run.evaluation_batch(lambda model, batch: model.fc.weight.mul_(0.5))
-
 
 def clean(path: str) -> None:
     Path(path).unlink()
