@@ -1,12 +1,22 @@
 """What holds for every batched transform: a batch gives what its samples give, inputs are unchanged, choices follow the stream."""
 
+import io
 from collections.abc import Callable
+from importlib.resources import files
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+from PIL import Image
 from torch import Tensor
+from torchvision.transforms import v2
 
+from samewise.datasets.parts.encoded import EncodedImages
 from samewise.datasets.transforms.affine import RandomAffine
+from samewise.datasets.transforms.clips import ChannelsBeforeTime
 from samewise.datasets.transforms.colour import ColorJitter, RandomGrayscale
 from samewise.datasets.transforms.erasing import RandomErasing
 from samewise.datasets.transforms.geometry import (
@@ -21,10 +31,12 @@ from samewise.datasets.transforms.geometry import (
 from samewise.datasets.transforms.mixing import CutMix, MixUp, MixUpOrCutMix
 from samewise.datasets.transforms.numeric import Normalize, ToFloat
 from samewise.datasets.transforms.policies import RandAugment, TrivialAugmentWide
+from samewise.recipes.classification import Classification
 from samewise.runner.config import schema
 from samewise.runner.data import streams
 from samewise.runner.data.keyed import Key, KeyedDataset
 from samewise.runner.data.loading import Loader
+from samewise.runner.errors import ConfigError
 from samewise.runner.interfaces import Batch, BatchTransform
 
 MAKERS: dict[str, Callable[[], BatchTransform]] = {
@@ -163,3 +175,64 @@ def test_two_epochs_in_a_row_show_each_image_once_each_way():
     assert epochs[0] == epochs[2] == [not one for one in epochs[1]] == [not one for one in epochs[3]]
     assert 900 < sum(epochs[0]) < 1100  # half, within four and a half deviations
     assert 900 < sum(one == other for one, other in zip(epochs[0], epochs[0][1:], strict=False)) < 1100  # and neighbours are independent of each other
+
+
+FLOATS: dict[str, Callable[[], BatchTransform]] = {
+    "Normalize": lambda: Normalize(mean=[0.4, 0.5, 0.6], std=[0.2, 0.3, 0.4]),
+    "MixUp": lambda: MixUp(0.4, num_classes=7),
+    "CutMix": lambda: CutMix(num_classes=7),
+}
+
+
+def clips_of(name: str, size: int = 6, frames: int = 4) -> Batch:
+    generator = torch.Generator().manual_seed(3)
+    images = torch.nn.functional.interpolate(torch.rand(size * frames, 3, 8, 10, generator=generator), size=(24, 30), mode="bicubic").clamp(0, 1)
+    images = images if name in FLOATS else (images * 255).round().to(torch.uint8)
+    return {"image": images.unflatten(0, (size, frames)), "label": torch.arange(size) % 7}
+
+
+def test_channels_come_before_time_for_a_model_of_clips():
+    batch = clips_of("Normalize")
+    moved = ChannelsBeforeTime()(batch)["image"]
+    assert moved.is_contiguous()
+    assert torch.equal(moved, batch["image"].permute(0, 2, 1, 3, 4))
+    with pytest.raises(ConfigError, match="requires clips"):
+        ChannelsBeforeTime()({"image": batch["image"][:, 0]})
+
+
+FOLDER = files("samewise.configs") / "transforms"
+SIZES = {"imagenet": (224, 224), "imagenet_v2": (176, 224), "imagenet_on_device": (224, 224), "imagenet_v2_on_device": (176, 224), "timm": (224, 224)}
+
+
+def build(choice: str, split: str, **overrides: Any) -> tuple[list[Any], list[Any]]:
+    config = OmegaConf.create({"seed": 0, "dataset": {"mean": [0.5, 0.4, 0.3], "std": [0.2, 0.2, 0.3], "num_classes": 6}})
+    config.transforms = OmegaConf.merge(OmegaConf.create((FOLDER / f"{choice}.yaml").read_text()), overrides)
+    OmegaConf.resolve(config)
+    return tuple(list(instantiate(config.transforms[split][level], _convert_="all")) for level in ("sample", "batch"))  # type: ignore[return-value]
+
+
+def apply(choice: str, split: str, overrides: dict[str, Any] | None = None, *, varied: bool, size: int = 32) -> Batch:
+    sample, batch = build(choice, split, **(overrides or {}))
+    random = np.random.default_rng(0)
+    samples = []
+    with streams.scope(0, "step", 0):
+        for number in range(8):
+            pixels = random.integers(0, 256, (size + 9 * number, size + 40, 3) if varied else (size, size, 3), dtype=np.uint8)
+            image: Any = Image.fromarray(pixels)
+            if choice.endswith("_on_device"):
+                image.save(held := io.BytesIO(), "JPEG")
+                image = EncodedImages.from_file(held.getvalue(), "a.jpg", mode="rgb")
+            one: Any = {"image": image, "label": number % 6}
+            samples.append(v2.Compose(sample)(one) if sample else one)
+        made = Classification(num_classes=6).collate(samples) | {"place": torch.tensor([(0, number) for number in range(8)])}
+        for transform in batch:
+            made = transform(made)
+    return made
+
+
+@pytest.mark.parametrize("choice", SIZES)
+def test_photographs_of_any_size_come_out_at_the_published_sizes(choice: str):
+    for split, side in zip(("train", "eval"), SIZES[choice], strict=True):
+        batch = apply(choice, split, varied=True, size=180)
+        assert batch["image"].shape == (8, 3, side, side)
+        assert batch["label"].shape == ((8, 6) if choice in ("imagenet_v2", "imagenet_v2_on_device", "timm") and split == "train" else (8,))

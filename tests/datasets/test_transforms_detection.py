@@ -4,8 +4,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 from torchvision import tv_tensors
+from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional
 
 from samewise.datasets.transforms.colour import ColorJitter
@@ -15,6 +17,7 @@ from samewise.datasets.transforms.numeric import ToFloat
 from samewise.datasets.transforms.photometric import RandomPhotometricDistort
 from samewise.datasets.transforms.policies import RandAugment
 from samewise.runner.data import streams
+from samewise.runner.data.dataset import WithTransform
 from samewise.runner.errors import ConfigError
 from samewise.runner.interfaces import Batch, BatchTransform
 
@@ -116,3 +119,15 @@ def test_a_transform_that_would_leave_a_mask_behind_is_refused(transform: BatchT
         transform(batch)
     transform({**batch, "mask": torch.zeros(4, 6, 8)})
     ColorJitter(brightness=0.5)(batch)
+
+
+@pytest.mark.parametrize("image", [torch.zeros(3, 8, 12, dtype=torch.uint8), Image.new("RGB", (12, 8))])
+def test_a_transform_of_samples_that_would_leave_a_mask_behind_is_refused(image):
+    mask, flips = torch.zeros(8, 12), [v2.RandomHorizontalFlip(1.0)]
+    with pytest.raises(ConfigError, match="RandomHorizontalFlip would move the image but not mask, of the same size"):
+        WithTransform([{"image": image, "mask": mask, "label": 1}], flips)[0]
+    assert WithTransform([{"image": image, "mask": torch.zeros(4, 6), "label": 1}], flips)[0]["label"] == 1
+    assert WithTransform([{"image": image, "mask": mask, "label": 1}], [v2.ToImage()])[0]["mask"] is mask
+    mask[:, 0] = 1
+    moved = WithTransform([{"image": tv_tensors.Image(torch.zeros(3, 8, 12)), "mask": tv_tensors.Mask(mask)}], flips)[0]
+    assert torch.equal(moved["mask"], mask.flip(1))

@@ -1,11 +1,17 @@
-"""docs/coming_from.md is made from its table, and what the table says to write composes."""
+"""docs/coming_from.md and docs/gallery.md are made from their tables and from runs, and what the tables say composes."""
 
+import json
 import re
 import shlex
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from samewise_docs_coming_from import PAGE, page, tables
+from samewise_docs_gallery import PAGE as GALLERY
+from samewise_docs_gallery import in_page, of_runs, written
+from samewise_tiny import DIGITS
 
 import samewise
 from samewise.runner.errors import ConfigError
@@ -34,3 +40,22 @@ def test_every_override_of_the_table_composes(table: dict[str, Any]) -> None:
             except ConfigError as error:
                 pytest.fail(f"{code}: {error}")
     assert tried > 2
+
+
+def test_the_page_has_the_figures_of_the_headers() -> None:
+    page = GALLERY.read_text()
+    assert len(in_page()) > 1
+    assert page == written(page, in_page()), "python tests/docs/gallery.py --write RUN_ROOT"
+
+
+@pytest.mark.slow
+def test_a_row_has_the_result_of_its_run(samewise: Callable[..., Any], tmp_path: Path) -> None:
+    done = samewise("train", *DIGITS, "model.width=4", "max_steps=3", f"run_root={tmp_path}", "--json")
+    result = json.loads(done.stdout.splitlines()[-1])
+    ((experiment, task, metric, time, _, digest),) = of_runs(tmp_path)
+    assert "resnet18_digits" in experiment
+    assert "width=4" in experiment
+    assert "handwritten digits" in task
+    assert metric == f"valid/accuracy {result['metrics']['final']['valid/accuracy']:.4f}"
+    assert time.endswith("s, 3 steps")
+    assert digest == f"`{samewise('digest', next(tmp_path.glob('*/*'))).stdout.split()[0][:16]}`"

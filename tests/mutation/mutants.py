@@ -45,7 +45,7 @@ TESTS = {
     "training/readings.py": [PARTS, SEVERAL, "tests/runner/test_finite.py", STEPS],
     "strategies/tree.py": SUMS,
     "strategies/replicas.py": [*SUMS[1:], "tests/runner/test_any_number_of_ranks.py"],
-    "strategies/packing.py": ["tests/runner/test_packing.py"],
+    "strategies/packing.py": ["tests/runner/test_sharding.py"],
     "records/checkpoint.py": [*CHECKPOINTS, "tests/security/test_pickles.py", RESUMING],
     "records/kept_checkpoints.py": [*CHECKPOINTS, RESUMING],
     "records/checkpoint_writer.py": [*CHECKPOINTS, RESUMING],

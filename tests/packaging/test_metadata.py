@@ -1,13 +1,20 @@
-"""The lock file, the versions, the licence and the package folders are consistent."""
+"""What a public project has beside its code, lock files, versions, wheel, citation, image and CI, says what is true of this checkout."""
 
 import re
+import shutil
+import subprocess
+import sys
 import tomllib
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.version import Version
+
+import samewise
 
 PIN = re.compile(r"^(?P<name>[a-z0-9][a-z0-9._-]*)==(?P<version>[^ ;]+)( ; [^\\]+)? \\$")
 
@@ -49,3 +56,90 @@ def test_no_package_can_shadow_a_package_named_datasets(repository: Path) -> Non
 def test_the_links_of_the_editable_package_lead_to_the_four_folders(repository: Path) -> None:
     links = {path.name: path.resolve() for path in (repository / ".package" / "samewise").iterdir() if path.is_symlink()}
     assert links == {name: repository / name for name in ("configs", "recipes", "runner", "datasets")}
+
+
+FOLDERS = ("configs", "recipes", "runner", "datasets")
+
+
+@pytest.fixture(scope="module")
+def names(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-build-isolation", "--no-deps", "--no-index", "--wheel-dir", str(folder), str(repository)]
+    subprocess.run(command, check=True, timeout=60)
+    (wheel,) = folder.glob("samewise-*.whl")
+    return set(zipfile.ZipFile(wheel).namelist())
+
+
+def test_the_wheel_holds_the_four_folders_and_the_starter_and_nothing_more(repository: Path, names: set[str]) -> None:
+    files = {path for folder in FOLDERS for ending in ("py", "yaml") for path in (repository / folder).rglob(f"*.{ending}")}
+    files |= {path for path in (repository / "runner" / "commands" / "starter").rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+    expected = {f"samewise/{path.relative_to(repository)}" for path in files}
+    packaged = {name for name in names if name.startswith("samewise/")}
+    assert packaged == expected | {"samewise/__init__.py", "samewise/__main__.py"}
+
+
+FILES = ("CITATION.cff", "CONTRIBUTING.md", "Dockerfile", "SECURITY.md", ".dockerignore", ".pre-commit-config.yaml")
+
+
+@pytest.fixture(scope="module")
+def declared_project(repository: Path) -> dict[str, Any]:
+    return tomllib.loads((repository / "pyproject.toml").read_text())["declared_project"]
+
+
+def test_the_citation_is_of_this_version(repository: Path, declared_project: dict[str, Any]) -> None:
+    citation = yaml.safe_load((repository / "CITATION.cff").read_text())
+    assert {"cff-version", "message", "title", "authors"} <= citation.keys()
+    assert (citation["version"], citation["license"]) == (samewise.__version__, declared_project["license"])
+
+
+def test_ci_runs_the_script_with_each_python_that_is_declared(repository: Path, declared_project: dict[str, Any]) -> None:
+    (job,) = yaml.safe_load((repository / ".github" / "workflows" / "ci.yml").read_text())["jobs"].values()
+    declared = [match[1] for one in declared_project["classifiers"] if (match := re.search(r":: Python :: (3\.\d+)$", one))]
+    assert job["strategy"]["matrix"]["python"] == declared
+    assert job["steps"][-1]["run"] == ".ci/run"
+
+
+def builder() -> list[str] | None:
+    """The command of a program here that builds images, if its daemon runs."""
+    for name, is_there in (("docker", ("info",)), ("podman", ("info",)), ("buildah", ("info",))):
+        if shutil.which(name) and subprocess.run([name, *is_there], capture_output=True, check=False).returncode == 0:
+            return [name, "build"]
+    return None
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_the_image_trains(repository: Path, tmp_path: Path) -> None:
+    command = builder()
+    if command is None:
+        pytest.skip("no builder of images that runs: docker, podman or buildah")
+    subprocess.run([*command, "-t", "samewise-test", str(repository)], check=True)
+    if command[0] == "buildah":
+        return
+    run = [command[0], "run", "--rm", "--network", "none", "samewise-test", "train", "experiment=resnet18_digits", "debug=tiny", "tracking=none"]
+    done = subprocess.run(run, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "finished" in done.stdout
+
+
+def folders(folder: Path) -> set[str]:
+    """Those with a file: a renamed room leaves its bytecode behind."""
+    return {path.name for path in folder.iterdir() if any(path.glob("*.*")) and not path.name.startswith(("__", "."))}
+
+
+def test_every_folder_has_its_line_and_every_line_its_folder(repository: Path) -> None:
+    text = (repository / "docs" / "architecture.md").read_text()
+    lines = re.findall(r"^    ( *)([.\w]+)/ +\S", text, re.MULTILINE)
+    rooms = [name for indent, name in lines if not indent]
+    inner = {name for indent, name in lines if indent}
+    assert len(rooms) == len(set(rooms))
+    assert set(rooms) == {"configs", "recipes", "datasets", "runner", "docs", "examples", "tests", ".package"} | folders(repository / "runner")
+    assert inner == folders(repository / "runner" / "training")
+
+
+def test_every_decision_is_listed_and_fits_a_page(repository: Path) -> None:
+    pages = {path.name: path.read_text() for path in (repository / "docs" / "decisions").glob("*.md")}
+    index = pages.pop("README.md")
+    assert set(re.findall(r"\((\w+\.md)\)", index)) == set(pages)
+    assert {name for name, text in pages.items() if len(text.split()) > 200} == set()

@@ -81,3 +81,15 @@ def test_tests_that_train_pass_on_the_pretended_device(repository: Path, clean_e
 def test_processes_that_share_the_device_give_the_bits_of_one(repository: Path, clean_environment: dict[str, str], tmp_path: Path, recipe: str):
     found = run(repository, tmp_path / "report.xml", clean_environment, f"{RANKS}[{recipe}-fp32]")
     assert [*found.values()] == ["passed"], found
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_the_script_compares_the_bits_of_trainings_and_prints_the_results(repository: Path, clean_environment: dict[str, str]) -> None:
+    command = [sys.executable, repository / "tests/gpu/day.py", "--device", "cpu", "--only", "bits", "--match", "JPEG", "--jobs", "2"]
+    done = subprocess.run(command, env={**clean_environment, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = [line for line in done.stdout.splitlines() if line.startswith("ok")]
+    assert [line.split(":")[0] for line in results] == ["ok  classification"] * 3
+    assert all("same bits (" in line for line in results)
+    assert done.stdout.splitlines()[-1] == "3 of 3 as they should be"

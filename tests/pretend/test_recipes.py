@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from pretended_cuda import PretendedDevice, written
+from pretended_cuda.steps import counted
 
 from samewise.runner.training.recorder import Recorder
 
@@ -43,3 +44,17 @@ def test_a_resumed_run_has_the_bits_of_one_that_was_not_stopped(
     one, other = (Path(json.loads(done.stdout.splitlines()[-1])["folder"]) for done in (whole, resumed))
     assert (one / "trace.jsonl").read_bytes() == (other / "trace.jsonl").read_bytes()
     assert json.loads((one / "environment.json").read_text())["decides"]["device"]["kind"] == "cuda"
+
+
+@pytest.mark.parametrize("recipe", written.RECIPES)
+def test_launches_copies_and_waits_of_a_step_and_a_batch_are_as_recorded(recipe: str, tmp_path: Path):
+    expected = written.read()
+    if expected["versions"] != written.versions():
+        pytest.skip(f"counts.json is of {expected['versions']}, here are {written.versions()}: other versions may make other operators of a function")
+    told = written.differences(expected["recipes"][recipe], counted(written.RECIPES[recipe], tmp_path))
+    assert not told, "\n".join(["", *told, f"If that is meant: {written.COMMAND} {recipe}"])
+
+
+def test_every_recipe_has_recorded_counts(repository: Path):
+    recipes = {file.stem for file in (repository / "configs" / "recipe").glob("*.yaml")}
+    assert recipes - {"instance_segmentation"} == {*written.RECIPES} == {*written.read()["recipes"]}

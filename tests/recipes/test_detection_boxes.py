@@ -1,10 +1,11 @@
-"""Boxes and sizes are in pixels of the file; samples that cannot be right are refused."""
+"""Boxes in pixels of the file, impossible ones, their labels in pictures, and the results that pycocotools reads."""
 
 import contextlib
 import io
 import json
 from pathlib import Path
 
+import numpy as np
 import PIL.Image
 import pycocotools.coco
 import pycocotools.cocoeval
@@ -17,6 +18,9 @@ from samewise.datasets.coco import COCO
 from samewise.datasets.digits_on_canvas import DigitsOnCanvas
 from samewise.datasets.transforms.detection import RandomShortestSide
 from samewise.recipes.detection import Detection
+from samewise.recipes.parts.average_precision import Image as Found
+from samewise.recipes.parts.detected import Detected
+from samewise.recipes.parts.detection_pictures import save_prediction
 from samewise.runner.errors import ConfigError, DataError
 
 
@@ -113,3 +117,84 @@ def test_a_sample_without_matching_boxes_and_labels_is_refused():
         Detection().collate([(torch.zeros(3, 4, 4), 1)])
     with pytest.raises(DataError, match="boxes \\[1, 4\\] and labels \\[2\\]"):
         Detection().collate([sample_with(boxes=torch.tensor([[0.0, 0, 5, 5]]), labels=torch.tensor([1, 2]))])
+
+
+HEIGHT, WIDTH = 200, 300
+NAMES = ["background", "dark blood cell"]
+INSIDE = (100.0, 80.0, 160.0, 130.0)
+EDGES = {
+    "the top": (100.0, 0.0, 160.0, 60.0),
+    "the left": (0.0, 80.0, 60.0, 130.0),
+    "the right": (250.0, 80.0, 300.0, 130.0),
+    "the bottom": (100.0, 150.0, 160.0, 200.0),
+    "the upper right corner": (250.0, 0.0, 300.0, 60.0),
+    "every edge": (0.0, 0.0, 300.0, 200.0),
+    "more than the picture": (-20.0, -20.0, 320.0, 220.0),
+}
+LABEL = 0.7 * np.array([255, 127, 14])  # matplotlib's second colour, at an opacity of .7 over black
+
+
+def label_area(file: Path) -> int:
+    """The number of pixels with the background colour of a label."""
+    pixels = np.asarray(PIL.Image.open(file).convert("RGB")).astype(float)
+    return int((abs(pixels - LABEL).max(2) < 3).sum())
+
+
+def found(box: tuple[float, float, float, float]) -> Found:
+    none = torch.zeros(0)
+    return Found((HEIGHT, WIDTH), torch.zeros(0, 4), none.long(), none.bool(), none, torch.tensor([box]), torch.tensor([1]), torch.tensor([0.9]))
+
+
+@pytest.mark.parametrize("edge", EDGES)
+def test_the_label_of_a_box_that_touches_an_edge_is_complete(edge: str, tmp_path: Path) -> None:
+    black = torch.zeros(3, HEIGHT, WIDTH)
+    whole = label_area(save_prediction(tmp_path / "inside.png", black, found(INSIDE), NAMES))
+    assert whole > 200
+    assert label_area(save_prediction(tmp_path / "edge.png", black, found(EDGES[edge]), NAMES)) >= 0.97 * whole  # more if less of the label lies on its box
+
+
+CATEGORIES = {3: "cat", 7: "dog", 90: "bird"}
+
+
+def annotate(root: Path, images: int) -> Path:
+    """Write images with two boxes each, of the categories in turn."""
+    (root / "images").mkdir()
+    boxes = []
+    for number in range(1, images + 1):
+        PIL.Image.new("RGB", (96, 64), (20 * number % 255, 60, 90)).save(root / "images" / f"{number}.png")
+        corners = [[4 + number, 5, 30, 20], [50, 30, 25.5, 31.25]]
+        boxes += [{"image_id": number, "category_id": [*CATEGORIES][(number + place) % 3], "bbox": box} for place, box in enumerate(corners)]
+    content = {
+        "images": [{"id": number, "file_name": f"{number}.png", "width": 96, "height": 64} for number in range(1, images + 1)],
+        "categories": [{"id": number, "name": name} for number, name in CATEGORIES.items()],
+        "annotations": [{"id": place, "iscrowd": 0, "area": box["bbox"][2] * box["bbox"][3], **box} for place, box in enumerate(boxes, 1)],
+    }
+    (root / "annotations.json").write_text(json.dumps(content))
+    return root
+
+
+def average_precision(annotations: Path, results: Path) -> float:
+    from pycocotools.coco import COCO as Annotations
+    from pycocotools.cocoeval import COCOeval
+
+    truth = Annotations(str(annotations))
+    evaluator = COCOeval(truth, truth.loadRes(str(results)), "bbox")
+    evaluator.evaluate()
+    evaluator.accumulate()
+    evaluator.summarize()
+    return float(evaluator.stats[0])
+
+
+@pytest.mark.parametrize("category_ids", ["keep", "dense"])
+@pytest.mark.parametrize("classes", [None, ["bird", "lion", "cat", "dog"]])
+def test_the_true_boxes_have_an_average_precision_of_one(tmp_path: Path, category_ids: str, classes: list[str] | None) -> None:
+    root = annotate(tmp_path, 6)
+    data = COCO(root=str(root), images="images", annotations="annotations.json", category_ids=category_ids, classes=classes)  # pyright: ignore[reportArgumentType]
+    results = []
+    for index in range(len(data)):
+        sample = data[index]
+        truth = (sample["boxes"], sample["labels"])
+        found = Found((64, 96), *truth, sample["crowd"], sample["area"], *truth, torch.linspace(0.9, 0.8, len(truth[1])))
+        results += Detected(found, torch.zeros(3, 64, 96), data.classes, data.category_ids).coco(int(sample["image_id"]))
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    assert average_precision(root / "annotations.json", tmp_path / "results.json") == pytest.approx(1)

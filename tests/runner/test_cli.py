@@ -1,6 +1,7 @@
 """The command line, as a person uses it: in a separate process if imports or the last output matter."""
 
 import json
+import math
 import os
 import re
 import signal
@@ -9,11 +10,17 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
+import torch
+from samewise_tiny import DIGITS
 
+from samewise.runner.cli import main
 from samewise.runner.commands import commands
+from samewise.runner.records import shapes
+from samewise.runner.records.files import read_json, write_json
+from samewise.runner.records.json_text import to_json
 
 LIGHT = [
     ["--help"],
@@ -95,16 +102,16 @@ def test_every_command_has_help_with_examples(name: str, samewise: Run) -> None:
     assert f"samewise {name}" in done.stdout
 
 
-DIGITS = ["experiment=resnet18_digits", "debug=tiny"]
+TINY_DIGITS = ["experiment=resnet18_digits", "debug=tiny"]
 BAD = {
     "no such option": (["train", "--fast"], "--fast"),
     "a setting as an option": (["train", "--batch-size", "4"], "without dashes: batch_size=4"),
-    "a folder for runs as an option of a sweep": (["sweep", *DIGITS, "seed=0,1", "--run-root", "elsewhere"], "without dashes: run_root=elsewhere"),
-    "a folder for runs as an option of a sweep's state": (["sweep", *DIGITS, "seed=0,1", "--run-root", "elsewhere", "--status"], "run_root=elsewhere"),
+    "a folder for runs as an option of a sweep": (["sweep", *TINY_DIGITS, "seed=0,1", "--run-root", "elsewhere"], "without dashes: run_root=elsewhere"),
+    "a folder for runs as an option of a sweep's state": (["sweep", *TINY_DIGITS, "seed=0,1", "--run-root", "elsewhere", "--status"], "run_root=elsewhere"),
     "JSON of a cancelled sweep": (["sweep", "1a2b", "--cancel", "--json"], "--status --json"),
     "a store for another backend": (["sync", "--to", "tensorboard", "--uri", "http://127.0.0.1:9"], "--to names only tensorboard"),
     "a folder and a store": (["runs", "--run-root", "elsewhere", "--uri", "http://127.0.0.1:9"], "--uri: not allowed with argument --run-root"),
-    "an unknown key that is shown": (["show", *DIGITS, "+foo=1"], "foo: no such key"),
+    "an unknown key that is shown": (["show", *TINY_DIGITS, "+foo=1"], "foo: no such key"),
     "three runs to compare": (["diff", "3f2a", "91bc", "0d4e"], "RUN: diff compares two runs"),
     "a misspelt option": (["runs", "--were", "state=finished"], "did you mean '--where'?"),
     "a misspelt option beside a name": (["sweep", "1a2b", "--stats"], "did you mean '--status'?"),
@@ -120,8 +127,8 @@ BAD = {
     "no choice of a group with few": (["show", "precision=fp8"], "no such choice; expected: one of: bf16, fp16"),
     "a run that must be named": (["eval"], "are required: RUN;"),
     "a table of one run": (["eval", "3f2a", "--csv", "x.csv"], "is for a sweep's points"),
-    "a misspelt choice of an option": (["profile", *DIGITS, "--by", "layrs"], "did you mean 'layers'?"),
-    "a key of another choice's file": (["show", *DIGITS, "transforms.hflip=0.5"], "hflip: no such key; hint: `samewise show` lists"),
+    "a misspelt choice of an option": (["profile", *TINY_DIGITS, "--by", "layrs"], "did you mean 'layers'?"),
+    "a key of another choice's file": (["show", *TINY_DIGITS, "transforms.hflip=0.5"], "hflip: no such key; hint: `samewise show` lists"),
     "a table that is missing": (["check", "dataset=table", "dataset.table_path=no.csv"], "error: no.csv: "),
     "a sweep of nothing": (["sweep"], "no sweep was named"),
     "a sweep with an unknown choice": (["train", "-m", "optimizer=sgd,adm"], "did you mean 'adam'?"),
@@ -211,3 +218,95 @@ def test_a_users_project_is_found_from_a_subfolder(samewise: Run, here: Path, mo
     assert "did you mean 'packages'?" in samewise("show").stderr
     (here / "pyproject.toml").write_text("[tool.samewise\n")
     assert "not valid TOML" in samewise("show").stderr
+
+
+def pipe() -> TextIO:
+    reader, writer = os.pipe()
+    os.close(reader)
+    return open(writer, "w", buffering=1)
+
+
+def terminal() -> TextIO:
+    ours, theirs = os.openpty()
+    os.close(ours)
+    return open(theirs, "w", buffering=1)
+
+
+def leave_unread(make: Callable[[], TextIO], monkeypatch: pytest.MonkeyPatch) -> tuple[TextIO, TextIO]:
+    """Replace standard output and error with streams that nobody reads; not in a fixture, because pytest then sets its own."""
+    given = make(), make()
+    monkeypatch.setattr(sys, "stdout", given[0])
+    monkeypatch.setattr(sys, "stderr", given[1])
+    return given
+
+
+UNREAD = pytest.mark.parametrize("make", [pipe, terminal])
+
+
+@UNREAD
+def test_training_continues_to_its_end_with_unread_output(make: Callable[[], TextIO], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, _ = leave_unread(make, monkeypatch)
+    with pytest.raises(OSError, match=r"Broken pipe|Input/output error"):
+        out.write("unread\n")
+    leave_unread(make, monkeypatch)
+    assert main(["train", *DIGITS, "model.width=4", "max_steps=2", "callbacks=default", f"run_root={tmp_path}"]) == 0
+    assert len(list(tmp_path.glob("*/*/summary.json"))) == 1
+    assert main(["runs", "--run-root", str(tmp_path)]) == 0
+    assert main(["train", "lr=1"]) == 2
+
+
+def test_a_pipe_that_breaks_elsewhere_is_an_error(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    def refuse() -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr("samewise.runner.cli._help", refuse)
+    assert main(["--help"]) == 1
+    assert "Broken pipe" in capfd.readouterr().err
+
+
+def test_a_command_with_unread_output_ends_without_a_message() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "samewise", "list", "optimizer"]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def refuse(name: str) -> None:
+    raise AssertionError(f"{name} is not JSON")
+
+
+def test_values_that_json_lacks_become_null() -> None:
+    value = {"best": {"valid/loss": float("nan")}, "curve": [1.5, float("inf")], "pair": (-float("inf"), 0.1), "path": Path("a"), "text": "NaN"}
+    expected = {"best": {"valid/loss": None}, "curve": [1.5, None], "pair": [None, 0.1], "path": "a", "text": "NaN"}
+    assert json.loads(to_json(value), parse_constant=refuse) == expected
+    assert json.loads(to_json(value, indent=2), parse_constant=refuse) == expected
+
+
+def test_files_spell_what_json_lacks_and_only_numbers_are_read_so(tmp_path: Path) -> None:
+    file, metrics = tmp_path / "file.json", {"loss": math.nan, "psnr": math.inf, "gap": -math.inf, "step": 3}
+    write_json(file, {"metrics": metrics, "name": "NaN", "pair": (1.5, math.nan)})
+    words = {"loss": "NaN", "psnr": "Infinity", "gap": "-Infinity", "step": 3}
+    assert json.loads(file.read_text(), parse_constant=refuse) == {"metrics": words, "name": "NaN", "pair": [1.5, "NaN"]}
+    read = read_json(file, {"metrics": shapes.NUMBERS, "name": str})
+    assert {name: repr(value) for name, value in read["metrics"].items()} == {name: repr(value) for name, value in metrics.items()}
+    assert read["name"] == "NaN"
+
+
+TINY = ["experiment=resnet18_digits", "debug=tiny", "model.width=4", "tracking=none", "evaluate.pictures=false", "callbacks=[progress]"]
+
+
+def test_a_run_reports_what_it_trains_its_progress_and_its_expected_end(samewise, tmp_path) -> None:
+    done = samewise("train", *TINY, "optimizer.lr=0.03", "seed=1", "+callbacks.progress.line_s=0", f"run_root={tmp_path}")
+    assert done.returncode == 0, done.stderr
+    name, folder, size, *lines = done.stderr.splitlines()
+    assert name == "resnet18_digits  debug=tiny width=4 callbacks=[progress] lr=0.03 seed=1"
+    assert folder.startswith(f"  {tmp_path}/resnet18_digits/")
+    assert folder.endswith(" on cpu")
+    (state,) = tmp_path.glob("*/*/checkpoints/step-00000020/state.pt")
+    weights = torch.load(state, weights_only=True)["model"]
+    learned = sum(tensor.numel() for name, tensor in weights.items() if name.rpartition(".")[2] in ("weight", "bias"))
+    assert size == f"  {learned:,} parameters, 64 samples, 20 steps of 16 samples, 4 per epoch"
+    told = [re.match(r"epoch \d+/\d+  step (\d+) of 20  loss \d+\.\d{4}  accuracy [01]\.\d{4}  \S+ steps/s, ends at about \d\d:\d\d", line) for line in lines]
+    assert [int(match[1]) for match in told if match] == list(range(1, 21))

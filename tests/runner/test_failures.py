@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 import samewise_runner_promise as promise
 from samewise_tiny import DIGITS
+
+from samewise.runner.records.locks import LockHeld, hold, holder
 
 TINY = [*DIGITS, "model.width=8"]
 
@@ -158,3 +161,26 @@ def test_ctrl_c_is_answered_at_once_and_the_run_is_saved(tmp_path):
     process.send(signal.SIGINT)
     assert process.wait(100) == 3
     assert process.errors.index("Stopping after this step and saving") < process.errors.index("stopped by SIGINT, and saved")
+
+
+def test_a_lock_names_the_process_that_holds_it(tmp_path):
+    path = tmp_path / ".lock"
+    assert holder(path) is None
+    with hold(path), pytest.raises(LockHeld, match=f"process {os.getpid()} on "), hold(path):
+        pass
+    assert holder(path) is None
+    with hold(path):
+        pass
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_holder_learns_that_its_folder_was_deleted(tmp_path, again):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with hold(folder / ".lock") as is_gone:
+        assert not is_gone()
+        shutil.rmtree(folder)
+        if again:
+            folder.mkdir()
+            (folder / ".lock").touch()
+        assert is_gone()

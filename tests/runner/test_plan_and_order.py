@@ -1,5 +1,6 @@
 """Where each sample goes: the order of an epoch, and how it is cut into batches."""
 
+import bisect
 import tracemalloc
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as draw
 
 from samewise.runner.callbacks.throughput import Throughput
+from samewise.runner.data.aspect_ratio import GroupedByAspectRatio, groups_of
 from samewise.runner.data.keyed import training_keys
 from samewise.runner.data.order import Bijection, Checked, InOrder, Order, RepeatedAugmentation, Shuffled, shuffled
 from samewise.runner.data.plan import Plan
@@ -174,3 +176,32 @@ def test_an_order_that_repeats_is_taken_as_it_is_and_leaves_the_generators(indic
     order = Checked(Own(indices), samples=20)
     assert torch.rand(()) == expected
     assert torch.equal(order.indices(3), indices(3))
+
+
+class Shapes:
+    """A data set that only has the shapes of its images."""
+
+    def __init__(self, length: int = 500) -> None:
+        self.ratios = torch.exp(torch.randn(length, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 0.5)
+
+    def __len__(self) -> int:
+        return len(self.ratios)
+
+    def aspect_ratios(self) -> torch.Tensor:
+        return self.ratios
+
+
+def test_groups_match_the_reference():
+    bounds = [2 ** (-1 + step / 3) for step in range(7)]
+    ratios = [0.3, 0.5, 0.51, 0.99, 1.0, 1.01, 1.5, 2.0, 3.0, *Shapes().ratios.tolist()]
+    assert groups_of(torch.tensor(ratios, dtype=torch.float64), 3).tolist() == [bisect.bisect_right(bounds, ratio + 1e-15) for ratio in ratios]
+    assert groups_of(torch.tensor([0.5, 1.0, 1.5]), 0).tolist() == [0, 1, 1]
+
+
+def test_an_epoch_is_a_function_of_the_seed_and_its_number():
+    orders = [GroupedByAspectRatio(Shapes(), seed=seed, batch_size=8) for seed in (3, 3, 4)]
+    assert torch.equal(orders[0].indices(5), orders[1].indices(5))
+    orders[1].indices(0)
+    assert torch.equal(orders[0].indices(5), orders[1].indices(5))
+    assert not torch.equal(orders[0].indices(5), orders[0].indices(6))
+    assert not torch.equal(orders[0].indices(5), orders[2].indices(5))

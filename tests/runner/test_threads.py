@@ -1,9 +1,10 @@
-"""The number of threads is part of the experiment; the number of cores that run them changes no bit."""
+"""What a process sets before it computes: threads, memory that it keeps, and environment variables before what reads them is imported."""
 
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -92,3 +93,86 @@ def test_mkl_adds_in_a_fixed_order_unless_the_environment_decides() -> None:
 @several_cores
 def test_numpy_gives_the_same_bits_on_one_or_two_cores() -> None:
     assert output_on(1, COMPUTES) == output_on(2, COMPUTES)
+
+
+STEPS = """
+import resource, sys
+from samewise.runner.processes.this_process import keep_freed_memory
+if sys.argv[1] == "kept":
+    keep_freed_memory()
+def step():
+    made = [bytearray(size << 20) for size in (48, 5, 33)]
+    for one in made:
+        one[::4096] = bytes(len(one) // 4096)
+    return made
+for _ in range(3):
+    step()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(4):
+    step()
+print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) // 4)
+"""
+
+
+def faults(way: str, **variables: str) -> int:
+    """Pages taken from the kernel by a step that allocates 86 MB, which are 22,016 pages."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+    done = subprocess.run([sys.executable, "-c", STEPS, way], env=clean | variables, capture_output=True, text=True, check=True)
+    return int(done.stdout)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="malloc is glibc's on Linux")
+def test_freed_memory_is_reused_unless_the_environment_configures_malloc():
+    assert faults("not kept") > 15_000
+    assert faults("kept") < 1_500
+    assert faults("kept", MALLOC_ARENA_MAX="4") > 15_000
+
+
+TINY = ["experiment=resnet18_digits", "debug=tiny", "model.width=4", "tracking=none", "evaluate.pictures=false", "callbacks=none", "max_steps=2"]
+CODE = """
+import os, sys
+from samewise.runner.processes import variables
+
+def report(settings):
+    print("torch is imported" if "torch" in sys.modules else "in time", flush=True)
+    os.kill(os.getpid(), 9)
+
+variables.prepare = report
+from samewise.runner.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+COMMANDS = {
+    "train": ["train", *TINY, "max_steps=3"],
+    "check": ["check", *TINY],
+    "profile": ["profile", *TINY, "max_steps=20"],
+    "verify": ["verify", "{run}"],
+    "verify of a bundle": ["verify", "{bundle}", "--trust"],
+    "eval": ["eval", "{run}"],
+    "export": ["export", "{run}", "--to", "safetensors", "--out", "{folder}/export"],
+    "predict into a table": ["predict", "{run}", "{image}", "--output", "{folder}/table.csv"],
+    "predict": ["predict", "{run}", "{image}"],
+}
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A run, a bundle of it, an image and a folder."""
+    from PIL import Image
+
+    from samewise.runner.cli import main
+
+    folder = tmp_path_factory.mktemp("variables")
+    assert main(["train", *TINY, f"run_root={folder}/runs"]) == 0
+    (run,) = folder.glob("runs/*/*")
+    assert main(["bundle", str(run), "--out", str(folder / "run.bundle")]) == 0
+    Image.new("L", (8, 8)).save(folder / "image.png")
+    return {"folder": folder, "run": run, "bundle": folder / "run.bundle", "image": folder / "image.png"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", COMMANDS)
+def test_variables_are_set_before_torch_is_imported(command: str, places: dict[str, Path], clean_environment: Mapping[str, str], repository: Path) -> None:
+    arguments = [one.format(**places) for one in COMMANDS[command]]
+    environment = {**clean_environment, "PYTHONPATH": str(repository / ".package")}
+    done = subprocess.run([sys.executable, "-c", CODE, *arguments], cwd=places["folder"], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines()[-1:] == ["in time"], done.stderr

@@ -1,8 +1,10 @@
 """Nothing is imported from the folder that a command runs in, and a config file changes none of Hydra's settings."""
 
+import getpass
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,8 @@ from samewise.runner.config import project
 from samewise.runner.config.compose import compose
 from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError
+from samewise.runner.processes import variables
+from samewise.runner.processes.variables import CACHE, use_own_inductor_cache
 from samewise.runner.records.environment import git_state
 
 TINY = [*DIGITS, "max_steps=1"]
@@ -114,3 +118,28 @@ def test_recording_the_state_of_a_received_checkout_runs_nothing(kind: str, tmp_
     for control in (("diff", "HEAD"), ("status",)):
         subprocess.run(["git", *control], cwd=here, capture_output=True, check=False)
     assert mark.exists()  # otherwise the test could not fail
+
+
+@pytest.fixture
+def chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Returns the folder in which compiled code is kept, given a value of the environment variable."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(variables.atexit, "register", lambda *given: None)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+
+    def choose(given: str | None) -> Path:
+        monkeypatch.setenv(CACHE, given) if given else monkeypatch.delenv(CACHE, raising=False)
+        use_own_inductor_cache()
+        return Path(os.environ[CACHE])
+
+    return choose
+
+
+def test_code_is_kept_in_the_users_own_cache_or_where_the_user_says(chosen, tmp_path) -> None:
+    own = tmp_path / "home" / ".cache" / "samewise" / "inductor"
+    assert chosen(None) == own
+    assert own.stat().st_mode & 0o777 == 0o700
+    assert chosen(str(tmp_path / "mine")) == tmp_path / "mine"
+    assert chosen(f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}") == own  # torch's own choice, made as it was imported

@@ -45,3 +45,10 @@ def test_nothing_is_written_through_a_dangling_link(samewise: Callable[..., Any]
     assert done.returncode == 2, done.stdout
     assert "--out: is " in done.stderr
     assert not (tmp_path / "mine").exists()
+
+
+def test_doctor_reports_a_run_root_that_is_not_writable(samewise: Callable[..., Any]) -> None:
+    told = samewise("doctor", "--run-root", "/proc/x").stdout
+    (line,) = (line for line in told.splitlines() if line.split()[1:2] == ["run_root"])
+    assert line.startswith("bad")
+    assert "not writable: " in line
