@@ -4,15 +4,19 @@
 """
 
 import json
+import os
 import re
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 import yaml
-from samewise_launchers_kubernetes_sweeps import command, follows, manifest, points
 
 from samewise.runner.launchers import kubernetes_manifest, kubernetes_status
 
@@ -147,3 +151,100 @@ def test_the_status_of_a_job_is_read_for_each_index(job: dict[str, Any]) -> None
     assert [seen[index].standing.value for index in range(8)] == ["ended"] * 4 + ["running"] + ["waiting"] * 3
     assert [seen[index].failed for index in range(4)] == [False, False, True, True]
     assert [seen[index].reason for index in (3, 5, 6, 7)] == ["OOMKilled", "Unschedulable: 0/3 nodes are available", "ImagePullBackOff", ""]
+
+
+TINY = ["experiment=resnet18_digits", "debug=tiny", "model.width=4", "tracking=none", "evaluate.pictures=false", "callbacks=hold", "evaluate.every_epochs=null"]
+
+
+PODS = ["launcher=kubernetes", "launcher.image=registry.example/torch:1", "launcher.user=1000:1000", "launcher.apply=false"]
+
+
+def command(folder: Path, *overrides: str, volumes: str = "{{{folder}: work/me}}") -> list[str]:
+    return [*TINY, *PODS, f"+launcher.volumes={volumes.format(folder=folder)}", f"launcher.python={sys.executable}", *overrides]
+
+
+def manifest(folder: Path, number: int = 1) -> dict[str, Any]:
+    (file,) = folder.glob(f"runs/sweeps/*/kubernetes/{number:04d}.yaml")
+    return yaml.safe_load(file.read_text())
+
+
+def follows(job: dict[str, Any], code: int) -> str:
+    """What Kubernetes does after an exit code: the action of the first matching rule, or Count, which uses one of the index's retries."""
+    for rule in job["spec"]["podFailurePolicy"]["rules"]:
+        codes = rule.get("onExitCodes", {})
+        assert codes.get("operator", "In") == "In"
+        if code in codes.get("values", ()):
+            return rule["action"]
+    return "Count"
+
+
+def points(samewise: Any, *sweep: str) -> list[dict[str, Any]]:
+    done = samewise("sweep", *sweep, "--status", "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)["points"]
+
+
+def start(job: dict[str, Any], index: int) -> subprocess.Popen[str]:
+    """Start the container of a pod as the manifest describes it: its command, arguments and folder, and only its variables."""
+    pod = job["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    given = {one["name"]: one["value"] for one in container["env"]}
+    return subprocess.Popen(
+        [*container["command"], *container["args"]],
+        cwd=container["workingDir"],
+        env={"PATH": os.environ["PATH"], **given, "JOB_COMPLETION_INDEX": str(index)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def end(pod: subprocess.Popen[str]) -> int:
+    said, _ = pod.communicate(timeout=240)
+    print(said)
+    return pod.returncode
+
+
+def wait_for(file: Path) -> None:
+    until = time.monotonic() + 240
+    while not file.exists():
+        assert time.monotonic() < until, f"no {file.name}"
+        time.sleep(0.05)
+
+
+def alone(samewise: Any, folder: Path, seed: int) -> str:
+    """The digest of the weights of an undisturbed run, trained in this process."""
+    done = samewise("train", *TINY, f"run_root={folder / 'alone'}", f"seed={seed}", f"callbacks.hold.folder={folder / 'none'}", "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)["weights_sha256"]
+
+
+@pytest.mark.slow
+def test_a_stopped_pod_saves_and_the_next_resumes_to_the_bits_of_a_run_alone(samewise, lab) -> None:
+    (lab / "1").touch()
+    done = samewise("sweep", *command(lab.parent, "seed=0,1"))
+    assert done.returncode == 0, done.stderr
+    job = manifest(lab.parent)
+    sweep = job["metadata"]["annotations"]["samewise/sweep"]
+    code = lab.parent / "lab" / "hold.py"
+    before = code.read_text()
+    code.write_text("raise RuntimeError('edited after submission')")
+    try:
+        assert end(start(job, 0)) == 0
+        pod = start(job, 1)
+        wait_for(lab / "1.held")
+        assert [point["state"] for point in points(samewise, sweep)] == ["finished", "running"]
+        pod.send_signal(signal.SIGTERM)
+        ended = end(pod)
+        assert (ended, follows(job, ended)) == (3, "Ignore")
+        stopped = points(samewise, sweep)[1]
+        assert (stopped["state"], stopped["reason"], stopped["steps"]) == ("waiting", "saved; it will be started again", 5)
+        (lab / "1").unlink()
+        assert end(start(job, 1)) == 0
+    finally:
+        code.write_text(before)
+    found = points(samewise, sweep)
+    assert [(point["state"], point["tries"]) for point in found] == [("finished", 1), ("finished", 2)]
+    for seed in (0, 1):
+        assert found[seed]["weights_sha256"] == alone(samewise, lab.parent, seed)
+    assert "2 points, 0 to run" in samewise("sweep", sweep).stderr

@@ -30,11 +30,11 @@ ROOT = Path(__file__).resolve().parents[2]
 EXPLAINED = Path(__file__).with_name("explained.toml")
 STEPS, RESUMING, FAILURES = "tests/steps/test_steps.py", "tests/runner/test_resuming.py", "tests/runner/test_failures.py"
 PARTS, SEVERAL, FROZEN = "tests/runner/test_parts_of_training.py", "tests/runner/test_several_optimizers.py", "tests/runner/test_frozen.py"
-SUMS = ["tests/runner/test_tree_sum.py", "tests/runner/test_replicas.py", STEPS]
+SUMS = ["tests/runner/test_tree_sum.py", STEPS]
 CHECKPOINTS = ["tests/runner/test_checkpoint_writing.py", "tests/runner/test_checkpoints.py"]
 OPTIM = ["tests/runner/test_optimizers.py", "tests/runner/test_optimizer_states.py", "tests/runner/test_param_groups.py"]
 INITIAL = ["tests/runner/test_initialise.py", "tests/runner/test_initial_weights.py", "tests/runner/test_weight_files.py"]
-PHASES, SCHEDULES = "tests/runner/test_phases.py", [f"tests/runner/test_schedules{name}.py" for name in ("_over_settings", "_together", "")]
+PHASES, SCHEDULES = "tests/runner/test_phases.py", ["tests/runner/test_schedules.py"]
 HELD = [f"{FROZEN}::{name}" for name in ("test_a_layer_keeps_its_statistics_only_if_it_is_frozen_as_a_whole", "test_invalid_frozen_settings_are_refused")]
 TRACED = [f"{SEVERAL}::{name}" for name in ("test_a_trace_of_every_third_step_equals_a_full_one_there", "test_the_trace_digests_the_gradients_of_every_phase")]
 TESTS = {
@@ -44,12 +44,12 @@ TESTS = {
     "training/guards/finite.py": [PHASES, PARTS, "tests/runner/test_finite.py"],
     "training/readings.py": [PARTS, SEVERAL, "tests/runner/test_finite.py", STEPS],
     "strategies/tree.py": SUMS,
-    "strategies/replicas.py": [*SUMS[1:], "tests/runner/test_any_number_of_ranks.py"],
+    "strategies/replicas.py": [*SUMS, "tests/runner/test_any_number_of_ranks.py"],
     "strategies/packing.py": ["tests/runner/test_sharding.py"],
     "records/checkpoint.py": [*CHECKPOINTS, "tests/security/test_pickles.py", RESUMING],
     "records/kept_checkpoints.py": [*CHECKPOINTS, RESUMING],
     "records/checkpoint_writer.py": [*CHECKPOINTS, RESUMING],
-    "data/streams.py": ["tests/runner/test_streams.py", "tests/runner/test_keyed.py"],
+    "data/streams.py": ["tests/runner/test_keyed.py"],
     "data/plan.py": ["tests/runner/test_plan_and_order.py"],
     "optim/build.py": OPTIM,
     "optim/states.py": OPTIM,

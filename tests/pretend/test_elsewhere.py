@@ -15,7 +15,7 @@ RANKS = "tests/runner/test_any_number_of_ranks_of_recipes.py::test_processes_tha
 NEEDS_HARDWARE: Mapping[str, str] = {
     "tests/pretend/test_one_wait.py::test_the_host_waits_for_a_real_device_at_most_once_per_step": "it is what CUDA's own profiler sees that is tested",
     "tests/runner/test_digest_kernel.py::test_a_device_digests_a_model_by_the_kernel_as_the_cpu_does_without": "it is Triton's kernel that is tested",
-    "tests/runner/test_determinism.py::test_cudnn_repeats_forward_and_backward_passes_with_dropout": "it is cuDNN that is tested",
+    "tests/runner/test_precision.py::test_cudnn_repeats_forward_and_backward_passes_with_dropout": "it is cuDNN that is tested",
     "tests/runner/test_precision.py::test_products_and_convolutions_on_cuda_round_as_the_format_requires": "it is how CUDA's kernels round that is tested",
     "tests/runner/test_sync_batch_norm.py::test_two_processes_normalise_over_the_whole_batch": "SyncBatchNorm's operators are CUDA's alone",
 }
