@@ -17,8 +17,7 @@ def train(samewise, tmp_path):
     """Trains to the end and returns the run's summary."""
 
     def train_to_end(*overrides: str) -> dict:
-        done = samewise("train", f"run_root={tmp_path}/runs", "tracking=none", "evaluate.pictures=false", "callbacks=none", *overrides, "--json")
-        assert done.returncode == 0, done.stderr
+        done = samewise("train", f"run_root={tmp_path}/runs", "tracking=none", "evaluate.pictures=false", "callbacks=none", *overrides, "--json", code=0)
         return json.loads(done.stdout.splitlines()[-1])
 
     return train_to_end
@@ -40,8 +39,7 @@ def librispeech(tmp_path: Path) -> Path:
 
 
 def test_the_published_recipe_is_composed_as_published(samewise, librispeech):
-    shown = samewise("show", *PUBLISHED, f"dataset.root={librispeech}", "--json")
-    assert shown.returncode == 0, shown.stderr
+    shown = samewise("show", *PUBLISHED, f"dataset.root={librispeech}", "--json", code=0)
     config = json.loads(shown.stdout)
     config = config.get("config", config)
     assert config["model"] == {"_target_": "torchaudio.models.Wav2Letter", "num_classes": 29, "input_type": "mfcc", "num_features": 13}
@@ -54,8 +52,7 @@ def test_the_published_recipe_is_composed_as_published(samewise, librispeech):
 
 @pytest.mark.slow
 def test_the_published_recipe_passes_the_check(samewise, librispeech):
-    checked = samewise("check", *PUBLISHED, f"dataset.root={librispeech}", "batch_size=6")
-    assert checked.returncode == 0, checked.stdout + checked.stderr
+    samewise("check", *PUBLISHED, f"dataset.root={librispeech}", "batch_size=6", code=0)
 
 
 @pytest.mark.parametrize("transforms", ["mfcc_augmented", "waveform"])
@@ -83,8 +80,7 @@ def mixtures(tmp_path: Path) -> Path:
 
 
 def show(samewise, *overrides: str) -> dict:
-    done = samewise("show", *overrides, "--json")
-    assert done.returncode == 0, done.stderr
+    done = samewise("show", *overrides, "--json", code=0)
     config = json.loads(done.stdout)
     return config.get("config", config)
 
@@ -134,8 +130,7 @@ def recordings(tmp_path: Path) -> Path:
 
 def test_vocoders_are_composed_as_published(samewise, recordings):
     for experiment in EXPERIMENTS[:2]:
-        done = samewise("show", f"experiment={experiment}", f"dataset.root={recordings}", "--json")
-        assert done.returncode == 0, done.stderr
+        done = samewise("show", f"experiment={experiment}", f"dataset.root={recordings}", "--json", code=0)
         config = json.loads(done.stdout)
         config = config.get("config", config)
         wanted = {"n_classes": 256, "hop_length": 275, "n_res_block": 10, "n_rnn": 512, "n_fc": 512, "kernel_size": 5, "n_freq": 80}
@@ -151,6 +146,5 @@ def test_vocoders_are_composed_as_published(samewise, recordings):
 @pytest.mark.parametrize("experiment", SOME)
 def test_each_vocoder_trains_on_data_in_its_layout(samewise, recordings, tmp_path, experiment, output):
     root = f"dataset.root={recordings}"
-    done = samewise("train", f"experiment={experiment}", root, f"run_root={tmp_path}/runs", *SMALL, *NARROW_WAVERNN, *FEW, *output, "--json")
-    assert done.returncode == 0, done.stderr
+    done = samewise("train", f"experiment={experiment}", root, f"run_root={tmp_path}/runs", *SMALL, *NARROW_WAVERNN, *FEW, *output, "--json", code=0)
     assert json.loads(done.stdout.splitlines()[-1])["steps"] == 2

@@ -47,8 +47,7 @@ def test_a_reduced_experiment_has_the_same_fingerprint_as_before(experiment: str
 
 @pytest.mark.parametrize("experiment", [marked(name) for name in kept.EXPERIMENTS])
 def test_a_reduced_experiment_does_not_diverge_and_keeps_its_bits(experiment: str, samewise: Callable[..., Any], tmp_path: Path) -> None:
-    done = samewise(*kept.command(experiment, tmp_path))
-    assert done.returncode == 0, done.stderr
+    samewise(*kept.command(experiment, tmp_path), code=0)
     (journal,) = tmp_path.glob("*/*/metrics.jsonl")
     logged = [json.loads(line).get("metrics", {}) for line in journal.read_text().splitlines()]
     names = {name for metrics in logged for name in metrics if name.startswith("train/") and name.endswith("loss")}
@@ -87,11 +86,9 @@ def old_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_an_old_run_counts_as_finished_and_evaluates_as_before(old_run: Path, samewise: Callable[..., Any]) -> None:
-    done = samewise("train", *SETTINGS, "name=kept")
-    assert done.returncode == 0, done.stderr
+    done = samewise("train", *SETTINGS, "name=kept", code=0)
     assert "nothing to train" in done.stdout
-    done = samewise("eval", old_run, "--json", "--trust")
-    assert done.returncode == 0, done.stderr
+    done = samewise("eval", old_run, "--json", "--trust", code=0)
     before = json.loads((old_run / "summary.json").read_text())["metrics"]["final"]
     assert json.loads(done.stdout)["metrics"]["valid/loss"] == pytest.approx(before["valid/loss"], rel=1e-3)
 
@@ -107,8 +104,7 @@ def test_an_old_run_can_be_resumed(old_run: Path, samewise: Callable[..., Any]) 
     before = json.loads((old_run / "summary.json").read_text())
     (old_run / "summary.json").unlink()
     shutil.rmtree(old_run / "checkpoints" / "step-00000020")
-    done = samewise("train", *SETTINGS, "name=kept", "reproducibility.other_environment=record")
-    assert done.returncode == 0, done.stderr
+    samewise("train", *SETTINGS, "name=kept", "reproducibility.other_environment=record", code=0)
     after = json.loads((old_run / "summary.json").read_text())
     assert after["steps"] == 20
     if after["level"] != before["level"]:
@@ -126,20 +122,16 @@ SWEEP = [
 def test_an_old_sweep_is_shown_and_reported_and_nothing_is_trained_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, samewise: Callable[..., Any]) -> None:
     shutil.copytree(kept.FILE.parent / "sweep", tmp_path / "runs")
     monkeypatch.chdir(tmp_path)
-    done = samewise("sweep", "kept-516bb63f", "--status", "--trust")
-    assert done.returncode == 0, done.stderr
+    done = samewise("sweep", "kept-516bb63f", "--status", "--trust", code=0)
     assert "kept-516bb63f: 2 finished" in done.stdout
-    done = samewise("report", "kept-516bb63f", "--json")
-    assert done.returncode == 0, done.stderr
+    done = samewise("report", "kept-516bb63f", "--json", code=0)
     assert "0.2" in done.stdout
-    done = samewise("sweep", *SWEEP, "--trust")
-    assert done.returncode == 0, done.stderr
+    done = samewise("sweep", *SWEEP, "--trust", code=0)
     assert "kept-516bb63f: 2 points, 0 to run" in done.stderr
 
 
 def test_an_old_bundle_is_checked_and_described(samewise: Callable[..., Any]) -> None:
-    done = samewise("reproduce", kept.FILE.parent / "result.bundle")  # without samewise's own code, to be small
-    assert done.returncode == 4, done.stderr
+    done = samewise("reproduce", kept.FILE.parent / "result.bundle", code=4)  # without samewise's own code, to be small
     assert "parts match the manifest; identity f94ccf1ded74ee51" in done.stderr
     assert "is intact" in done.stderr
     assert "2 steps, level R2" in done.stderr

@@ -76,8 +76,7 @@ def test_a_student_trains_by_the_published_formula_and_its_teachers_weights_iden
     ],
 )
 def test_a_teacher_that_is_not_there_is_refused(samewise, tmp_path, settings, message) -> None:
-    done = samewise("check", *STUDENT, *settings, f"run_root={tmp_path}")
-    assert done.returncode == 2
+    done = samewise("check", *STUDENT, *settings, f"run_root={tmp_path}", code=2)
     assert message in done.stderr
 
 

@@ -79,19 +79,16 @@ def table(tmp_path: Path) -> Path:
 
 def test_a_table_is_learned_and_its_rows_are_predicted(samewise, table: Path, tmp_path: Path) -> None:
     settings = [*TABLE, "model=mlp", "model.widths=[]", "transforms=none", f"dataset.table_path={table}", "optimizer.lr=0.3", "max_epochs=40", "batch_size=32"]
-    done = samewise("train", *settings, *QUIET[1:], f"run_root={tmp_path}/runs", "--json")
-    assert done.returncode == 0, done.stderr
+    done = samewise("train", *settings, *QUIET[1:], f"run_root={tmp_path}/runs", "--json", code=0)
     result = json.loads(done.stdout.splitlines()[-1])
     assert result["metrics"]["final"]["valid/rmse"] < 0.01
     (tmp_path / "new.csv").write_text("age,height\n20,160\n30,200\n")
-    done = samewise("predict", result["folder"], tmp_path / "new.csv", "--output", tmp_path / "out.csv")
-    assert done.returncode == 0, done.stderr
+    done = samewise("predict", result["folder"], tmp_path / "new.csv", "--output", tmp_path / "out.csv", code=0)
     _, first, second = (tmp_path / "out.csv").read_text().splitlines()
     assert float(first.split(",")[-1]) == pytest.approx(100.0, abs=0.01)
     assert float(second.split(",")[-1]) == pytest.approx(130.0, abs=0.01)
     (tmp_path / "new.csv").write_text("age\n20\n")
-    done = samewise("predict", result["folder"], tmp_path / "new.csv")
-    assert done.returncode == 2
+    done = samewise("predict", result["folder"], tmp_path / "new.csv", code=2)
     assert "has no column 'height', only age" in done.stderr
     assert "dataset." not in done.stderr
 
@@ -118,8 +115,7 @@ def test_images_listed_with_numbers_are_learned_and_predicted(samewise, tmp_path
     data = [f"dataset.table_path={tmp_path}/images.csv", "dataset.label=[brightness]", "dataset.split_column=split", "dataset.num_classes=1"]
     images = ["dataset=table", "dataset.mode=gray", "dataset.channels=1", "dataset.image_size=8", "dataset.mean=[0.5]", "dataset.std=[0.3]", *data]
     model = ["model=resnet18_regression", "model.model.width=4", "optimizer=adam", "optimizer.lr=0.01", "max_epochs=20", "batch_size=30", "transforms=images"]
-    done = samewise("train", "recipe=regression", "recipe.reads=image", *images, *model, *QUIET[1:], f"run_root={tmp_path}/runs", "--json")
-    assert done.returncode == 0, done.stderr
+    done = samewise("train", "recipe=regression", "recipe.reads=image", *images, *model, *QUIET[1:], f"run_root={tmp_path}/runs", "--json", code=0)
     result = json.loads(done.stdout.splitlines()[-1])
     assert result["metrics"]["final"]["valid/r2"] > 0.5
     done = samewise("predict", result["folder"], tmp_path / "3.png", "--json")

@@ -191,8 +191,7 @@ def test_two_processes_give_the_bits_of_one(samewise: Callable[..., Any], projec
 def test_what_could_not_be_trained_or_saved_is_an_error_with_its_name(
     samewise: Callable[..., Any], project: Callable[[str], list[str]], model: str, message: str
 ) -> None:
-    done = samewise("train", *project(model))
-    assert done.returncode == 2
+    done = samewise("train", *project(model), code=2)
     assert message in done.stderr
     assert not [*Path("runs").glob("*/*/checkpoints/step-*")]
     checked = samewise("check", *GIVEN)

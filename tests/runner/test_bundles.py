@@ -88,8 +88,7 @@ def identity_of(file: Path, into: Path) -> str:
 
 def test_a_bundle_has_the_same_bytes_each_time_and_overwrites_nothing(samewise: Callable[..., Any], home: Path, tmp_path: Path) -> None:
     run = next((home / "runs" / "one").iterdir())
-    done = samewise("bundle", run, "--out", tmp_path / "again.bundle", "--with-weights", "--json")
-    assert done.returncode == 0, done.stderr
+    done = samewise("bundle", run, "--out", tmp_path / "again.bundle", "--with-weights", "--json", code=0)
     assert (tmp_path / "again.bundle").read_bytes() == (home / "one.bundle").read_bytes()
     said = json.loads(done.stdout)
     with tarfile.open(tmp_path / "again.bundle") as opened:
@@ -97,8 +96,7 @@ def test_a_bundle_has_the_same_bytes_each_time_and_overwrites_nothing(samewise: 
         assert manifest is not None
         assert hashlib.sha256(manifest.read()).hexdigest() == said["identity"]
         assert {(member.mode, member.mtime, member.uid, member.type) for member in opened} == {(0o644, 0, 0, tarfile.REGTYPE)}
-    done = samewise("bundle", run, "--out", tmp_path / "again.bundle")
-    assert done.returncode == 2
+    done = samewise("bundle", run, "--out", tmp_path / "again.bundle", code=2)
     assert "is not overwritten" in done.stderr
 
 
@@ -133,14 +131,14 @@ def test_a_run_whose_code_has_changed_is_not_bundled(samewise: Callable[..., Any
 
 
 def test_a_trusted_bundle_gives_the_same_bits_and_an_untrusted_one_is_not_run(samewise: Callable[..., Any], elsewhere: Path) -> None:
-    done = samewise("reproduce", "one.bundle", "--here")
-    assert done.returncode == 4
+    done = samewise("reproduce", "one.bundle", "--here", code=4)
     assert "one.bundle: is intact, but nothing was run" in done.stderr
     assert "bundled_lab" in done.stderr
     assert "--trust" in done.stderr
     assert "bundled_lab" not in sys.modules
-    done = samewise("reproduce", "one.bundle", "--here", "--trust", "--expect", identity_of(elsewhere / "one.bundle", elsewhere / "parts"), "--out", "kept")
-    assert done.returncode == 0, done.stderr
+    done = samewise(
+        "reproduce", "one.bundle", "--here", "--trust", "--expect", identity_of(elsewhere / "one.bundle", elsewhere / "parts"), "--out", "kept", code=0
+    )
     assert "the same bits: 3 of 3 steps compared, weights" in done.stdout
     assert (elsewhere / "kept" / "run" / "trace.jsonl").is_file()
     assert samewise("reproduce", "one.bundle", "--here", "--trust", "--out", "kept").returncode == 2
@@ -148,8 +146,7 @@ def test_a_trusted_bundle_gives_the_same_bits_and_an_untrusted_one_is_not_run(sa
 
 @pytest.mark.slow
 def test_a_difference_is_reported_with_its_stage(samewise: Callable[..., Any], elsewhere: Path) -> None:
-    done = samewise("reproduce", "one.bundle", "--here", "--trust", "--json", "optimizer.weight_decay=0.1")
-    assert done.returncode == 1, done.stderr
+    done = samewise("reproduce", "one.bundle", "--here", "--trust", "--json", "optimizer.weight_decay=0.1", code=1)
     assert done.stdout, done.stderr
     assert json.loads(done.stdout)["parts"]["stage"] == "weights"
 

@@ -96,8 +96,7 @@ def test_standard_streams_may_be_closed(here: Path, closed: str, arguments: str,
 
 @pytest.mark.parametrize("name", sorted(commands()))
 def test_every_command_has_help_with_examples(name: str, samewise: Run) -> None:
-    done = samewise(name, "--help")
-    assert done.returncode == 0
+    done = samewise(name, "--help", code=0)
     assert "examples:" in done.stdout
     assert f"samewise {name}" in done.stdout
 
@@ -160,8 +159,7 @@ BAD = {
 
 @pytest.mark.parametrize("kind", BAD)
 def test_bad_input_gives_a_clear_message_and_exit_code_2_and_writes_nothing(kind: str, samewise: Run, here: Path) -> None:
-    done = samewise(*BAD[kind][0])
-    assert done.returncode == 2, done.stderr
+    done = samewise(*BAD[kind][0], code=2)
     assert any(word in done.stderr for word in BAD[kind][1].split("|")), done.stderr
     assert list(here.iterdir()) == []
 
@@ -193,8 +191,7 @@ def test_show_prints_the_meaning_of_settings_arguments_and_the_values_they_refer
 
 
 def test_check_reports_all_problems_as_json(samewise: Run) -> None:
-    done = samewise("check", "--static", "--json", "batch_size=0", "optimizer=sdg")
-    assert done.returncode == 2
+    done = samewise("check", "--static", "--json", "batch_size=0", "optimizer=sdg", code=2)
     assert {problem["path"] for problem in json.loads(done.stdout)["problems"]} == {"batch_size", "optimizer"}
 
 
@@ -208,11 +205,9 @@ def test_a_users_project_is_found_from_a_subfolder(samewise: Run, here: Path, mo
     within.mkdir()
     monkeypatch.chdir(within)
     assert "A net of ours" in samewise("list", "model").stdout
-    done = samewise("check", "--static", "model=ours")
-    assert done.returncode == 0, done.stderr
+    samewise("check", "--static", "model=ours", code=0)
     (here / "pyproject.toml").write_text('[tool.samewise]\nconfigs = "settings"\n')
-    refused = samewise("check", "--static", "model=ours")
-    assert refused.returncode == 2
+    refused = samewise("check", "--static", "model=ours", code=2)
     assert "outside the packages" in refused.stderr
     (here / "pyproject.toml").write_text('[tool.samewise]\npackges = ["lab_within"]\n')
     assert "did you mean 'packages'?" in samewise("show").stderr
@@ -298,8 +293,7 @@ TINY = ["experiment=resnet18_digits", "debug=tiny", "model.width=4", "tracking=n
 
 
 def test_a_run_reports_what_it_trains_its_progress_and_its_expected_end(samewise, tmp_path) -> None:
-    done = samewise("train", *TINY, "optimizer.lr=0.03", "seed=1", "+callbacks.progress.line_s=0", f"run_root={tmp_path}")
-    assert done.returncode == 0, done.stderr
+    done = samewise("train", *TINY, "optimizer.lr=0.03", "seed=1", "+callbacks.progress.line_s=0", f"run_root={tmp_path}", code=0)
     name, folder, size, *lines = done.stderr.splitlines()
     assert name == "resnet18_digits  debug=tiny width=4 callbacks=[progress] lr=0.03 seed=1"
     assert folder.startswith(f"  {tmp_path}/resnet18_digits/")

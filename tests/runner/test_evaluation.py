@@ -20,8 +20,7 @@ TINY = [
 
 
 def train(samewise, root, *overrides):
-    done = samewise("train", *TINY, *overrides, f"run_root={root}")
-    assert done.returncode == 0, done.stderr
+    done = samewise("train", *TINY, *overrides, f"run_root={root}", code=0)
     return done, next(root.glob("*/*/summary.json")).parent
 
 
@@ -34,8 +33,7 @@ def test_a_run_of_zero_steps_evaluates_and_saves_the_initial_model(samewise, tmp
     assert torch.load(folder / "checkpoints/step-00000000/state.pt", weights_only=True)["metrics"] == summary["metrics"]["final"]
     assert "0 steps of 16" in done.stderr
     assert "ms per step" not in done.stdout
-    again = samewise("eval", folder, "--json")
-    assert again.returncode == 0, again.stderr
+    again = samewise("eval", folder, "--json", code=0)
     assert json.loads(again.stdout)["metrics"] == summary["metrics"]["final"]
     assert "already finished" in samewise("train", *TINY, "max_steps=0", f"run_root={tmp_path}").stdout
     done = samewise("check", *TINY, "max_steps=0", "--strict")
@@ -58,8 +56,7 @@ def test_a_limited_evaluation_uses_the_first_batches_and_its_output_says_so(same
     assert whole["metrics"]["valid/loss"] != limited["final"]["valid/loss"]
     other = json.loads(samewise("eval", folder, "--split", "train", "--json").stdout)
     assert other["evaluated"] == "", "only the validation split is cut short"
-    refused = samewise("eval", folder, "--split", "train", "evaluate.limit=1")
-    assert refused.returncode == 2
+    refused = samewise("eval", folder, "--split", "train", "evaluate.limit=1", code=2)
     assert "evaluate.limit: limits the validation split, not train" in refused.stderr
 
 

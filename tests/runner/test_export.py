@@ -43,8 +43,7 @@ def copy(exported: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_a_model_is_exported_to_the_same_bits_and_altered_files_are_found(samewise: Callable[..., Any], run: Path, tmp_path: Path) -> None:
-    done = samewise("export", run, "--out", tmp_path / "model")
-    assert done.returncode == 0, done.stderr
+    done = samewise("export", run, "--out", tmp_path / "model", code=0)
     assert "the same bits" in done.stdout
     found = verified(samewise, tmp_path / "model", 0)
     assert list(found) == ["safetensors", "pt2"]
@@ -143,8 +142,7 @@ def test_a_planted_exporter_fault_is_found_and_a_wrong_weight_is_named(
 @pytest.mark.slow
 def test_an_unsigned_export_runs_only_if_trusted(samewise: Callable[..., Any], copy: Path) -> None:
     (copy / ".export.json.signature").unlink()
-    done = samewise("verify", copy)
-    assert done.returncode == 2
+    done = samewise("verify", copy, code=2)
     assert "is not signed by you" in done.stderr
     assert "--trust" in done.stderr
     assert samewise("verify", copy, "--trust").returncode == 0
@@ -161,8 +159,7 @@ def test_an_unsigned_export_runs_only_if_trusted(samewise: Callable[..., Any], c
     ],
 )
 def test_impossible_exports_are_refused_with_the_reason(samewise: Callable[..., Any], run: Path, tmp_path: Path, arguments: list[str], words: str) -> None:
-    done = samewise("export", run, *arguments, "--out", tmp_path / "out")
-    assert done.returncode == 2
+    done = samewise("export", run, *arguments, "--out", tmp_path / "out", code=2)
     assert words in done.stderr
     assert not (tmp_path / "out").exists()
 
@@ -210,8 +207,7 @@ def test_an_interrupted_export_can_be_repeated(samewise: Callable[..., Any], run
 def test_models_of_other_recipes_are_exported(samewise: Callable[..., Any], tmp_path: Path, experiment: str) -> None:
     pytest.importorskip("onnxscript", reason="onnxscript is not installed")
     assert samewise("train", f"experiment={experiment}", *TINY, f"run_root={tmp_path}").returncode == 0
-    done = samewise("export", next(tmp_path.glob(f"{experiment}/*")), "--to", "pt2,onnx", "--out", tmp_path / "out", "--json")
-    assert done.returncode == 0, done.stderr
+    done = samewise("export", next(tmp_path.glob(f"{experiment}/*")), "--to", "pt2,onnx", "--out", tmp_path / "out", "--json", code=0)
     pt2, onnx = json.loads(done.stdout)["formats"]
     assert pt2["same"]
     assert onnx["same"] or onnx["difference"]["relative"] < 1e-5

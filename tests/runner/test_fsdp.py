@@ -163,8 +163,7 @@ def test_a_run_with_sharded_checkpoints_resumes_and_its_damage_is_named(samewise
     assert samewise("check", "experiment=resnet18_digits", "debug=tiny", "model.width=8", f"initialise.weights={latest}").returncode == 0
     damaged = latest / "shards" / "__1_0.distcp"
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
-    done = samewise("digest", latest)
-    assert done.returncode == 2
+    done = samewise("digest", latest, code=2)
     assert "__1_0.distcp" in done.stderr
 
 

@@ -28,15 +28,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_new_project_is_sound_and_has_its_own_experiment(samewise: Run, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = samewise("init", "init-lab")
-    assert made.returncode == 0, made.stderr
+    made = samewise("init", "init-lab", code=0)
     assert "samewise train" in made.stdout
     assert sorted(path.name for path in here.iterdir()) == ["init-lab"]
     files = [path for path in here.rglob("*") if path.is_file() and path.suffix != ".pyc"]
     assert not [path for path in files if "mylab" in path.name or "mylab" in path.read_text()]
     monkeypatch.chdir("init-lab")
-    checked = samewise("check", "--static")
-    assert checked.returncode == 0, checked.stderr
+    samewise("check", "--static", code=0)
     shown = json.loads(samewise("show", "seed=1", "--json", "--origin").stdout)
     assert shown["name"] == "first"
     assert shown["config"]["model"]["_target_"] == "init_lab.model.SmallNet"
@@ -49,8 +47,7 @@ def test_a_new_project_is_sound_and_has_its_own_experiment(samewise: Run, here: 
 
 def test_a_folder_that_is_not_empty_is_left_unchanged(samewise: Run, here: Path) -> None:
     (here / ".notes").write_text("mine")
-    done = samewise("init", ".", "--package", "init_lab")
-    assert done.returncode == 2
+    done = samewise("init", ".", "--package", "init_lab", code=2)
     assert "is not empty" in done.stderr
     assert [path.name for path in here.iterdir()] == [".notes"]
     assert "is a file" in samewise("init", ".notes").stderr
@@ -87,8 +84,7 @@ def read_experiment(name: str) -> Any:
 
 
 def test_an_experiment_from_a_run_keeps_its_fingerprint_and_lists_only_overrides(trained: sw.Trained, samewise: Run) -> None:
-    done = samewise("new", "again", "--from", trained.folder.name)
-    assert done.returncode == 0, done.stderr
+    samewise("new", "again", "--from", trained.folder.name, code=0)
     assert compose(["experiment=again"], project=project.find()).fingerprint[:12] == trained.folder.name
     said = read_experiment("again")
     assert said["defaults"] == ["first", {"override /callbacks": "none"}, "_self_"]
@@ -101,8 +97,7 @@ def test_a_config_made_by_somebody_else_is_refused(trained: sw.Trained, samewise
     received = tmp_path / "config.yaml"
     received.write_text((trained.folder / "config.yaml").read_text().replace("seed: 3", "seed: 5"))
     for command in (["train", "--config", received], ["new", "received", "--from", tmp_path]):
-        done = samewise(*command)
-        assert done.returncode == 2
+        done = samewise(*command, code=2)
         assert "--trust" in done.stderr
     assert not Path("configs/experiment/received.yaml").exists()
     assert len(list(trained.folder.parent.iterdir())) < 4

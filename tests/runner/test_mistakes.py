@@ -108,8 +108,7 @@ def test_a_mistake_in_an_experiment_file_is_reported_with_its_line_and_advice(ki
     text, advice = IN_FILES[kind]
     (here / "experiment").mkdir()
     (here / "experiment" / "mine.yaml").write_text(f"# @package _global_\n{text}")
-    done = samewise("check", "experiment=mine", "--config-dir", here, "--static", "tracking=none", "device=cpu")
-    assert done.returncode == 2
+    done = samewise("check", "experiment=mine", "--config-dir", here, "--static", "tracking=none", "device=cpu", code=2)
     first = done.stderr.splitlines()[0]
     assert first.startswith(f"error: {here / 'experiment' / 'mine.yaml'}:"), done.stderr
     assert advice in first.partition("hint: ")[2], done.stderr

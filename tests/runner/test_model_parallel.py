@@ -228,8 +228,7 @@ def test_a_gradient_of_another_stages_weight_is_refused() -> None:
 
 def train(samewise, run_root: Path, *overrides: str) -> tuple[str, bytes, str]:
     """The weights' digest, the trace and the fingerprint of a finished run."""
-    done = samewise("train", *TINY, f"run_root={run_root}", *overrides, "--json")
-    assert done.returncode == 0, done.stderr
+    done = samewise("train", *TINY, f"run_root={run_root}", *overrides, "--json", code=0)
     return result(Path(json.loads(done.stdout)["folder"]))
 
 
@@ -270,8 +269,7 @@ def test_three_stages_that_draw_random_numbers_give_the_weights_of_one_process_u
     (tmp_path / "model" / "drops.yaml").write_text(DROPS)
     drops = [*DIGITS, f"--config-dir={tmp_path}", "model=drops", "param_groups.norms=null", "batch_size=16", "accumulate=2", "max_steps=4"]
     three = ["strategy=rpc", "strategy.split=['2','4']", "activation_checkpointing=['3']"]  # which draws again in the backward pass
-    done = samewise("train", *drops, f"run_root={tmp_path / 'one'}", "--json")
-    assert done.returncode == 0, done.stderr
+    done = samewise("train", *drops, f"run_root={tmp_path / 'one'}", "--json", code=0)
     assert result(run(tmp_path / "three", 3, *three, experiment=drops)) == result(Path(json.loads(done.stdout)["folder"]))
 
 

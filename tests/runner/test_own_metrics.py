@@ -131,8 +131,7 @@ def lab(tmp_path, monkeypatch):
 @pytest.mark.parametrize("recipe", ["least", "reused", "two"])
 def test_the_metrics_are_the_losses_of_the_split_by_default_and_where_a_recipe_measures_them_itself(samewise, lab, tmp_path, recipe) -> None:
     monitor = "valid/second/loss" if recipe == "two" else "valid/loss"
-    done = samewise("train", *lab, f"recipe={recipe}", f"evaluate.monitor={monitor}", "--json")
-    assert done.returncode == 0, done.stderr
+    done = samewise("train", *lab, f"recipe={recipe}", f"evaluate.monitor={monitor}", "--json", code=0)
     model, transforms, config = load(next(tmp_path.glob("runs/*/*/summary.json")).parent, checkpoint="last")
     batch = transforms(*hydra.utils.instantiate(config.cfg.dataset.valid))
     with torch.no_grad():
@@ -148,8 +147,7 @@ def test_the_metrics_are_the_losses_of_the_split_by_default_and_where_a_recipe_m
 
 
 def test_a_recipe_that_measures_needs_scores(samewise, lab) -> None:
-    done = samewise("check", *lab, "recipe=half")
-    assert done.returncode == 2
+    done = samewise("check", *lab, "recipe=half", code=2)
     assert done.stderr.startswith("error: recipe: Half has a `measure`, but no `scores`")
 
 
@@ -165,8 +163,7 @@ CONFIDENT = ["recipe=confident", "evaluate.monitor=valid/confidence", "evaluate.
 
 @pytest.mark.parametrize("ranks", [pytest.param(name, marks=[pytest.mark.fsdp] * (name == "fsdp")) for name in RANKS])
 def test_a_metric_that_synchronises_itself_counts_each_sample_once_on_any_number_of_ranks(samewise, lab, tmp_path, ranks) -> None:
-    done = samewise("train", *lab, *RANKS[ranks], *CONFIDENT, "--json")
-    assert done.returncode == 0, done.stderr
+    done = samewise("train", *lab, *RANKS[ranks], *CONFIDENT, "--json", code=0)
     model, transforms, config = load(next(tmp_path.glob("runs/*/*/summary.json")).parent, checkpoint="last")
     metric = importlib.import_module("lab").Confidence()
     batch = transforms(*hydra.utils.instantiate(config.cfg.dataset.valid))

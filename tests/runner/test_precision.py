@@ -91,8 +91,7 @@ def test_a_variable_that_overrides_the_config_is_refused(tf32: bool, value: str,
 @pytest.mark.parametrize(("scale", "words"), [("1e30", "warning: precision: the optimizer skipped 2 updates since this start"), ("256", "")])
 def test_skipped_updates_of_float16_are_counted_at_the_end(scale: str, words: str, samewise: Callable[..., Any], tmp_path: Path, restored: None) -> None:
     settings = [*DIGITS, "precision=fp16", f"precision.initial_scale={scale}", "max_steps=2", "device=cpu", "model.width=1", "dataset.samples=32"]
-    done = samewise("train", *settings, f"run_root={tmp_path}")
-    assert done.returncode == 0
+    done = samewise("train", *settings, f"run_root={tmp_path}", code=0)
     assert words in done.stderr
     assert ("the optimizer skipped" in done.stderr) == bool(words)
 

@@ -55,15 +55,13 @@ def recording(path: Path, frames: int = 900) -> Path:
 
 
 def predict(samewise, run: Path, *arguments: object) -> list[dict]:
-    done = samewise("predict", run, *arguments, "--json")
-    assert done.returncode == 0, done.stderr
+    done = samewise("predict", run, *arguments, "--json", code=0)
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 @pytest.mark.parametrize("recipe", EXPERIMENTS)
 def test_each_recipe_evaluates_again_to_the_same_values_with_its_pictures(samewise, runs, recipe, tmp_path):
-    done = samewise("eval", runs[recipe], "--checkpoint", "last", "--json", "--pictures", tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = samewise("eval", runs[recipe], "--checkpoint", "last", "--json", "--pictures", tmp_path, code=0)
     found = json.loads(done.stdout)
     trained = json.loads((runs[recipe] / "summary.json").read_text())["metrics"]["final"]
     assert found["metrics"] == trained
@@ -112,8 +110,7 @@ def test_the_moving_average_of_the_weights_predicts_and_is_evaluated(samewise, r
     one, other = (predict(samewise, runs[recipe], tmp_path / "a.png", *weights)[0] for weights in ([], ["--weights", "ema"]))
     assert one["files"] == other["files"]
     assert one != other
-    done = samewise("eval", runs[recipe], "--weights", "ema", "--json")
-    assert done.returncode == 0, done.stderr
+    done = samewise("eval", runs[recipe], "--weights", "ema", "--json", code=0)
     found = json.loads(done.stdout)
     trained = json.loads((runs[recipe] / "summary.json").read_text())["metrics"]["final"]
     assert found["metrics"] == {name: value for name, value in trained.items() if name.startswith("ema/")}
@@ -124,8 +121,7 @@ def test_the_moving_average_of_the_weights_predicts_and_is_evaluated(samewise, r
 @pytest.mark.parametrize("command", ["predict", "eval"])
 def test_weights_that_the_run_does_not_keep_are_refused(samewise, runs, command, tmp_path):
     file = [recording(tmp_path / "a.wav")] if command == "predict" else []
-    done = samewise(command, runs["separation"], *file, "--weights", "ema")
-    assert done.returncode == 2
+    done = samewise(command, runs["separation"], *file, "--weights", "ema", code=2)
     assert "--weights: the run does not have these weights" in done.stderr
     assert "no callback of the run keeps others" in done.stderr
 
@@ -176,8 +172,7 @@ def test_each_row_of_a_table_is_classified_as_the_same_text_in_a_file(samewise, 
     assert [row["class"] for row in rows] == [alone[number]["class"] for number in (0, 1, 2, 0, 2)]
     assert [float(row["probability"]) for row in rows] == [max(alone[number]["probabilities"].values()) for number in (0, 1, 2, 0, 2)]
     assert [row["row"] for row in together[0]["rows"]] == [1, 2, 3]
-    done = samewise("predict", runs["text_classification"], tmp_path / "a.csv", "a river " * 40)
-    assert done.returncode == 2
+    done = samewise("predict", runs["text_classification"], tmp_path / "a.csv", "a river " * 40, code=2)
     assert "a.csv:2: has no column 'text', only sentence" in done.stderr
     assert "cannot be read: File name too long; hint: predict takes the names of files: texts" in done.stderr
 
@@ -217,8 +212,7 @@ def test_a_recording_is_resynthesised_the_same_whatever_other_files_are_given(sa
 def test_an_unreadable_file_is_named_and_the_others_are_predicted(samewise, runs, tmp_path):
     (tmp_path / "no.wav").write_bytes(b"no sound, only words" * 20)
     sound = recording(tmp_path / "yes.wav")
-    done = samewise("predict", runs["separation"], tmp_path / "no.wav", tmp_path / "missing.wav", sound, "--json")
-    assert done.returncode == 2
+    done = samewise("predict", runs["separation"], tmp_path / "no.wav", tmp_path / "missing.wav", sound, "--json", code=2)
     assert "no.wav: is a text file, not a recording" in done.stderr
     assert "missing.wav: cannot be read" in done.stderr
     assert [json.loads(line)["file"] for line in done.stdout.splitlines()] == [str(sound)]

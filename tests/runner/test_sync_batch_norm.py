@@ -67,14 +67,12 @@ def test_any_number_of_processes_normalises_over_the_whole_batch_with_the_same_b
     ],
 )
 def test_what_it_cannot_do_is_refused(samewise, tmp_path, further, message):
-    done = samewise("train", *RANKS, "strategy=single", "strategy.sync_batch_norm=true", f"run_root={tmp_path}", *further)
-    assert done.returncode == 2, done.stderr
+    done = samewise("train", *RANKS, "strategy=single", "strategy.sync_batch_norm=true", f"run_root={tmp_path}", *further, code=2)
     assert message in done.stderr
 
 
 def test_check_refuses_it_without_cuda(samewise):
-    done = samewise("check", *TINY, "strategy=ddp", "strategy.sync_batch_norm=true", "device=cpu")
-    assert done.returncode == 2
+    done = samewise("check", *TINY, "strategy=ddp", "strategy.sync_batch_norm=true", "device=cpu", code=2)
     assert "strategy.sync_batch_norm: torch's SyncBatchNorm computes on CUDA devices only" in done.stderr
 
 

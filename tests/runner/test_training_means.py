@@ -35,8 +35,7 @@ BY_MEANS += [
 
 def train(samewise, run_root: Path, *overrides: str) -> tuple[dict[str, Any], dict[tuple[int, str], float]]:
     """The summary, and what was logged of losses and means, by step and name."""
-    done = samewise("train", *BY_MEANS, f"run_root={run_root}", *overrides, "--json")
-    assert done.returncode == 0, done.stderr
+    done = samewise("train", *BY_MEANS, f"run_root={run_root}", *overrides, "--json", code=0)
     summary = json.loads(done.stdout)
     compared = {key: summary[key] for key in ("weights_sha256", "steps", "stopped_early", "metrics")}
     return compared, logged_values(next(run_root.glob("*/*/metrics.jsonl")))
@@ -68,8 +67,7 @@ def test_checkpoints_early_stopping_and_a_plateau_follow_the_mean_of_an_epoch(sa
 
 def test_a_mean_that_no_callback_adds_is_reported_before_the_first_step(samewise, tmp_path) -> None:
     without = [setting for setting in BY_MEANS if "callbacks" not in setting]
-    done = samewise("train", *without, f"run_root={tmp_path}", "callbacks=none")
-    assert done.returncode == 2
+    done = samewise("train", *without, f"run_root={tmp_path}", "callbacks=none", code=2)
     assert "evaluate.monitor: no such metric is computed" in done.stderr
 
 

@@ -209,8 +209,7 @@ DAMAGED = {
 def test_a_damaged_description_is_named_and_not_signed(samewise, export, way) -> None:
     (export / "export.json").write_text(DAMAGED[way])
     (export / ".export.json.signature").unlink()
-    done = samewise("verify", export, "--trust")
-    assert done.returncode == 2
+    done = samewise("verify", export, "--trust", code=2)
     assert f"{export / 'export.json'}: is damaged: " in done.stderr
     assert not (export / ".export.json.signature").exists()
 
@@ -218,18 +217,15 @@ def test_a_damaged_description_is_named_and_not_signed(samewise, export, way) ->
 def test_an_altered_model_is_not_run_even_in_your_own_export(samewise, export) -> None:
     """An AOTInductor package is machine code; any bytes will do here, since they are not examined."""
     (export / "model.pt2").write_bytes(b"altered")
-    done = samewise("verify", export)
-    assert done.returncode == 1
+    done = samewise("verify", export, code=1)
     assert "model.pt2 was altered since the export, so it is only run with --trust" in done.stdout
 
 
 def test_a_received_export_runs_nothing_until_it_is_trusted(samewise, export) -> None:
     said = json.loads((export / "export.json").read_text())
     (export / "export.json").write_text(json.dumps({**said, "tolerance": 0.5}))  # a stranger's own, whose digests all agree
-    done = samewise("verify", export)
-    assert done.returncode == 2
+    done = samewise("verify", export, code=2)
     assert "runs the models in the folder" in done.stderr
     for more in (["--trust"], []):  # which is remembered
-        done = samewise("verify", export, *more)
-        assert done.returncode == 1
+        done = samewise("verify", export, *more, code=1)
         assert "torch.export cannot run it" in done.stdout

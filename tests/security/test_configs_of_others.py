@@ -37,15 +37,13 @@ def theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], P
 @pytest.mark.parametrize("value", READS)
 def test_a_config_file_from_others_reads_no_environment_variable(value: str, samewise: Callable[..., Any], theirs: Callable[[str], Path]) -> None:
     folder = theirs(f"name: {value!r}")
-    done = samewise("show", "experiment=x", "--config-dir", folder)
-    assert done.returncode == 2
+    done = samewise("show", "experiment=x", "--config-dir", folder, code=2)
     assert SECRET not in done.stdout + done.stderr
     assert "x.yaml" in done.stderr
 
 
 def test_a_config_file_from_others_may_refer_to_values_of_the_config(samewise: Callable[..., Any], theirs: Callable[[str], Path]) -> None:
-    done = samewise("show", "experiment=x", "--config-dir", theirs("batch_size: 32\nname: 'a${oc.select:batch_size,${seed}}:b${seed}'"))
-    assert done.returncode == 0, done.stderr
+    done = samewise("show", "experiment=x", "--config-dir", theirs("batch_size: 32\nname: 'a${oc.select:batch_size,${seed}}:b${seed}'"), code=0)
     assert "name: a32:b0" in done.stdout
 
 
@@ -78,8 +76,7 @@ def test_a_config_file_from_others_includes_no_file_from_elsewhere(entry: str, s
     (tmp_path / "received" / "experiment" / "x.yaml").write_text(
         f"# @package _global_\ndefaults:\n  - resnet18_digits\n  - {entry.format(tmp_path)}@_global_\n  - _self_\n"
     )
-    done = samewise("show", "experiment=x", "--config-dir", "received")
-    assert done.returncode == 2, done.stdout
+    done = samewise("show", "experiment=x", "--config-dir", "received", code=2)
     assert SECRET not in done.stdout + done.stderr
     assert "x.yaml:4: " in done.stderr
     assert "no such group" in done.stderr
@@ -98,8 +95,7 @@ def test_a_config_file_cannot_extend_the_search_path_of_hydra(
     root = (repository / "configs" / "config.yaml").read_text()
     (folder / "config.yaml").write_text(f"{root}\nhydra: {{searchpath: ['{where.format(tmp_path)}']}}\n")
     for experiment in ("x", "z"):
-        done = samewise("show", f"experiment={experiment}", "--config-dir", folder)
-        assert done.returncode == 2
+        done = samewise("show", f"experiment={experiment}", "--config-dir", folder, code=2)
         assert "would take the place of samewise's own config.yaml" in done.stderr
         assert SECRET not in done.stdout + done.stderr
     assert not (tmp_path / "mark").exists()
@@ -115,8 +111,7 @@ BOMBS = {
 @pytest.mark.parametrize("kind", BOMBS)
 def test_a_yaml_bomb_is_refused_without_using_much_memory(kind: str, samewise: Callable[..., Any], theirs: Callable[[str], Path]) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    done = samewise("show", "experiment=x", "--config-dir", theirs(BOMBS[kind]))
-    assert done.returncode == 2
+    done = samewise("show", "experiment=x", "--config-dir", theirs(BOMBS[kind]), code=2)
     assert "x.yaml" in done.stderr
     with pytest.raises(ConfigError, match="config"):
         parse(BOMBS[kind], "config.yaml")
@@ -141,8 +136,7 @@ def test_values_that_grow_exponentially_by_reference_are_refused(kind: str, comm
     again = json.dumps(AGAIN[kind])
     doubling = "".join(f"  a{number}: {again.replace('aN', f'a{number - 1}')}\n" for number in range(1, 40))
     folder = theirs(f"param_groups:\n  n: param_groups\n  a0: xxxxxxxxxx\n{doubling}")
-    done = samewise(command, "experiment=x", "--config-dir", folder, *(["seed=1,2", "--list"] if command == "sweep" else []))
-    assert done.returncode == 2, done.stdout
+    done = samewise(command, "experiment=x", "--config-dir", folder, *(["seed=1,2", "--list"] if command == "sweep" else []), code=2)
     assert "param_groups.a" in done.stderr
     assert "would not fit into memory" in done.stderr
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300 * 1024

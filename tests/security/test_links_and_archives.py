@@ -35,8 +35,7 @@ def test_training_writes_through_no_link_in_the_run_folder(samewise, run, tmp_pa
     if is_there:
         mine.write_text("mine\nwithout an end")
     (run / name).symlink_to(mine)
-    done = samewise("train", *TINY, "name=one")
-    assert done.returncode == 2, done.stdout
+    done = samewise("train", *TINY, "name=one", code=2)
     assert f"{name}: is damaged: it is a link, which may lead to any file of yours" in done.stderr
     assert mine.exists() == is_there
     assert not is_there or mine.read_text() == "mine\nwithout an end"
@@ -81,8 +80,7 @@ def test_an_archive_is_named_as_one_without_advice_to_unpickle_it(samewise, run,
     with tarfile.open(home / "result.bundle", "w") as archive:
         archive.add(run / "config.yaml", "run/config.yaml")
     for command in ("digest", "eval", "diff"):
-        done = samewise(command, "result.bundle", *([run] if command == "diff" else []))
-        assert done.returncode == 2
+        done = samewise(command, "result.bundle", *([run] if command == "diff" else []), code=2)
         assert "tar -xf" in done.stderr
         assert "weights_only" not in done.stderr
     assert "is not an override; hint: give one run at a time" in samewise("eval", run, run).stderr

@@ -30,8 +30,7 @@ def test_a_path_that_cannot_be_written_is_named_with_its_option(samewise: Callab
     (tmp_path / "file of configs" / "experiment").write_text("mine")
     for place in ("/sys", str(tmp_path / ("file of configs" if command == "new" else "file"))):
         named = {"RUN": str(run), "PICTURE": str(picture)}
-        done = samewise(*(named.get(word, word.replace("PLACE", place)) for word in line))
-        assert done.returncode == 2, done.stdout
+        done = samewise(*(named.get(word, word.replace("PLACE", place)) for word in line), code=2)
         assert done.stderr.startswith(f"error: {option}: "), done.stderr
         assert "cannot be written: " in done.stderr or "cannot write there: " in done.stderr or "is in a folder that does not exist" in done.stderr
         assert place in done.stderr
@@ -41,8 +40,7 @@ def test_a_path_that_cannot_be_written_is_named_with_its_option(samewise: Callab
 def test_nothing_is_written_through_a_dangling_link(samewise: Callable[..., Any], tmp_path: Path) -> None:
     link = tmp_path / "x"
     link.symlink_to(tmp_path / "mine")
-    done = samewise("profile", *TINY, "--out", link)
-    assert done.returncode == 2, done.stdout
+    done = samewise("profile", *TINY, "--out", link, code=2)
     assert "--out: is " in done.stderr
     assert not (tmp_path / "mine").exists()
 

@@ -65,11 +65,9 @@ def trained(request: pytest.FixtureRequest, samewise: Callable[..., Any], tmp_pa
     if getattr(request, "param", "sync") == "sync":
         monkeypatch.setattr(tracker, "_start", lambda *_: None)
     given = (f"+tracking.tags.api_key={SECRET}", f"+tracking.tags.where=http://me:{SECRET}@host", f"+dataset.api_key={SECRET}", "tracking.log_system=false")
-    done = samewise("train", *TINY, f"run_root={tmp_path / 'runs'}", *given)
-    assert done.returncode == 0, done.stderr
+    done = samewise("train", *TINY, f"run_root={tmp_path / 'runs'}", *given, code=0)
     assert SECRET not in done.stdout + done.stderr
-    done = samewise("sync", "--run-root", tmp_path / "runs")
-    assert done.returncode == 0, done.stderr
+    done = samewise("sync", "--run-root", tmp_path / "runs", code=0)
     assert SECRET not in done.stdout + done.stderr
     return tmp_path / "runs"
 
@@ -130,8 +128,7 @@ def test_sync_sends_no_token_to_an_address_that_a_received_run_names(
     changed = yaml.safe_load(config.read_text())
     changed["tracking"]["uri"] = address
     config.write_text(yaml.safe_dump(changed))
-    done = samewise("sync", config.parent, "--run-root", trained)
-    assert done.returncode == 2
+    done = samewise("sync", config.parent, "--run-root", trained, code=2)
     assert "--trust" in done.stderr
     assert heard == []
     samewise("sync", config.parent, "--run-root", trained, "--uri", address)  # the user's explicit choice
@@ -140,8 +137,7 @@ def test_sync_sends_no_token_to_an_address_that_a_received_run_names(
 
 @pytest.mark.parametrize("uri", [f"me:{SECRET}@host:5000", f"file://me:{SECRET}@host/x", f"http://me:{SECRET}@[::bad", f"http://me:x/{SECRET}@host:1"])
 def test_an_invalid_address_is_reported_without_its_password(samewise, uri) -> None:
-    done = samewise("ui", "--uri", uri)
-    assert done.returncode == 2
+    done = samewise("ui", "--uri", uri, code=2)
     assert "--uri: is not a " in done.stderr
     assert "address" in done.stderr
     assert SECRET not in done.stderr

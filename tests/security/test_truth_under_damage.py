@@ -34,8 +34,7 @@ def test_a_trace_with_a_changed_digest_is_reported_as_damaged(samewise, run) -> 
         lines = (folder / "trace.jsonl").read_text().splitlines()
         lines[3] = json.dumps({**json.loads(lines[3]), "weights": "0" * 16})
         (folder / "trace.jsonl").write_text("\n".join(lines) + "\n")
-    done = samewise("diff", run, other)
-    assert done.returncode == 2, done.stdout
+    done = samewise("diff", run, other, code=2)
     assert "trace.jsonl: is damaged: line 4 does not follow from the one before it" in done.stderr
     assert "the same bits" not in done.stdout
     assert samewise("verify", run).returncode == 2
@@ -58,8 +57,7 @@ def test_a_trace_deleted_before_a_run_resumes_is_noticed(samewise, original, tmp
     for one in ("summary.json", "trace.jsonl", "checkpoints/latest", "checkpoints/best"):
         (run / one).unlink()
     shutil.rmtree(run / "checkpoints/step-00000006")
-    resumed = samewise("train", *TINY, "name=one", f"run_root={tmp_path / 'runs'}")
-    assert resumed.returncode == 0, resumed.stderr
+    resumed = samewise("train", *TINY, "name=one", f"run_root={tmp_path / 'runs'}", code=0)
     assert "trace.jsonl: is missing; a new trace begins after step 4" in resumed.stderr
     for given in (("diff", original, run), ("verify", run)):
         assert "its trace begins at step 5: the steps before were not compared" in samewise(*given).stdout
@@ -121,7 +119,6 @@ def test_a_missing_record_of_the_beginning_is_not_replaced_without_a_word(origin
 def test_final_weights_that_differ_from_the_summary_are_reported(samewise, run) -> None:
     summary = json.loads((run / "summary.json").read_text())
     (run / "summary.json").write_text(json.dumps({**summary, "weights_sha256": "0" * 64}))
-    done = samewise("verify", run)
-    assert done.returncode == 1, done.stdout
+    done = samewise("verify", run, code=1)
     assert "did not occur again" not in done.stdout
     assert "summary.json: weights_sha256 is recorded as '0000" in done.stdout
