@@ -81,20 +81,15 @@ def test_the_wheel_holds_the_four_folders_and_the_starter_and_nothing_more(repos
 FILES = ("CITATION.cff", "CONTRIBUTING.md", "Dockerfile", "SECURITY.md", ".dockerignore", ".pre-commit-config.yaml")
 
 
-@pytest.fixture(scope="module")
-def declared_project(repository: Path) -> dict[str, Any]:
-    return tomllib.loads((repository / "pyproject.toml").read_text())["declared_project"]
-
-
-def test_the_citation_is_of_this_version(repository: Path, declared_project: dict[str, Any]) -> None:
+def test_the_citation_is_of_this_version(repository: Path, project: dict[str, Any]) -> None:
     citation = yaml.safe_load((repository / "CITATION.cff").read_text())
     assert {"cff-version", "message", "title", "authors"} <= citation.keys()
-    assert (citation["version"], citation["license"]) == (samewise.__version__, declared_project["license"])
+    assert (citation["version"], citation["license"]) == (samewise.__version__, project["project"]["license"])
 
 
-def test_ci_runs_the_script_with_each_python_that_is_declared(repository: Path, declared_project: dict[str, Any]) -> None:
+def test_ci_runs_the_script_with_each_python_that_is_declared(repository: Path, project: dict[str, Any]) -> None:
     (job,) = yaml.safe_load((repository / ".github" / "workflows" / "ci.yml").read_text())["jobs"].values()
-    declared = [match[1] for one in declared_project["classifiers"] if (match := re.search(r":: Python :: (3\.\d+)$", one))]
+    declared = [match[1] for one in project["project"]["classifiers"] if (match := re.search(r":: Python :: (3\.\d+)$", one))]
     assert job["strategy"]["matrix"]["python"] == declared
     assert job["steps"][-1]["run"] == ".ci/run"
 
