@@ -4,9 +4,12 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+from samewise.runner.training.guards.same_losses import SameLosses
 
 MISTAKEN = Path(__file__).with_name("mistaken.py")
 
@@ -122,3 +125,11 @@ def test_what_would_be_learned_outside_of_the_model_is_an_error_that_names_it(tr
     assert f"error: recipe: {named}" in done.stderr
     assert "requires a gradient, but is not part of the model: no optimizer trains it" in done.stderr
     assert not Path("runs").exists()
+
+
+def test_a_step_after_the_first_reads_nothing_of_the_run() -> None:
+    guard = SameLosses(None)
+    assert [
+        *guard.before_step(SimpleNamespace(config=SimpleNamespace(reproducibility=SimpleNamespace(level="fast")), strategy=SimpleNamespace(compiles=True)), ())
+    ] == []
+    assert [*guard.before_step(None, ())] == []

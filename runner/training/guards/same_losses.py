@@ -32,12 +32,14 @@ class SameLosses(Guard):
     _is_first = True
 
     def before_step(self, run: Run, micro_batches: Sequence[MicroBatch]) -> Iterable[Caution]:
-        own = {name.partition(".")[0] for name in targets(run.composed.whole)} - {*LIBRARIES}
-        is_deterministic = run.config.reproducibility.level != "fast"
-        if self._is_first and micro_batches and own and run.strategy.compiles and is_deterministic:
-            problem = _compare(run, micro_batches[0])
-            yield from [Caution(problem, "none")] if problem else []
+        if not self._is_first:
+            return
         self._is_first = False
+        is_deterministic = run.config.reproducibility.level != "fast"
+        if micro_batches and run.strategy.compiles and is_deterministic:
+            own = {name.partition(".")[0] for name in targets(run.composed.whole)} - {*LIBRARIES}
+            if own and (problem := _compare(run, micro_batches[0])):
+                yield Caution(problem, "none")
 
 
 def _compare(run: Run, micro: MicroBatch) -> Problem | None:
