@@ -43,7 +43,6 @@ class Done:
 
 ROOT = Path(__file__).resolve().parents[1]
 
-
 runpy.run_path(str(ROOT / "tests" / "helpers.py"))
 forked = importlib.import_module("samewise_forked")
 importlib.import_module("samewise")  # before a test imports torchaudio, which may need its help

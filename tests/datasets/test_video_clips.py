@@ -80,11 +80,7 @@ def write_coded(path: Path, codec: str, *, written: str = "", **options: str) ->
 
 @pytest.mark.parametrize(
     ("name", "codec", "options"),
-    [
-        ("a.avi", "mpeg4", {"bf": "0", "q": "2"}),
-        ("a.avi", "mjpeg", {"pixel_format": "yuvj420p"}),
-        ("a.mkv", "mpeg4", {"bf": "2", "q": "2"}),
-    ],
+    [("a.avi", "mpeg4", {"bf": "0", "q": "2"}), ("a.avi", "mjpeg", {"pixel_format": "yuvj420p"}), ("a.mkv", "mpeg4", {"bf": "2", "q": "2"})],
 )
 def test_frames_are_found_wherever_a_clip_begins(tmp_path, name, codec, options):
     path = write_coded(tmp_path / "run" / name, codec, g="12", **options)

@@ -21,11 +21,7 @@ The words of other tools, and what to write here. Each row of "works" names the 
 
 """
 
-KINDS = {
-    "own": "With a few lines of your own",
-    "refused": "Refused by design",
-    "absent": "Not there",
-}
+KINDS = {"own": "With a few lines of your own", "refused": "Refused by design", "absent": "Not there"}
 
 
 def tables() -> list[dict[str, Any]]:

@@ -34,10 +34,7 @@ MIXUP = "transforms=imagenet_v2 transforms.size=8 transforms.eval_size=8 transfo
 WARNINGS: dict[str, tuple[str, str]] = {
     "A schedule longer than the training": ("training ends before the schedule does", "scheduler=warmup_cosine"),
     "A milestone after the end": ("the learning rate is never lowered", "scheduler=multi_step scheduler.milestones=[30]"),
-    "A moving average that spans more than the training": (
-        "it stays close to its first weights",
-        f"{EMA}decay=0.99998 callbacks.ema.rescale=false",
-    ),
+    "A moving average that spans more than the training": ("it stays close to its first weights", f"{EMA}decay=0.99998 callbacks.ema.rescale=false"),
     "A moving average that is never updated": ("no step is averaged", f"{EMA}every_steps=1000"),
     "A schedule that follows a metric, and a single evaluation": ("the learning rate is never lowered", "scheduler=plateau evaluate.every_epochs=null"),
     "Early stopping with a single evaluation": ("that one is at the end", "callbacks=[default,early_stopping] evaluate.every_epochs=null"),

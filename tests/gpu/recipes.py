@@ -37,11 +37,7 @@ PUBLISHED = {
         ["experiment=wav2letter_librispeech", "dataset=generated_speech_recognition"],
         ["dataset.characters=[180,200]", "dataset.samples=512", "replicas=1"],
     ),
-    "separation": (
-        "ConvTasNet, 3 s",
-        ["experiment=conv_tasnet_libri2mix", "dataset=generated_separation"],
-        ["dataset.seconds=3", "replicas=1"],
-    ),
+    "separation": ("ConvTasNet, 3 s", ["experiment=conv_tasnet_libri2mix", "dataset=generated_separation"], ["dataset.seconds=3", "replicas=1"]),
     "vocoder": ("WaveRNN, 1375 samples", ["experiment=wavernn_ljspeech", "dataset=generated_vocoder"], ["replicas=1"]),
 }
 """By recipe: a title, the experiment, and its sizes."""
@@ -55,10 +51,7 @@ SETTINGS = {
     "the same, strategy=ddp, one process": ["strategy=ddp"],
     "the same, strategy=elastic, one process": ["strategy=elastic"],
 }
-COMPILED = {
-    "samewise, fast, no trace, compiled": [FAST, UNTRACED, "compile=default"],
-    "samewise, strict, a trace each step, compiled": ["compile=default"],
-}
+COMPILED = {"samewise, fast, no trace, compiled": [FAST, UNTRACED, "compile=default"], "samewise, strict, a trace each step, compiled": ["compile=default"]}
 
 
 def write_backbone(place: Place) -> str:

@@ -18,7 +18,7 @@ OF_OTHER_RECIPES = ("conv_tasnet_spoken_digits", "retinanet_bccd", "wav2letter_s
 """Which run with the oldest and the newest packages, too."""
 LONG = (
     *("conv_tasnet_libri2mix", "conv_tasnet_wsj0_2mix", "bert_sst2", "gpt_shakespeare", "resnet50_fine_tuned", "resnet50_imagenet", "resnet_cifar10_paper"),
-    *("retinanet_coco", "wav2letter_librispeech", "wavernn_libritts", "wavernn_ljspeech"),
+    *("deeplabv3_coco", "maskrcnn_coco", "retinanet_coco", "wav2letter_librispeech", "wavernn_libritts", "wavernn_ljspeech"),
 )
 """Very similar to another experiment of the same recipe that is tested."""
 

@@ -56,6 +56,13 @@ class Task:
     rounding: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
+def planted(*faults: str, quick: str = "", elsewhere: Sequence[str] = ()) -> pytest.MarkDecorator:
+    """The parameter `fault` of a slow test; `quick` is planted by `make test` too, and `elsewhere` are long, since they are planted for other recipes too."""
+    slow = [pytest.param(fault, marks=pytest.mark.slow) for fault in faults]
+    long = [pytest.param(fault, marks=[pytest.mark.slow, pytest.mark.long]) for fault in elsewhere]
+    return pytest.mark.parametrize("fault", [*([quick] if quick else []), *slow, *long])
+
+
 def batches(length: int, size: int, steps: int, *, shuffle: bool) -> Iterator[list[int]]:
     """Whole batches of indices, epoch after epoch."""
     while steps:

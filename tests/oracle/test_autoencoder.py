@@ -22,9 +22,7 @@ class Network(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.encoder = nn.Sequential(nn.Conv2d(1, 4, 4, 2, 1), nn.ELU(), nn.Flatten(), nn.Linear(64, 12), nn.ELU(), nn.Linear(12, 5))
-        self.decoder = nn.Sequential(
-            *(nn.Linear(5, 12), nn.ELU(), nn.Linear(12, 64), nn.Unflatten(1, (4, 4, 4)), nn.ELU(), nn.ConvTranspose2d(4, 1, 4, 2, 1)),
-        )
+        self.decoder = nn.Sequential(*(nn.Linear(5, 12), nn.ELU(), nn.Linear(12, 64), nn.Unflatten(1, (4, 4, 4)), nn.ELU(), nn.ConvTranspose2d(4, 1, 4, 2, 1)))
 
 
 def digits() -> tuple[Tensor, Tensor]:

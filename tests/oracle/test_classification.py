@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from PIL import Image
-from samewise_oracle_curves import Task, Trained, batches
+from samewise_oracle_curves import Task, Trained, batches, planted
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock
 from torchvision.transforms.v2 import functional
@@ -100,15 +100,12 @@ def test_so_do_two_replicas_that_share_a_batch_in_channels_last(oracle):
     oracle.require_alike(task, 6, "double")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "fault",
-    [
-        *("optimizer.weight_decay=0", "the schedule is a step late", "evaluation is in training mode"),
-        *("optimizer.lr=0.1", "optimizer.nesterov=false", "param_groups=none", "clip_norm=null"),
-        *("recipe.label_smoothing=0", "loader.shuffle=true", "the loss is divided by the batch twice"),
-        *("labels are shifted", "gradients are not cleared"),
-    ],
+@planted(
+    *("optimizer.weight_decay=0", "evaluation is in training mode", "param_groups=none", "clip_norm=null", "recipe.label_smoothing=0", "labels are shifted"),
+    elsewhere=(
+        *("the schedule is a step late", "optimizer.lr=0.1", "optimizer.nesterov=false", "loader.shuffle=true"),
+        *("the loss is divided by the batch twice", "gradients are not cleared"),
+    ),
 )
 def test_a_planted_fault_makes_the_two_diverge(oracle, fault):
     oracle.require_parted(TASK, 5, "double", fault)

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 import torch
 from PIL import Image
-from samewise_oracle_curves import Task, Trained, batches
+from samewise_oracle_curves import Task, Trained, batches, planted
 from torch import Tensor
 from torchvision.models import resnet18
 from torchvision.models.detection import RetinaNet
@@ -95,14 +95,9 @@ def test_it_trains_like_the_plain_script_step_by_step(oracle, steps, precision):
     oracle.require_alike(TASK, steps, precision)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "fault",
-    [
-        *("optimizer.lr=0.02", "optimizer.weight_decay=0", "loader.shuffle=true"),
-        *("scheduler.schedules.warmup.within_first_epoch=false", "the loss is divided by the batch twice"),
-        "gradients are not cleared",
-    ],
+@planted(
+    *("loader.shuffle=true", "scheduler.schedules.warmup.within_first_epoch=false", "the loss is divided by the batch twice"),
+    elsewhere=("optimizer.lr=0.02", "optimizer.weight_decay=0", "gradients are not cleared"),
 )
 def test_a_planted_fault_makes_the_two_diverge(oracle, fault):
     oracle.require_parted(TASK, 4, "double", fault)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from samewise_oracle_curves import Task, Trained, batches
+from samewise_oracle_curves import Task, Trained, batches, planted
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from torchaudio.models import ConvTasNet
@@ -90,13 +90,11 @@ def test_it_trains_like_the_plain_script_step_by_step(oracle, steps, precision):
     oracle.require_alike(TASK, steps, precision)
 
 
-SLOW_FAULTS = (
-    *("optimizer.lr=0.01", "optimizer.weight_decay=0", "clip_norm=null", "loader.shuffle=true"),
-    *("the loss is divided by the batch twice", "sources are not assigned", "gradients are not cleared"),
+@planted(
+    *("clip_norm=null", "the loss is divided by the batch twice", "sources are not assigned"),
+    quick="scheduler.patience=1",
+    elsewhere=("optimizer.lr=0.01", "optimizer.weight_decay=0", "loader.shuffle=true", "gradients are not cleared"),
 )
-
-
-@pytest.mark.parametrize("fault", ["scheduler.patience=1", *(pytest.param(one, marks=pytest.mark.slow) for one in SLOW_FAULTS)])
 def test_a_planted_fault_makes_the_two_diverge(oracle, fault):
     oracle.require_parted(TASK, 7, "double", fault)
 

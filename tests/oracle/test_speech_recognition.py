@@ -10,7 +10,7 @@ import soundfile
 import torch
 import torch.nn.functional as F
 import torchaudio
-from samewise_oracle_curves import Task, Trained, batches
+from samewise_oracle_curves import Task, Trained, batches, planted
 from torch import Tensor, nn
 
 from samewise.datasets.generated_speech import GeneratedSpeech
@@ -107,14 +107,11 @@ def test_it_trains_like_the_plain_script_step_by_step(oracle):
     oracle.require_alike(ALIKE, 10, "single")
 
 
-SLOW_FAULTS = (
-    *("optimizer.lr=0.004", "param_groups=none", "clip_norm=null", "loader.shuffle=true", "model.dropout=0.1"),
-    *("scheduler.cycle_momentum=false", "transforms.n_fft=512", "the loss is divided by the batch twice"),
-    *("gradients are not cleared", "the schedule is a step late"),
+@planted(
+    *("loader.shuffle=true", "model.dropout=0.1", "scheduler.cycle_momentum=false", "transforms.n_fft=512", "the schedule is a step late"),
+    quick="optimizer.weight_decay=0",
+    elsewhere=("optimizer.lr=0.004", "param_groups=none", "clip_norm=null", "the loss is divided by the batch twice", "gradients are not cleared"),
 )
-
-
-@pytest.mark.parametrize("fault", ["optimizer.weight_decay=0", *(pytest.param(one, marks=pytest.mark.slow) for one in SLOW_FAULTS)])
 def test_a_planted_fault_makes_the_two_diverge(oracle, fault):
     oracle.require_parted(ALIKE, 8, "single", fault)
 

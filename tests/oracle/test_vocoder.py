@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torchaudio
-from samewise_oracle_curves import Task, Trained, batches
+from samewise_oracle_curves import Task, Trained, batches, planted
 from torch import Tensor, nn
 from torchaudio.models import WaveRNN
 
@@ -124,13 +124,10 @@ def test_it_trains_like_the_plain_script_step_by_step(oracle, output):
     oracle.require_alike(TASKS[output], 7, "single")
 
 
-SLOW_FAULTS = (
-    *("optimizer.lr=0.006", "optimizer.betas=[0.9,0.999]", "clip_norm=null", "loader.shuffle=true"),
-    *("transforms.front_end.f_min=100", "the loss is divided by the batch twice", "gradients are not cleared"),
-    *("the schedule is a step late", "evaluation is in training mode"),
+@planted(
+    *("optimizer.betas=[0.9,0.999]", "transforms.front_end.f_min=100", "gradients are not cleared", "evaluation is in training mode"),
+    quick="optimizer.weight_decay=0",
+    elsewhere=("optimizer.lr=0.006", "clip_norm=null", "loader.shuffle=true", "the loss is divided by the batch twice", "the schedule is a step late"),
 )
-
-
-@pytest.mark.parametrize("fault", ["optimizer.weight_decay=0", *(pytest.param(one, marks=pytest.mark.slow) for one in SLOW_FAULTS)])
 def test_a_planted_fault_makes_the_two_diverge(oracle, fault):
     oracle.require_parted(TASKS["mu_law"], 5, "single", fault)

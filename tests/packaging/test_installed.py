@@ -15,7 +15,6 @@ import pytest
 
 pytestmark = [pytest.mark.slow]
 
-KINDS = ("wheel", "editable")
 WHERE_IT_IS = """
 import datasets, samewise, samewise.datasets as ours
 print(datasets.__file__, samewise.__file__, *ours.__path__, callable(datasets.load_dataset), sep="\\n")
@@ -61,7 +60,7 @@ def hugging_face(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(wheel)
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module")
 def installed(
     request: pytest.FixtureRequest, repository: Path, hugging_face: str, clean_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Installed:
@@ -79,11 +78,16 @@ def installed(
     return Installed(folder, home, clean_environment | offline)
 
 
-@pytest.fixture(params=["the root", "the tests' folder", "another folder"])
+@pytest.fixture
 def cwd(request: pytest.FixtureRequest, repository: Path, tmp_path: Path) -> Path:
     return {"the root": repository, "the tests' folder": repository / "tests", "another folder": tmp_path}[request.param]
 
 
+PLACES = [("wheel", "the root"), ("wheel", "the tests' folder"), ("editable", "the root"), ("editable", "another folder")]
+from_places = pytest.mark.parametrize(("installed", "cwd"), PLACES, indirect=True)
+
+
+@from_places
 def test_datasets_is_hugging_faces_and_samewise_datasets_is_ours(installed: Installed, cwd: Path) -> None:
     theirs, package, ours, loads = installed("python", "-c", WHERE_IT_IS, cwd=cwd).splitlines()
     assert Path(theirs).is_relative_to(installed.folder)
@@ -92,6 +96,7 @@ def test_datasets_is_hugging_faces_and_samewise_datasets_is_ours(installed: Inst
     assert loads == "True"
 
 
+@pytest.mark.parametrize(("installed", "cwd"), PLACES[1:3], indirect=True)
 def test_the_command_and_the_module_run(installed: Installed, cwd: Path) -> None:
     answer = installed("samewise", "--help", cwd=cwd)
     assert "train" in answer
@@ -99,6 +104,7 @@ def test_the_command_and_the_module_run(installed: Installed, cwd: Path) -> None
     assert "torch.optim.SGD" in installed("samewise", "list", "optimizer", cwd=cwd)
 
 
+@from_places
 def test_pytest_as_a_module_sees_both_packages_pickles_and_spawns(installed: Installed, repository: Path, cwd: Path) -> None:
     """`python -m pytest` puts the current folder first on the path, which is where a shadow would show."""
     test = repository / "tests" / "packaging" / "test_neighbours.py"

@@ -6,10 +6,7 @@ from collections import defaultdict
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-EXCEPTIONS = {
-    "Loader": "a section of the config, and what it sets up",
-    "Trace": "a section of the config, and what it sets up",
-}
+EXCEPTIONS = {"Loader": "a section of the config, and what it sets up", "Trace": "a section of the config, and what it sets up"}
 """Public classes that may share their name with another one, and why."""
 
 

@@ -13,7 +13,16 @@ from pretended_cuda.steps import counted
 
 from samewise.runner.training.recorder import Recorder
 
-STEPS = ("debug=tiny", "device=cuda", "tracking=none", "loader.num_workers=0", "max_steps=4", "evaluate.every_steps=2", "dataset.samples=16")
+STEPS = (
+    "debug=tiny",
+    "device=cuda",
+    "tracking=none",
+    "loader.num_workers=0",
+    "max_steps=4",
+    "evaluate.every_steps=2",
+    "evaluate.limit=1",
+    "dataset.samples=16",
+)
 CLIPS = {"vocoder": ("dataset.samples=200", "dataset.clips=16", "dataset.valid_clips=4")}
 """The number of samples of a vocoder is that of one clip."""
 

@@ -12,7 +12,8 @@ def trained_in(root: Path) -> Path:
     """The folder of a small run below a root."""
     from samewise.runner.cli import main
 
-    assert main(["train", "experiment=resnet18_digits", *TINY, "model.width=4", "dataset.image_size=16", f"run_root={root}"]) == 0
+    small = ["model=resnet20_cifar", "model.depth=8", "model.width=4", "dataset.image_size=16"]
+    assert main(["train", "experiment=resnet18_digits", *TINY, *small, f"run_root={root}"]) == 0
     return next(root.glob("resnet18_digits/*"))
 
 

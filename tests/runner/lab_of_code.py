@@ -14,9 +14,7 @@ from samewise_tiny import QUIET
 
 TINY = [*QUIET, "dataset=digits", "transforms=images", "max_steps=4", "checkpoint.every_steps=2", "name=code"]
 
-
 MODEL = ["~model", "+model={_target_:lab_of_code.net.Net}"]
-
 
 FILES = {
     "pyproject.toml": '[tool.samewise]\npackages = ["lab_of_code"]\n',
@@ -67,7 +65,6 @@ class Marks(Digits):
     "lab_of_code/unused.py": "raise RuntimeError\n",
     "helper_of_lab_of_code.py": "WIDTH = 16\n",
 }
-
 
 EXPERIMENT = [*TINY, *MODEL, "recipe._target_=lab_of_code.science.Science", "dataset.train._target_=lab_of_code.data.Marks"]
 

@@ -86,16 +86,9 @@ AFTER_A_STEP = {
     ("GradScaler", "_growth_tracker"): "made at the first step from _init_growth_tracker; state_dict() gives its value",
 }
 """What a resumed run may lack before its first step, and has after it."""
-AFTER_AN_EVALUATION = {
-    ("Recorder", "scores"): "for the pictures at the end, for which they are made again",
-    ("Split", "loader"): "made at its first use",
-}
+AFTER_AN_EVALUATION = {("Recorder", "scores"): "for the pictures at the end, for which they are made again", ("Split", "loader"): "made at its first use"}
 """What a resumed run may lack before its first evaluation, and has after it."""
-SKIPPED = {
-    "begins": {**NEVER, **AFTER_A_STEP, **AFTER_AN_EVALUATION},
-    "stepped": {**NEVER, **AFTER_AN_EVALUATION},
-    "evaluated": NEVER,
-}
+SKIPPED = {"begins": {**NEVER, **AFTER_A_STEP, **AFTER_AN_EVALUATION}, "stepped": {**NEVER, **AFTER_AN_EVALUATION}, "evaluated": NEVER}
 
 
 class Killed(BaseException):

@@ -1,13 +1,6 @@
 """A run of two steps, as small as possible, for each recipe that predicts from files."""
 
-SMALL = [
-    "debug=tiny",
-    "evaluate.pictures=false",
-    "max_steps=2",
-    "reproducibility.threads=1",
-    "evaluate.every_epochs=null",
-    "dataset.samples=16",
-]
+SMALL = ["debug=tiny", "evaluate.pictures=false", "max_steps=2", "reproducibility.threads=1", "evaluate.every_epochs=null", "dataset.samples=16"]
 EXPERIMENTS = {
     "classification": ["experiment=resnet18_digits", "model.width=8", "callbacks=[ema]", "callbacks.ema.every_steps=1"],
     "detection": ["experiment=retinanet_bccd", "batch_size=4", "dataset.valid_samples=4", "model.channels=32", "model.score_thresh=0", "callbacks=[ema]"],

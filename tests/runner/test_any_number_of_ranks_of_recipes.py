@@ -7,9 +7,9 @@ import pytest
 from samewise_runner_jobs import Job, assert_same, run
 from samewise_tiny import QUIET
 
-COMMON = [*QUIET, "replicas=4", "max_steps=20", "reproducibility.threads=1", "strategy=elastic", "strategy.bucket_mb=0.1"]
+COMMON = [*QUIET, "replicas=4", "max_steps=12", "reproducibility.threads=1", "strategy=elastic", "strategy.bucket_mb=0.1"]
 LOSS_FALLS_NEVER = [
-    *("scheduler=plateau", "~scheduler.pct_start", "~scheduler.cycle_momentum", "scheduler.metric=valid/loss", "scheduler.mode=min", "scheduler.patience=1"),
+    *("scheduler=plateau", "~scheduler.pct_start", "~scheduler.cycle_momentum", "scheduler.metric=valid/loss", "scheduler.mode=min", "scheduler.patience=0"),
     *("scheduler.threshold=1", "scheduler.factor=0.5"),
 ]
 PARTIAL = "loader.drop_last=false"
@@ -40,7 +40,6 @@ SMALL = {
     # the permutation found for each mixture, clipping, an average of weights, a partial batch
     "separation": ["experiment=conv_tasnet_spoken_digits", "dataset.samples=54", "clip_norm=0.5", *EMA, PARTIAL],
 }
-
 
 KILLED_OFTEN = ("classification", "detection")
 
@@ -83,6 +82,6 @@ def same_on_1_2_and_4(tmp_path, recipe, *overrides):
     summary = json.loads((alone / "summary.json").read_text())
     assert summary["level"] == "R2"
     assert any(name.startswith("valid/") for name in summary["metrics"]["final"])
-    assert (alone / "trace.jsonl").read_bytes().count(b"\n") == 21
+    assert (alone / "trace.jsonl").read_bytes().count(b"\n") == 13
     for ranks in (2, 4):
         assert_same(run(tmp_path / str(ranks), ranks, experiment=experiment), alone)

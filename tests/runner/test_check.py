@@ -48,7 +48,6 @@ SMALL = {
 }
 """An experiment of each recipe, and words in the names of the choices that may fit it."""
 
-
 ANYWHERE = (
     *("optimizer", "scheduler", "param_groups", "initialise", "precision", "strategy", "callbacks"),
     *("checkpoint", "tracking", "reproducibility", "launcher", "sweeper"),

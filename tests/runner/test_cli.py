@@ -22,16 +22,7 @@ from samewise.runner.records import shapes
 from samewise.runner.records.files import read_json, write_json
 from samewise.runner.records.json_text import to_json
 
-LIGHT = [
-    ["--help"],
-    ["--version"],
-    ["list"],
-    ["list", "optimizer"],
-    ["show"],
-    ["show", "debug=tiny", "--origin", "--json"],
-    ["train", "--help"],
-]
-
+LIGHT = [["--help"], ["--version"], ["list"], ["list", "optimizer"], ["show"], ["show", "debug=tiny", "--origin", "--json"], ["train", "--help"]]
 
 Run = Callable[..., Any]
 

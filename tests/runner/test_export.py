@@ -101,10 +101,10 @@ def plant_in_onnx(folder: Path, fault: str) -> None:
 
     model = onnx.load(str(folder / "model.onnx"))
     if fault == "weight":
-        weight = next(one for one in model.graph.initializer if one.name == "model.layer2.1.conv1.weight")
+        weight = next(one for one in model.graph.initializer if one.name == "model.layer2.0.conv2.weight")
         weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight).swapaxes(0, 1).copy(), weight.name))
     elif fault == "epsilon":
-        norm = [node for node in model.graph.node if node.op_type == "BatchNormalization"][9]
+        norm = [node for node in model.graph.node if node.op_type == "BatchNormalization"][5]
         next(one for one in norm.attribute if one.name == "epsilon").f = 0.5
     else:
         last = next(node for node in model.graph.node if "output" in node.output)
@@ -116,9 +116,9 @@ def plant_in_onnx(folder: Path, fault: str) -> None:
 def plant_in_pt2(folder: Path, fault: str) -> None:
     program = torch.export.load(str(folder / "model.pt2"))
     if fault == "weight":
-        program.state_dict["model.layer2.1.conv1.weight"].data = program.state_dict["model.layer2.1.conv1.weight"].transpose(0, 1).contiguous()
+        program.state_dict["model.layer2.0.conv2.weight"].data = program.state_dict["model.layer2.0.conv2.weight"].transpose(0, 1).contiguous()
     elif fault == "epsilon":
-        norm = [node for node in program.graph.nodes if node.target is torch.ops.aten.batch_norm.default][9]
+        norm = [node for node in program.graph.nodes if node.target is torch.ops.aten.batch_norm.default][5]
         norm.args = (*norm.args[:7], 0.5, norm.args[8])
     else:
         last = [node for node in program.graph.nodes if node.target is torch.ops.aten.linear.default][-1]
@@ -136,7 +136,7 @@ def test_a_planted_exporter_fault_is_found_and_a_wrong_weight_is_named(
         plant(folder, fault)
         result = verified(samewise, folder, 1, "--trust")[format]
         assert result["sound"] is False
-        assert ("differ from the model's: layer2.1.conv1.weight" in result["description"]) == (fault == "weight")
+        assert ("differ from the model's: layer2.0.conv2.weight" in result["description"]) == (fault == "weight")
 
 
 @pytest.mark.slow
@@ -154,7 +154,7 @@ def test_an_unsigned_export_runs_only_if_trusted(samewise: Callable[..., Any], c
         (["--to", "torchscript"], "TorchScript is deprecated: pt2 is for Python and C++, onnx for other runtimes"),
         (["--to", "onx"], "did you mean 'onnx'?"),
         (["--tolerance", "2"], "--tolerance: is not a valid share"),
-        (["--module", "layer9"], "did you mean 'layer4'?"),
+        (["--module", "layer9"], "did you mean 'layer3'?"),
         (["--weights", "other"], "the run does not have these weights"),
     ],
 )

@@ -17,7 +17,6 @@ from samewise.runner.records.tensor_file import read_tensors, write_tensors
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 
-
 MODEL = """\
 # As few operators as a compiler can show its work on
 _target_: torch.nn.Sequential

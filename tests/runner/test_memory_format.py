@@ -36,8 +36,7 @@ def test_a_channels_last_step_with_replicas_is_close_to_a_contiguous_one(experim
 
 @pytest.mark.slow
 @pytest.mark.parametrize("experiment", RECIPES.values(), ids=RECIPES)
-def test_two_and_four_processes_give_the_bits_of_one(tmp_path: Path, experiment: str) -> None:
+def test_four_processes_give_the_bits_of_one(tmp_path: Path, experiment: str) -> None:
     overrides = [f"experiment={experiment}", *TINY, "memory_format=channels_last", "strategy=elastic"]
     alone = jobs.run(tmp_path / "alone", 1, experiment=overrides)
-    for ranks in (2, 4):
-        jobs.assert_same(jobs.run(tmp_path / str(ranks), ranks, experiment=overrides), alone)
+    jobs.assert_same(jobs.run(tmp_path / "four", 4, experiment=overrides), alone)

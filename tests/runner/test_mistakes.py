@@ -67,7 +67,6 @@ MISTAKES = {
     "an unknown package": (("train", "model._target_=mymodels.Net"), "--package"),
 }
 
-
 CHOICES = "  - override /model: resnet20_cifar\n  - override /dataset: digits\n"
 
 IN_FILES = {

@@ -240,14 +240,7 @@ def test_a_rule_that_cannot_freeze_all_it_matches_is_refused(resnet: nn.Module) 
     assert not any(parameter.requires_grad for name, parameter in resnet.named_parameters() if name.startswith("layer1."))
 
 
-@pytest.mark.parametrize(
-    ("name", "head"),
-    [
-        ("vgg11", "classifier.6"),
-        ("mobilenet_v3_small", "classifier.3"),
-        ("vit_b_16", "heads.head"),
-    ],
-)
+@pytest.mark.parametrize(("name", "head"), [("vgg11", "classifier.6"), ("mobilenet_v3_small", "classifier.3"), ("vit_b_16", "heads.head")])
 def test_the_head_is_the_last_layer_of_a_model_whatever_its_name(name: str, head: str) -> None:
     with torch.device("meta"):
         model = torchvision.models.get_model(name, num_classes=7)

@@ -69,7 +69,6 @@ NOT_FINITE: dict[str, Any] = {
     "complex": torch.tensor([complex(0, math.inf)]),
 }
 
-
 FINITE: dict[str, Any] = {
     "number": 3,
     "nothing": None,

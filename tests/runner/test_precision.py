@@ -50,10 +50,7 @@ def test_every_operator_uses_the_configs_format_whatever_was_set_before(before: 
     BEFORE[before]()
     Precision(tf32=tf32).begin(CPU)
     wanted = "tf32" if tf32 else "ieee"
-    assert switches() == {
-        **{f"cuda.{name}": wanted for name in ("matmul", "conv", "rnn")},
-        **{f"cpu.{name}": "ieee" for name in ("matmul", "conv", "rnn")},
-    }
+    assert switches() == {**{f"cuda.{name}": wanted for name in ("matmul", "conv", "rnn")}, **{f"cpu.{name}": "ieee" for name in ("matmul", "conv", "rnn")}}
     for later in (lambda: setattr(BACKENDS, "fp32_precision", "none"), lambda: setattr(BACKENDS, "fp32_precision", "ieee" if tf32 else "tf32")):
         later()  # nothing is inherited
         assert {value for name, value in switches().items() if name.startswith("cuda")} == {wanted}

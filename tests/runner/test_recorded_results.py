@@ -67,8 +67,7 @@ def test_other_metrics_and_summary_values_are_named(samewise, run) -> None:
 
     rewrite_metrics(run, forge)
     summary = rewrite(
-        run / "summary.json",
-        lambda one: (one.update(epochs=7.5, stopped_early="it was perfect"), one["metrics"]["final"].update({"valid/top1": 1.0})),
+        run / "summary.json", lambda one: (one.update(epochs=7.5, stopped_early="it was perfect"), one["metrics"]["final"].update({"valid/top1": 1.0}))
     )
     verdict = verify(samewise, run)
     said = "\n".join(verdict["messages"])

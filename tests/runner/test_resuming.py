@@ -59,7 +59,7 @@ def test_each_optimizer_and_schedule_resumes_with_random_other_choices(resumed, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [*range(100, 106), *(pytest.param(number, marks=pytest.mark.long) for number in range(106, 160))])
+@pytest.mark.parametrize("number", [*range(100, 103), *(pytest.param(number, marks=pytest.mark.long) for number in range(103, 160))])
 def test_random_choices_resume(resumed, number):
     chance = random.Random(number)
     overrides = [*drawn(chance, chance.choice([*OPTIMIZERS]), chance.choice([*SCHEDULERS])), "max_steps=7"]
@@ -137,9 +137,7 @@ KEPT = ["checkpoint.keep_every_steps=1", "evaluate.every_steps=2", "callbacks=[e
 FSDP = ["strategy=fsdp", "replicas=2", "strategy.shard=['3']"]
 STAGES = ["strategy.split=['3']", "accumulate=2"]
 ALIKE = {
-    "elastic": ["strategy=elastic", "replicas=2"],
     "elastic, uneven": ["strategy=elastic", "strategy.uneven=true", "replicas=3", "accumulate=2", "optimizer=adamw"],
-    "ddp on two": ["strategy=ddp", "replicas=2"],
     "ddp on two, zero": ["strategy=ddp", "replicas=2", "strategy.zero=true", "optimizer=adam"],
     "fsdp": [*FSDP, "optimizer=adamw"],
     "fsdp, its checkpoints in shards": [*FSDP, "checkpoint.sharded=true", "precision=bf16"],

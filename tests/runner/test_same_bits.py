@@ -34,7 +34,7 @@ def reference(experiment, tmp_path_factory) -> Path:
     return experiment.run_afresh(tmp_path_factory.mktemp("reference"), "tracking=none", "evaluate.pictures=false")
 
 
-@pytest.mark.parametrize("num_workers", [pytest.param(0, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("num_workers", [pytest.param(0, marks=pytest.mark.slow), 3])
 def test_a_second_run_has_the_same_bits_with_any_number_of_workers(experiment, reference, tmp_path, num_workers):
     again = experiment.run(tmp_path, "tracking=none", "evaluate.pictures=false", f"loader.num_workers={num_workers}")
     assert promise.weights(again) == promise.weights(reference)

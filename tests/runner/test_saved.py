@@ -65,14 +65,7 @@ def test_a_key_that_the_run_lacks_is_added_with_a_plus(tmp_path: Path) -> None:
             config_in(saved(tmp_path), [override])
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "${oc.env:SECRET}",
-        "${oc.${name}env:SECRET}",
-        "${${name}:SECRET}",
-    ],
-)
+@pytest.mark.parametrize("text", ["${oc.env:SECRET}", "${oc.${name}env:SECRET}", "${${name}:SECRET}"])
 def test_no_other_reference_is_followed(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET", "here")
     file = with_references(saved(tmp_path), {"dataset.train.root": text})

@@ -316,7 +316,6 @@ DRAWN = settings(
 FEW, MANY = settings(DRAWN, max_examples=25), settings(DRAWN, max_examples=120)
 SHARES = draw.floats(0, 1)
 
-
 KINDS: dict[str, tuple[type[Schedule], type[reference.LRScheduler], dict[str, str], dict[str, draw.SearchStrategy[Any]]]] = {
     "step": (Step, reference.StepLR, {}, {"step_size": draw.integers(1, 5), "gamma": SHARES}),
     "multi step": (
@@ -431,7 +430,6 @@ def test_a_setting_is_accepted_up_to_its_limits_and_refused_beyond(
 
 
 METRICS = draw.lists(draw.sampled_from([0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, -1.0]), min_size=6, max_size=30)
-
 
 PLATEAUS = draw.fixed_dictionaries(
     {

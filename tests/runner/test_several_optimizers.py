@@ -55,11 +55,7 @@ def test_two_ranks_give_the_bits_of_one(monkeypatch, tmp_path):
 
 @pytest.fixture
 def run(tmp_path):
-    made = build(
-        compose([*GAN], project=Project(Path.cwd())),
-        Project(Path.cwd()),
-        RunFolder(tmp_path),
-    )
+    made = build(compose([*GAN], project=Project(Path.cwd())), Project(Path.cwd()), RunFolder(tmp_path))
     made.recorder.trace.open(0, 0)
     yield made
     made.recorder.trace.close()

@@ -13,11 +13,7 @@ from samewise.runner.config.project import find
 from samewise.runner.errors import ConfigError
 
 SECRET = "s3cret-of-mine"
-READS = [
-    "${oc.env:MINE}",
-    "\\${oc.env:MINE}",
-    "${oc.${debug.x}:MINE}",
-]
+READS = ["${oc.env:MINE}", "\\${oc.env:MINE}", "${oc.${debug.x}:MINE}"]
 
 
 @pytest.fixture

@@ -126,11 +126,7 @@ def test_an_image_whose_header_claims_too_much_is_refused_before_decoding(kind: 
     assert "at most 100,000,000" in said
 
 
-SPECIAL: dict[str, Callable[[Path], object]] = {
-    "pipe": os.mkfifo,
-    "endless": lambda path: path.symlink_to("/dev/zero"),
-    "folder": lambda path: path.mkdir(),
-}
+SPECIAL: dict[str, Callable[[Path], object]] = {"pipe": os.mkfifo, "endless": lambda path: path.symlink_to("/dev/zero"), "folder": lambda path: path.mkdir()}
 
 
 @pytest.mark.usefixtures("ffmpeg")

@@ -9,7 +9,6 @@ from samewise_tiny import DIGITS
 
 TINY = (*DIGITS, "model.width=4", "max_steps=1")
 
-
 COMMANDS = {
     "predict into a folder": ("--output", ["predict", "RUN", "PICTURE", "--output", "PLACE/x"]),
     "export": ("--out", ["export", "RUN", "--out", "PLACE/x"]),

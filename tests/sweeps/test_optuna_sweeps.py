@@ -15,7 +15,6 @@ from samewise.runner.sweepers.optuna_study import optuna, storage
 
 COMPLETE, PRUNED, FAIL, RUNNING = (getattr(optuna.trial.TrialState, name) for name in ("COMPLETE", "PRUNED", "FAIL", "RUNNING"))
 
-
 Sweep = Callable[..., dict[str, Any]]
 
 
@@ -83,7 +82,6 @@ checkpoint: {every_epochs: null, keep_best: 0}
 trace: {every_steps: 0, layers_every_steps: 0}
 """,
 }
-
 
 SPACE = {"a": "interval(-5.0,5.0)", "b": "tag(log,interval(1e-4,1.0))"}
 
