@@ -83,7 +83,7 @@ def cwd(request: pytest.FixtureRequest, repository: Path, tmp_path: Path) -> Pat
     return {"the root": repository, "the tests' folder": repository / "tests", "another folder": tmp_path}[request.param]
 
 
-PLACES = [("wheel", "the root"), ("wheel", "the tests' folder"), ("editable", "the root"), ("editable", "another folder")]
+PLACES = [("wheel", "another folder"), ("wheel", "the root"), ("editable", "the tests' folder")]
 from_places = pytest.mark.parametrize(("installed", "cwd"), PLACES, indirect=True)
 
 
@@ -96,7 +96,7 @@ def test_datasets_is_hugging_faces_and_samewise_datasets_is_ours(installed: Inst
     assert loads == "True"
 
 
-@pytest.mark.parametrize(("installed", "cwd"), PLACES[1:3], indirect=True)
+@pytest.mark.parametrize(("installed", "cwd"), PLACES[1:], indirect=True)
 def test_the_command_and_the_module_run(installed: Installed, cwd: Path) -> None:
     answer = installed("samewise", "--help", cwd=cwd)
     assert "train" in answer

@@ -46,10 +46,11 @@ KILLED_OFTEN = ("classification", "detection")
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.long)])
 @pytest.mark.parametrize("recipe", [pytest.param(one, marks=pytest.mark.long if one in KILLED_OFTEN else ()) for one in SMALL])
-def test_every_recipe_gives_the_same_bits_on_any_number_of_ranks(recipe, tmp_path):
+def test_every_recipe_gives_the_same_bits_on_any_number_of_ranks(recipe, ranks, tmp_path):
     """The others are killed on 4 and on 2 ranks, and finish on 1, below."""
-    same_on_1_2_and_4(tmp_path, recipe)
+    require_same(tmp_path, recipe, (ranks,))
 
 
 @pytest.mark.slow
@@ -73,15 +74,15 @@ def test_every_recipe_killed_on_4_ranks_and_on_2_finishes_on_1_with_the_same_bit
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("recipe", SMALL)
 def test_processes_that_share_a_gpu_give_the_bits_of_one_process(recipe, precision, tmp_path):
-    same_on_1_2_and_4(tmp_path, recipe, "device=cuda", f"precision={precision}", "strategy.backend=gloo", "strategy.share_devices=true")
+    require_same(tmp_path, recipe, (2, 4), "device=cuda", f"precision={precision}", "strategy.backend=gloo", "strategy.share_devices=true")
 
 
-def same_on_1_2_and_4(tmp_path, recipe, *overrides):
+def require_same(tmp_path, recipe, several, *overrides):
     experiment = [*COMMON, *SMALL[recipe], *overrides]
     alone = run(tmp_path / "1", 1, experiment=experiment)
     summary = json.loads((alone / "summary.json").read_text())
     assert summary["level"] == "R2"
     assert any(name.startswith("valid/") for name in summary["metrics"]["final"])
     assert (alone / "trace.jsonl").read_bytes().count(b"\n") == 13
-    for ranks in (2, 4):
+    for ranks in several:
         assert_same(run(tmp_path / str(ranks), ranks, experiment=experiment), alone)

@@ -136,7 +136,7 @@ def spectral() -> nn.Module:
 @pytest.mark.slow
 @pytest.mark.oldest
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("make", [Counts, Views, spectral])
+@pytest.mark.parametrize("make", [pytest.param(Counts, marks=pytest.mark.long), Views, spectral])
 def test_gradients_are_right_where_the_forward_pass_changes_a_buffer(lab: Path, make: Callable[[], nn.Module]) -> None:
     def gradients(prepare: Callable[[nn.Module], nn.Module]) -> list[Tensor]:
         torch.manual_seed(0)

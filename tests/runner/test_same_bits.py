@@ -153,7 +153,7 @@ RECIPES = {
 
 
 @pytest.mark.slow  # test_resuming.py stops every recipe, too
-@pytest.mark.parametrize("recipe", [pytest.param(one, marks=() if one in ("detection", "speech_recognition") else pytest.mark.long) for one in RECIPES])
+@pytest.mark.parametrize("recipe", [pytest.param(one, marks=() if one == "speech_recognition" else pytest.mark.long) for one in RECIPES])
 def test_each_recipe_gives_the_same_bits_with_workers_and_when_killed(recipe, tmp_path):
     experiment = promise.Promise([*RECIPES[recipe], *COMMON])
     reference = experiment.run(tmp_path / "reference")
