@@ -34,14 +34,14 @@ SUMS = ["tests/runner/test_tree_sum.py", STEPS]
 CHECKPOINTS = ["tests/runner/test_checkpoint_writing.py", "tests/runner/test_checkpoints.py"]
 OPTIM = ["tests/runner/test_optimizers.py", "tests/runner/test_optimizer_states.py", "tests/runner/test_param_groups.py"]
 INITIAL = ["tests/runner/test_initialise.py", "tests/runner/test_initial_weights.py", "tests/runner/test_weight_files.py"]
-PHASES, SCHEDULES = "tests/runner/test_phases.py", ["tests/runner/test_schedules.py"]
+SCHEDULES = ["tests/runner/test_schedules.py"]
 HELD = [f"{FROZEN}::{name}" for name in ("test_a_layer_keeps_its_statistics_only_if_it_is_frozen_as_a_whole", "test_invalid_frozen_settings_are_refused")]
 TRACED = [f"{SEVERAL}::{name}" for name in ("test_a_trace_of_every_third_step_equals_a_full_one_there", "test_the_trace_digests_the_gradients_of_every_phase")]
 TESTS = {
     "training/loop.py": [PARTS, *TRACED, STEPS, SEVERAL, RESUMING, FAILURES],
     **{f"training/{name}.py": [PARTS, STEPS, RESUMING] for name in ("run", "losses", "recorder", "state", "batches")},
-    "training/phase.py": [PHASES, PARTS, STEPS],
-    "training/guards/finite.py": [PHASES, PARTS, "tests/runner/test_finite.py"],
+    "training/phase.py": [PARTS, STEPS],
+    "training/guards/finite.py": [PARTS, "tests/runner/test_finite.py"],
     "training/readings.py": [PARTS, SEVERAL, "tests/runner/test_finite.py", STEPS],
     "strategies/tree.py": SUMS,
     "strategies/replicas.py": [*SUMS, "tests/runner/test_any_number_of_ranks.py"],
