@@ -13,6 +13,7 @@ import pytest
 RANKS = "tests/runner/test_any_number_of_ranks_of_recipes.py::test_processes_that_share_a_gpu_give_the_bits_of_one_process"
 """Has its own test here, as it takes minutes. In bf16 it needs a real device: autocast does not reach the pretended one, which would compute in fp32."""
 NEEDS_HARDWARE: Mapping[str, str] = {
+    "tests/datasets/test_encoded.py::test_pixels_are_right_while_the_device_is_busy": "it is what a device does while it computes that is tested",
     "tests/pretend/test_one_wait.py::test_the_host_waits_for_a_real_device_at_most_once_per_step": "it is what CUDA's own profiler sees that is tested",
     "tests/runner/test_digest_kernel.py::test_a_device_digests_a_model_by_the_kernel_as_the_cpu_does_without": "it is Triton's kernel that is tested",
     "tests/runner/test_precision.py::test_cudnn_repeats_forward_and_backward_passes_with_dropout": "it is cuDNN that is tested",
