@@ -74,15 +74,6 @@ def score(logits: Tensor, labels: Tensor, images: Tensor, batch: int, **options:
     return scores
 
 
-def test_scores_do_not_depend_on_the_batch_size():
-    images, labels, logits = draw(50)
-    whole = score(logits, labels, images, batch=50)
-    for batch in (1, 7, 16):
-        parts = score(logits, labels, images, batch)
-        assert parts.compute() == whole.compute()
-        assert torch.equal(parts.confusion, whole.confusion)
-
-
 def test_equal_logits_are_ranked_by_class_number_and_top_1_agrees_with_the_prediction():
     logits = torch.tensor([[1.0, 1.0, 0.0], [0.0, 2.0, 2.0], [5.0, 5.0, 5.0]])
     measured = Classification().measure(Fixed(logits), {"image": torch.zeros(3, 1, 4, 4), "label": torch.tensor([1, 1, 2])})

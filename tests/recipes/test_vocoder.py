@@ -85,13 +85,6 @@ def evaluate(recipe: Vocoder, model: nn.Module, batches: list[dict]):
     return scores
 
 
-def test_metrics_do_not_depend_on_the_batch_size():
-    recipe, model = Vocoder(front_end=front_end()), network()
-    whole = batch_of(recipe, 6)
-    parts = [{name: value[start : start + 2] for name, value in whole.items()} for start in (0, 2, 4)]
-    assert evaluate(recipe, model, parts).compute() == pytest.approx(evaluate(recipe, model, [whole]).compute(), rel=1e-6)
-
-
 @pytest.mark.parametrize(("output", "n_classes"), [("mu_law", 256), ("logistics", 30)])
 def test_resynthesised_clips_are_the_same_bits_in_any_batch(output, n_classes):
     recipe, model = Vocoder(front_end=front_end(), output=output, n_classes=n_classes, resynthesise=5), network(n_classes)

@@ -29,14 +29,12 @@ from samewise.runner.records import checkpoint
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.strategies.base import Tally
 from samewise.runner.tracking.tracker import Silent
-from samewise.runner.training.batches import TrainingBatches
 from samewise.runner.training.build import build
 from samewise.runner.training.guards.finite import FiniteNumbers, nonfinite_names
-from samewise.runner.training.loop import train_step
 from samewise.runner.training.phase import TrainingPhase
 from samewise.runner.training.recorder import Recorder
 from samewise.runner.training.run import Numbers, Progress, Run, checkpoint_due, evaluation_due, evaluation_interval, is_done
-from samewise.runner.training.state import load_weights, restore, save, state_of
+from samewise.runner.training.state import load_weights, save
 
 DRAWN = settings(
     deadline=None, database=None, derandomize=True, phases=[HypothesisPhase.explicit, HypothesisPhase.generate], suppress_health_check=list(HealthCheck)
@@ -70,11 +68,6 @@ def recorder(run: Run, log_every_steps: int = 1, **callbacks: Callback) -> Recor
 
 def at(run: Run, step: int, **parts: Any) -> Run:
     return dataclasses.replace(run, progress=dataclasses.replace(run.progress, step=step), **parts)
-
-
-class Enough(Callback):
-    def stop_reason(self) -> str | None:
-        return "enough"
 
 
 def plan(steps_per_epoch: int) -> Plan:
@@ -142,13 +135,6 @@ def test_a_stop_request_saves_first_and_interrupts_unless_training_is_done(run: 
     assert is_done(at(run, 9)) is True
 
 
-def test_a_callback_can_end_training_with_an_evaluation_and_a_checkpoint(run: Run) -> None:
-    run = dataclasses.replace(run, total_steps=9, evaluate=schema.Evaluate(every_epochs=None), checkpoint=schema.Checkpoint(every_epochs=None))
-    assert [check(at(run, 4)) for check in (evaluation_due, checkpoint_due, is_done)] == [False, False, False]
-    run = dataclasses.replace(run, recorder=recorder(run, enough=Enough()))
-    assert [check(at(run, 4)) for check in (evaluation_due, checkpoint_due, is_done)] == [True, True, True]
-
-
 def test_the_clock_includes_earlier_sessions_and_can_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([102.5, 103.0, 107.0])
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
@@ -198,14 +184,6 @@ def clipped_at(run: Run, norm: float | None) -> Run:
     return dataclasses.replace(run, phases=[dataclasses.replace(phase, clip_norm=norm) for phase in run.phases])
 
 
-def test_a_step_reports_the_gradient_norm_before_clipping(run: Run) -> None:
-    outcome = train_step(clipped_at(run, 1e-3), next(TrainingBatches(run)))
-    clipped = torch.linalg.vector_norm(torch.stack([p.grad.norm() for p in run.parameters if p.grad is not None]))
-    assert list(outcome.gradient_norms) == ["gradient_norm"]
-    assert float(clipped) == pytest.approx(1e-3, rel=1e-3)
-    assert 0.1 < outcome.gradient_norm == outcome.gradient_norms["gradient_norm"]
-
-
 def test_a_run_knows_its_epoch_and_rates_and_can_clear_its_gradients(run: Run) -> None:
     run = dataclasses.replace(run, plan=plan(4), progress=Progress(step=6))
     assert run.epoch == 1.5
@@ -235,19 +213,6 @@ def test_a_checkpoint_has_the_metrics_of_its_step_and_no_shards_on_one_process(r
     assert json.loads((folder / "manifest.json").read_text())["metrics"] == ({"valid/loss": 0.5} if evaluated == 3 else {})
     assert sorted(path.name for path in folder.iterdir()) == ["manifest.json", "state.pt"]
     assert checkpoint.load(folder)["step"] == 3
-
-
-def test_a_restored_state_equals_the_saved_one(run: Run) -> None:
-    run = dataclasses.replace(run, progress=Progress(step=3, evaluated=2, metrics={"a": 1.0}, best={"a": 0.5}, earlier_s=5.0, _started=None))
-    state = state_of(run)
-    kept = {name: value.clone() for name, value in state["model"].items()}
-    for value in run.model.state_dict().values():
-        value.zero_()
-    other = dataclasses.replace(run, progress=Progress(_started=None))
-    restore(other, {**state, "model": kept})
-    assert other.progress == run.progress
-    assert other.recorder.saved == 3
-    assert all(torch.equal(value, kept[name]) for name, value in run.model.state_dict().items())
 
 
 @pytest.mark.parametrize(("wrong", "more"), [(1, ""), (2, ", and 1 more differences"), (3, ", and 2 more differences")])
