@@ -77,7 +77,7 @@ faults: install ## disturb N trainings (100) by kills, failing disks, jumping cl
 fuzz: install ## read N (5000) drawn data sets full of oddities, and compare with independent readers (SEED=random: others)
 	SAMEWISE_FUZZ=$(or $(N),5000) SAMEWISE_FUZZ_SEED=$(or $(SEED),0) $(PYTEST) $(wildcard tests/datasets/test_drawn_*.py)
 
-gpu: install ## on a machine with a GPU: its tests, and bits of six recipes, as a table (speed: tests/gpu/questions.py)
+gpu: install ## on a machine with a GPU: its tests, and bits of six recipes, as a table (speed: the scripts in tests/gpu)
 	$(BIN)/python tests/gpu/day.py
 
 lint: install ## check style, format, and the direction of imports
