@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -68,10 +67,6 @@ def compose_quiet(project: Project, *overrides: str) -> Composed:
     return compose([*overrides, *QUIET], project=project)
 
 
-def build_run(project: Project, folder: Path, *overrides: str) -> Any:
-    return build(compose_quiet(project, *overrides), project, RunFolder(folder))
-
-
 @pytest.mark.parametrize("experiment", ["retinanet_coco", "retinanet_coco_v2"])
 def test_both_published_recipes_have_their_common_settings(project: Project, experiment: str):
     cfg = compose_quiet(project, f"experiment={experiment}").cfg
@@ -91,7 +86,7 @@ def test_both_published_recipes_have_their_common_settings(project: Project, exp
 def test_the_published_recipes_train_on_data_in_cocos_layout(project: Project, coco: Path, backbone: list[str], experiment: str, tmp_path: Path):
     few = ["transforms.shortest=[64,80]", "transforms.longest=96"] if experiment.endswith("v2") else []
     overrides = [f"experiment={experiment}", f"dataset.root={coco}", *SMALL, *few, *backbone]
-    run = build_run(project, tmp_path, *overrides)
+    run = build(compose_quiet(project, *overrides), project, RunFolder(tmp_path))
     published = 34_014_999 if experiment == "retinanet_coco" else 38_198_935
     assert sum(parameter.numel() for parameter in run.model.parameters()) == published
     assert any(isinstance(module, FrozenBatchNorm2d) for module in run.model.modules()) == (experiment == "retinanet_coco")

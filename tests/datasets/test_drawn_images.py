@@ -464,14 +464,14 @@ def hugging_face(case: Case) -> bool:
     upright, form = case.pick([True, False]), case.pick(["parquet", "arrow"])
     files = dict[str, list[Path]]()
     kind_of_label = case.pick(["text", "class", "class", "number"])
+    labels = (kinds, [None]) if kind_of_label == "text" else (range(len(kinds)), [-1, 7, None])
     for split in case.pick([["train"], ["train", "test"], ["train", "validation", "test"]]):
         for shard in range(case.pick([1, 2])):
-            rows = [{"image": hf_image(case), "label": hf_label(case, kind_of_label, kinds)} for _ in range(3)]
-            labels = pa.array([row["label"] for row in rows])
+            rows = [{"image": hf_image(case), "label": case.pick(*labels, share=0.004)} for _ in range(3)]
             images = pa.array([row["image"] for row in rows], pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
             features = {"label": {"_type": "ClassLabel", "names": case.pick([kinds], [kinds[::-1], [*kinds, kinds[0]]], share=0.01)}}
             metadata = {"huggingface": json.dumps({"info": {"features": features}})}
-            rows_of_file = pa.table({"image": images, "label": labels})
+            rows_of_file = pa.table({"image": images, "label": pa.array([row["label"] for row in rows])})
             if kind_of_label == "class":
                 rows_of_file = rows_of_file.replace_schema_metadata(metadata)
             name = case.pick([f"{split}-{shard:05}-of-00002", f"{split}_{shard}"])
@@ -500,10 +500,6 @@ def hf_image(case: Case) -> Any:
     return case.pick(
         [{"bytes": raw, "path": "a.png"}, {"bytes": raw, "path": None}], [None, {"bytes": None, "path": "a.png"}, {"bytes": None, "path": None}], share=0.004
     )
-
-
-def hf_label(case: Case, kind: str, kinds: list[str]) -> Any:
-    return case.pick(*((kinds, [None]) if kind == "text" else (range(len(kinds)), [-1, 7, None])), share=0.004)
 
 
 def hf_samples(files: dict[str, list[Path]], *, upright: bool) -> Any:

@@ -31,10 +31,6 @@ def speakers(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def same(one: dict, other: dict) -> bool:
-    return one["name"] == other["name"] and torch.equal(one["mixture"], other["mixture"]) and torch.equal(one["sources"], other["sources"])
-
-
 def test_a_mixture_is_the_sum_of_two_different_speakers(speakers):
     data = SpeakerMixtures(root=str(speakers), pattern=DIGITS, length=40, seconds=0.5)
     assert (len(data), data.speakers) == (40, ["ann", "bob", "cy"])

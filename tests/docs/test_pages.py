@@ -15,7 +15,7 @@ import samewise_docs_warnings_page
 import yaml
 from jsonschema import Draft7Validator
 from referencing import Registry, Resource
-from samewise_docs_pages import EXAMPLES, PAGES, Command, blocks, first_not_printed, links, make_files, make_folder
+from samewise_docs_pages import EXAMPLES, PAGES, blocks, first_not_printed, links, make_files, make_folder
 from samewise_forked import Forked
 
 import samewise
@@ -28,10 +28,6 @@ WITH_COMMANDS = [name for name, path in PAGES.items() if any(block.commands for 
 OFTEN = ("README.md", "docs/first_experiment.md", "docs/sweeps.md", *EXAMPLES)
 """Pages whose commands are run with the slow tests; those of the others, which take minutes per page, are run with the long ones."""
 OF_OVERRIDES = ("train", "check", "show")
-
-
-def _words(command: Command) -> list[str]:
-    return shlex.split(command.text, comments=True)
 
 
 def _shell(command: str, folder: Path, samewise: str = f'{shlex.quote(sys.executable)} -m samewise "$@"') -> subprocess.CompletedProcess[str]:
@@ -92,7 +88,7 @@ def test_every_experiment_composes(page: str, tmp_path: Path, monkeypatch: pytes
     here, seen = project.find(tmp_path), set[tuple[str, ...]]()
     for block in blocks(PAGES[page].read_text()):
         for command in block.commands:
-            words = _words(command)
+            words = shlex.split(command.text, comments=True)
             if words[:1] == ["samewise"] and words[1] in OF_OVERRIDES:
                 overrides = [word for word in words[2:] if not word.startswith("--")]
                 if tuple(overrides) in seen:

@@ -92,10 +92,6 @@ def mu_law(waveform: Tensor) -> Tensor:
     return ((curve + 1) / 2 * 255 + 0.5).floor().long()
 
 
-def sixteen_bits(waveform: Tensor) -> Tensor:
-    return ((waveform.double() + 1) / 2 * 65535).round().long()
-
-
 def logistics(outputs: Tensor, level: Tensor) -> Tensor:
     """Minus the log of the mass between a level's neighbours' middles, of three logistic distributions with their weights."""
     weight, mean, log_scale = outputs.double().chunk(3, 1)
@@ -113,7 +109,7 @@ TASKS = {
         [*OVERRIDES, "recipe.output=logistics", "recipe.n_classes=9"],
         Vocoder,
         partial(network, 9),
-        partial(plain, surprise=logistics, levels=sixteen_bits, top=65535),
+        partial(plain, surprise=logistics, levels=lambda waveform: ((waveform.double() + 1) / 2 * 65535).round().long(), top=65535),
         ROUNDING,
     ),
 }

@@ -23,17 +23,13 @@ def make(repository: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["make", *arguments], cwd=repository, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
 
-def explanations(text: str) -> dict[str, str]:
-    return dict(re.findall(r"^  make (\S+) +(\S.*)$", text, flags=re.MULTILINE))
-
-
 def test_help_explains_every_target(repository: Path) -> None:
     text = (repository / "Makefile").read_text()
     phony = re.search(r"^\.PHONY: (.*)$", text, flags=re.MULTILINE)
     assert phony is not None
     result = make(repository, "help")
     assert result.returncode == 0, result.stderr
-    assert set(explanations(result.stdout)) == set(phony[1].split()) == TARGETS
+    assert set(re.findall(r"^  make (\S+) +\S", result.stdout, re.MULTILINE)) == set(phony[1].split()) == TARGETS
 
 
 def test_the_ci_script_is_executable_and_runs_the_expected_targets(repository: Path) -> None:

@@ -18,13 +18,13 @@ def model(**settings) -> DCGAN:
     return DCGAN(**{"noise": 4, "width": 4, **settings})
 
 
-def images(count: int = 6) -> torch.Tensor:
-    return torch.rand(count, 1, 8, 8, generator=torch.Generator().manual_seed(1)) * 2 - 1
-
-
 @pytest.mark.parametrize("loss", ["non_saturating", "hinge", "least_squares", "wasserstein"])
 def test_losses_are_the_published_formulas(loss):
-    recipe, network, batch = GenerativeAdversarial(noise=4, loss=loss), model(), {"image": images()}
+    recipe, network, batch = (
+        GenerativeAdversarial(noise=4, loss=loss),
+        model(),
+        {"image": torch.rand(6, 1, 8, 8, generator=torch.Generator().manual_seed(1)) * 2 - 1},
+    )
     discriminator, generator = recipe.phases
     assert (discriminator.name, generator.name) == ("discriminator", "generator")
     torch.manual_seed(3)

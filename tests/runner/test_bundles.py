@@ -82,10 +82,6 @@ def elsewhere(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     return tmp_path
 
 
-def identity_of(file: Path, into: Path) -> str:
-    return archive.unpack(file, into).identity
-
-
 def test_a_bundle_has_the_same_bytes_each_time_and_overwrites_nothing(samewise: Callable[..., Any], home: Path, tmp_path: Path) -> None:
     run = next((home / "runs" / "one").iterdir())
     done = samewise("bundle", run, "--out", tmp_path / "again.bundle", "--with-weights", "--json", code=0)
@@ -137,7 +133,15 @@ def test_a_trusted_bundle_gives_the_same_bits_and_an_untrusted_one_is_not_run(sa
     assert "--trust" in done.stderr
     assert "bundled_lab" not in sys.modules
     done = samewise(
-        "reproduce", "one.bundle", "--here", "--trust", "--expect", identity_of(elsewhere / "one.bundle", elsewhere / "parts"), "--out", "kept", code=0
+        "reproduce",
+        "one.bundle",
+        "--here",
+        "--trust",
+        "--expect",
+        archive.unpack(elsewhere / "one.bundle", elsewhere / "parts").identity,
+        "--out",
+        "kept",
+        code=0,
     )
     assert "the same bits: 3 of 3 steps compared, weights" in done.stdout
     assert (elsewhere / "kept" / "run" / "trace.jsonl").is_file()

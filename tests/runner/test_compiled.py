@@ -171,10 +171,6 @@ def test_replicas_give_the_same_bits_on_any_number_of_ranks(lab: Path) -> None:
     assert_same(train(lab / "two", *MANY, "strategy=elastic", ranks=2), alone)
 
 
-def compose_config(*overrides: str) -> Any:
-    return compose(["compile=default", *overrides], project=Project(Path())).cfg
-
-
 @pytest.mark.parametrize(
     ("overrides", "strategy", "path"),
     [
@@ -189,5 +185,5 @@ def compose_config(*overrides: str) -> Any:
 )
 def test_incompatible_settings_are_refused(overrides: list[str], strategy: Any, path: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        require_possible(compose_config(*overrides), strategy, device=torch.device("cpu"), phases=[0])
+        require_possible(compose(["compile=default", *overrides], project=Project(Path())).cfg, strategy, device=torch.device("cpu"), phases=[0])
     assert path in str(refused.value)

@@ -79,14 +79,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sw.Trained]:
         del sys.modules[name]
 
 
-def read_experiment(name: str) -> Any:
-    return yaml.safe_load(Path(f"configs/experiment/{name}.yaml").read_text())
-
-
 def test_an_experiment_from_a_run_keeps_its_fingerprint_and_lists_only_overrides(trained: sw.Trained, samewise: Run) -> None:
     samewise("new", "again", "--from", trained.folder.name, code=0)
     assert compose(["experiment=again"], project=project.find()).fingerprint[:12] == trained.folder.name
-    said = read_experiment("again")
+    said = yaml.safe_load(Path("configs/experiment/again.yaml").read_text())
     assert said["defaults"] == ["first", {"override /callbacks": "none"}, "_self_"]
     rest = {"seed": 3, "max_steps": 1, "model": {"width": 4}, "dataset": {"valid": {"length": 8}}, "evaluate": {"pictures": False}}
     assert {key: value for key, value in said.items() if key != "defaults"} == rest

@@ -15,10 +15,6 @@ from samewise.runner.records import kept_sources, sources
 MODEL = "class Net:\n    width = {}\n"
 
 
-def weights_of(folder: Path) -> str:
-    return json.loads((folder / "summary.json").read_text())["weights_sha256"]
-
-
 def test_a_run_of_earlier_code_is_told_apart_and_trained_again_from_what_was_kept(samewise, tmp_path):
     project, again, label = tmp_path / "lab", tmp_path / "again", "lab_of_kept_code/model.py"
 
@@ -61,7 +57,7 @@ def test_a_run_of_earlier_code_is_told_apart_and_trained_again_from_what_was_kep
     within(again, "train", "tracking=none")
     (repeated,) = again.glob("runs/first/*")
     assert repeated.name == first.name
-    digests = [weights_of(folder) for folder in (first, second, repeated)]
+    digests = [json.loads((folder / "summary.json").read_text())["weights_sha256"] for folder in (first, second, repeated)]
     assert digests[0] == digests[2] != digests[1]
 
     record = second / "sources.json"

@@ -72,12 +72,8 @@ def train_on(folder: Path, names: list[str], *emulator: str, **variables: str) -
     return [line for line in said.splitlines() if line.startswith("DIGEST")]
 
 
-def compose_config(*given: str) -> compose.Composed:
-    return compose.compose([*COMMON, *given], project=project.find())
-
-
 def test_the_list_of_tested_components_matches_the_tested_experiments() -> None:
-    wholes = [compose_config(*given).whole for given in EXPERIMENTS.values()]
+    wholes = [compose.compose([*COMMON, *given], project=project.find()).whole for given in EXPERIMENTS.values()]
     assert {name for whole in wholes for name in targets({section: whole[section] for section in COMPUTING})} == TESTED
 
 

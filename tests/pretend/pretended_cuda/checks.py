@@ -40,12 +40,8 @@ def require_sound(func: Any, name: str, args: Sequence[Any], on_cpu: Sequence[Te
     if name in NOT_DETERMINISTIC and torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled():
         known = name.lstrip("_") + ("_out" if name.startswith("upsample") else "")
         raise RuntimeError(f"{known}_cuda does not have a deterministic implementation, but you set 'torch.use_deterministic_algorithms(True)'.")
-    if on_cpu and len(on_cpu) < len(_tensors(args)):
+    if on_cpu and len(on_cpu) < sum(isinstance(one, Tensor) for value in args for one in (value if isinstance(value, list | tuple) else [value])):
         _require_one_device(func, name, args, on_cpu)
-
-
-def _tensors(args: Sequence[Any]) -> list[Tensor]:
-    return [one for value in args for one in (value if isinstance(value, list | tuple) else [value]) if isinstance(one, Tensor)]
 
 
 @cache
