@@ -10,17 +10,14 @@ import os
 
 os.environ.update(OMP_NUM_THREADS="1", CUBLAS_WORKSPACE_CONFIG=":4096:8")
 
-import socket
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import torch
+from turns import run_two_ranks
 
 from samewise.runner.config import compose, project
 from samewise.runner.records.folder import RunFolder
@@ -30,14 +27,8 @@ from samewise.runner.training.loop import train_step
 from samewise.runner.training.run import Run
 
 COMMON = [
-    "dataset=generated_classification",
-    "dataset.samples=512",
-    "transforms=images",
-    "max_epochs=100000",
-    "optimizer.lr=0.01",
-    "tracking=none",
-    "callbacks=none",
-    "trace.every_steps=0",
+    *("dataset=generated_classification", "dataset.samples=512", "transforms=images", "max_epochs=100000", "optimizer.lr=0.01", "tracking=none"),
+    *("callbacks=none", "trace.every_steps=0"),
 ]
 WORK = {
     "ResNet-18 of width 16 at 32 px, batch 32": (["model=resnet18_small", "model.width=16", "dataset.image_size=32", "batch_size=32"], 4),
@@ -76,12 +67,7 @@ def rank() -> None:
 
 
 def main() -> None:
-    with socket.socket() as probe, ExitStack() as running:
-        probe.bind(("localhost", 0))
-        address = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(probe.getsockname()[1])}
-        probe.close()
-        for number in range(2):
-            running.enter_context(subprocess.Popen([sys.executable, __file__], env={**os.environ, **address, "RANK": str(number), "LOCAL_RANK": str(number)}))
+    run_two_ranks(__file__)
     torch.set_num_threads(1)
     for name, (overrides, steps) in WORK.items():
         ratio, one, other = compared(stepper(*overrides, "strategy=elastic"), stepper(*overrides, "strategy=single"), steps)

@@ -12,12 +12,12 @@ os.environ.update(OMP_NUM_THREADS="1", CUBLAS_WORKSPACE_CONFIG=":4096:8", MALLOC
 
 import gc
 import re
-import socket
 import subprocess
 import sys
 import tempfile
-from contextlib import ExitStack
 from pathlib import Path
+
+from turns import run_two_ranks
 
 from samewise.runner.config import compose, project
 from samewise.runner.records.folder import RunFolder
@@ -26,19 +26,8 @@ from samewise.runner.training.build import build
 from samewise.runner.training.loop import train_step
 
 COMMON = [
-    "dataset=generated_classification",
-    "dataset.samples=64",
-    "dataset.image_size=8",
-    "transforms=images",
-    "model=resnet18_small",
-    "model.width=96",
-    "batch_size=8",
-    "max_epochs=100000",
-    "optimizer.lr=0.01",
-    "optimizer.momentum=0.9",
-    "tracking=none",
-    "callbacks=none",
-    "trace.every_steps=0",
+    *("dataset=generated_classification", "dataset.samples=64", "dataset.image_size=8", "transforms=images", "model=resnet18_small", "model.width=96"),
+    *("batch_size=8", "max_epochs=100000", "optimizer.lr=0.01", "optimizer.momentum=0.9", "tracking=none", "callbacks=none", "trace.every_steps=0"),
 ]
 ALONE = {"1 process, 1 replica: single": ["strategy=single"], "1 process, 4 replicas: single": ["strategy=single", "replicas=4"]}
 IN_PAIRS = {
@@ -79,12 +68,7 @@ def print_all(work: dict[str, list[str]]) -> None:
 
 
 def main() -> None:
-    with socket.socket() as probe, ExitStack() as running:
-        probe.bind(("localhost", 0))
-        address = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(probe.getsockname()[1])}
-        probe.close()
-        for number in range(2):
-            running.enter_context(subprocess.Popen([sys.executable, __file__], env={**os.environ, **address, "RANK": str(number), "LOCAL_RANK": str(number)}))
+    run_two_ranks(__file__)
     subprocess.run([sys.executable, __file__], env={**os.environ, "ALONE": "1"}, check=True)
 
 

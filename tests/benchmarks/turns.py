@@ -1,10 +1,15 @@
 """Lets loops take turns in one process, so that whatever else the machine does meets each of them alike; other runners' in threads of their own."""
 
 import ctypes
+import os
+import socket
 import statistics
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 from samewise.runner.config import compose, project
@@ -67,6 +72,16 @@ class Turns:
         self.over = True
         self.mine.set()
         self.thread.join()
+
+
+def run_two_ranks(file: str) -> None:
+    """Run a benchmark's file as each of two ranks, to their end."""
+    with socket.socket() as probe, ExitStack() as running:
+        probe.bind(("localhost", 0))
+        address = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(probe.getsockname()[1])}
+        probe.close()
+        for number in ("0", "1"):
+            running.enter_context(subprocess.Popen([sys.executable, file], env={**os.environ, **address, "RANK": number, "LOCAL_RANK": number}))
 
 
 def built(overrides: list[str], folder: Path, *, models: Mapping[str, str]) -> Run:
