@@ -50,7 +50,7 @@ test-all: install ## run all tests
 # The files that test what is built on other packages' internals: torch's; Hydra's, OmegaConf's, Optuna's and MLflow's. Of
 # slow tests, those marked `oldest` run.
 BUILT_ON = tests/configs tests/kept tests/pretend/test_one_wait.py tests/steps $(addprefix tests/runner/test_,$(addsuffix .py,\
-	any_number_of_ranks compiled ddp fsdp initialise launch model_parallel muon on_device optimizers precision profile sync_batch_norm \
+	any_number_of_ranks compiled ddp fsdp initialise launch model_parallel on_device optimizers optimizer_states precision profile sync_batch_norm \
 	torch_private compose mistakes other_choice tracking_commands tracking_pages tracking_stores)) $(addprefix tests/sweeps/test_,$(addsuffix .py,\
 	optuna optuna_sweeps report))
 THERE = $(subst $(BIN)/,$(1)/bin/,$(PYTEST)) $(APART) -m "not variant and (not slow or oldest)" $(BUILT_ON)

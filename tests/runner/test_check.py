@@ -1,6 +1,8 @@
-"""What `check` finds, in one report and before anything is built."""
+"""What `check` finds, in one report and before anything is built; its summary by layers; and setups of any number of processes."""
 
 import itertools
+import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -8,12 +10,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 from PIL import Image
+from samewise_tiny import DIGITS, QUIET
+from torchvision.models import get_weight
 
 from samewise.runner.config.check import problems
 from samewise.runner.config.compose import compose
 from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.training import dry_run as trying
 from samewise.runner.training.cautions import data_cautions
 from samewise.runner.training.dry_run import dry_run
 
@@ -186,3 +192,88 @@ def test_a_size_that_is_not_positive_is_named_first(kind: str) -> None:
     with pytest.raises(ConfigError) as caught:
         dry_run(compose([*overrides, "debug=tiny", "tracking=none", "device=cpu"], project=BARE), BARE)
     assert str(caught.value).startswith(words)
+
+
+LAB = """
+import torch
+
+class Photos(torch.utils.data.Dataset):
+    classes = [str(number) for number in range(1000)]
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return {"image": torch.full((3, 224, 224), index / 4), "label": index}
+"""
+PHOTOS = [
+    *(*QUIET, "device=cpu", "dataset=digits", "transforms=none", "batch_size=2", "max_steps=1", "dataset.num_classes=1000", "~model"),
+    *("~dataset.train", "+dataset.train={_target_: lab_of_layers.Photos}", "~dataset.valid", "+dataset.valid={_target_: lab_of_layers.Photos}"),
+]
+
+
+@pytest.mark.parametrize("weights", ["ResNet50_Weights.IMAGENET1K_V1", pytest.param("ViT_B_32_Weights.IMAGENET1K_V1", marks=pytest.mark.slow)])
+def test_a_summary_has_the_published_parameters_and_operations(
+    weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, samewise: Callable[..., Any]
+) -> None:
+    (tmp_path / "lab_of_layers.py").write_text(LAB)
+    (tmp_path / "pyproject.toml").write_text('[tool.samewise]\npackages = ["lab_of_layers"]\n')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    published: dict[str, Any] = get_weight(weights).meta
+    name = weights.partition("_Weights")[0].lower()
+    given = [*PHOTOS, f"+model={{_target_: torchvision.models.{name}, num_classes: ${{dataset.num_classes}}}}"]
+    done = samewise("check", *given, "--json", "--depth", 9, code=0)
+    model, *inner = json.loads(done.stdout)["layers"]
+    assert model["name"] == ""
+    assert model["output"] == [[2, 1000]]
+    assert model["parameters"] == model["trained"] == published["num_params"]
+    # torchvision counts a multiplication and an addition as one
+    assert model["operations"] / 2e9 == pytest.approx(published["_ops"], abs=0.0006)
+    # Those at the leaves are all there is, except what a model computes itself
+    blocks = [layer for layer in inner if "." not in layer["name"]]
+    assert sum(layer["operations"] for layer in blocks) == pytest.approx(model["operations"], rel=1e-6)
+    assert sum(layer["parameters"] for layer in blocks) == pytest.approx(model["parameters"], rel=1e-3)
+
+
+TINY = [*DIGITS, "model.width=4"]
+MANY = ["replicas=512", "batch_size=512", "dataset.samples=512"]
+
+
+def notes(samewise, *overrides: str) -> str:
+    done = samewise("check", *TINY, *overrides, "--json", code=0)
+    assert not dist.is_initialized()
+    assert "RANK" not in os.environ
+    return "\n".join(json.loads(done.stdout)["notes"])
+
+
+@pytest.mark.parametrize(
+    ("strategy", "told"),
+    [
+        (["strategy=elastic", "strategy.nproc=512"], ["512 processes", "rank 0 takes micro-batch 0, rank 511 micro-batch 511", "1 bucket"]),
+        (["strategy=elastic", "strategy.nproc=128"], ["128 processes", "rank 0 takes micro-batches 0 to 3, rank 127 micro-batches 508 to 511"]),
+        (["strategy=ddp", "clip_norm=1"], ["512 processes", "rank 511 micro-batch 511"]),
+    ],
+    ids=["elastic", "several replicas each", "ddp"],
+)
+def test_a_setup_of_512_ranks_is_tried_without_building_each(samewise, monkeypatch, strategy, told) -> None:
+    built, build = list[object](), trying.build
+    monkeypatch.setattr(trying, "build", lambda *given, **more: built.append(given) or build(*given, **more))
+    said = notes(samewise, *MANY, *strategy)
+    assert all(words in said for words in told), said
+    assert len(built) == 1
+
+
+def test_the_settings_and_cut_of_a_pipeline_are_checked(samewise) -> None:
+    assert "2 processes" in notes(samewise, "strategy=pipeline", "accumulate=2")
+    done = samewise("check", *TINY, "strategy=pipeline", "strategy.schedule=1f1b", code=2)
+    assert "accumulate=2" in done.stderr
+
+
+@pytest.mark.slow
+def test_one_process_replays_what_512_ranks_would_compute(samewise, tmp_path) -> None:
+    """test_any_number_of_ranks.py shows that one process computes what several do; this test shows that 512 are not too many for it."""
+    model = ["model=resnet20_cifar", "model.depth=8", "model.width=2"]
+    overrides = [*MANY, *model, "strategy=elastic", "max_steps=1", f"run_root={tmp_path}"]
+    done = samewise("train", *TINY, *overrides, "--json", code=0)
+    assert json.loads(done.stdout)["level"] == "R2"

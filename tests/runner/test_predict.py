@@ -1,16 +1,51 @@
 """`samewise predict` applies a run's model to files: without its data, the same each time, and naming files that cannot be read."""
 
+from __future__ import annotations
+
+import base64
 import csv
 import hashlib
 import json
+import os
 import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 import soundfile
 import torch
 from PIL import Image
-from samewise_runner_small_runs import EXPERIMENTS, overrides_of
+
+SMALL = ["debug=tiny", "evaluate.pictures=false", "max_steps=2", "reproducibility.threads=1", "evaluate.every_epochs=null", "dataset.samples=16"]
+EXPERIMENTS = {
+    "classification": ["experiment=resnet18_digits", "model.width=8", "callbacks=[ema]", "callbacks.ema.every_steps=1"],
+    "detection": ["experiment=retinanet_bccd", "batch_size=4", "dataset.valid_samples=4", "model.channels=32", "model.score_thresh=0", "callbacks=[ema]"],
+    "instance_segmentation": ["experiment=maskrcnn_digit_masks", "batch_size=2", "dataset.valid_samples=2", "+model.box_score_thresh=0.0"],
+    "segmentation": ["experiment=fcn_digit_masks", "dataset.valid_samples=4"],
+    "speech_recognition": ["experiment=wav2letter_spoken_digits", "model.width=16", "model.top_width=32", "callbacks=none"],
+    "audio_classification": ["experiment=audio_classification_spoken_digits", "model.width=4"],
+    "autoencoder": ["experiment=autoencoder_digits", "model.widths=[4]", "model.variational=true"],
+    "regression": ["experiment=linear_diabetes", "model.widths=[8]", "recipe.loss.delta=0.5", "loss=huber"],
+    "text_classification": ["experiment=transformer_unicode_categories"],
+    "language_modelling": ["experiment=gpt_unicode_names"],
+    "separation": ["recipe=separation", "model=conv_tasnet_small", "transforms=none", "optimizer=adam", "callbacks=none", "dataset.valid_samples=4"],
+    "vocoder": [
+        *("recipe=vocoder", "model=wavernn_small", "transforms=mel_vocoder", "optimizer=adam", "callbacks=none", "dataset.clips=16", "dataset.valid_clips=4")
+    ],
+}
+
+
+def overrides_of(recipe: str) -> list[str]:
+    """The arguments for `samewise train`; for the vocoder's data `samples` is the length of a clip."""
+    return [one for one in [*SMALL, *EXPERIMENTS[recipe]] if recipe != "vocoder" or one != "dataset.samples=16"]
+
 
 DRAWN = {
     "classification": {"confusion_matrix.png", "predictions.png", "class_accuracy.csv"},
@@ -288,3 +323,96 @@ def test_a_batch_predicts_the_same_and_a_bad_file_spoils_no_other(samewise, runs
             assert one["probabilities"] == pytest.approx(other["probabilities"])
         else:
             assert [box["score"] for box in one["detections"][:3]] == pytest.approx([box["score"] for box in other["detections"][:3]], rel=1e-4)
+
+
+def file_for(recipe: str, folder: Path) -> Path:
+    draw = torch.Generator().manual_seed(3)
+    if recipe == "regression":
+        (folder / "seen.csv").write_text("a,b,c,d\n1,2,3,4\n5,6,7,8\n")
+        return folder / "seen.csv"
+    if recipe in ("classification", "detection", "autoencoder"):
+        size = (64, 48, 3) if recipe == "detection" else (8, 8)
+        Image.fromarray(torch.randint(256, size, dtype=torch.uint8, generator=draw).numpy()).save(folder / "seen.png")
+        return folder / "seen.png"
+    soundfile.write(folder / "heard.wav", (0.1 * torch.randn(900, generator=draw)).numpy(), 8000)
+    return folder / "heard.wav"
+
+
+class Server:
+    """`mlflow models serve` of a model, as a person starts it in an activated environment."""
+
+    def __init__(self, model: str, store: str, home: Path) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.address = f"http://127.0.0.1:{port}"
+        tools = Path(sys.executable).parent
+        environment = {**os.environ, "MLFLOW_TRACKING_URI": store, "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}", "MLFLOW_DISABLE_TELEMETRY": "true"}
+        command = [str(tools / "mlflow"), "models", "serve", "-m", model, "--env-manager", "local", "--port", str(port)]
+        self.said = home / "served.log"
+        with open(self.said, "w") as said:
+            self._process = subprocess.Popen(command, env=environment, stdout=said, stderr=said, start_new_session=True)
+
+    def __enter__(self) -> Server:
+        deadline = time.monotonic() + 240
+        while time.monotonic() < deadline and self._process.poll() is None:
+            try:
+                with urllib.request.urlopen(f"{self.address}/ping", timeout=2):
+                    return self
+            except OSError:
+                time.sleep(0.2)
+        self.__exit__()
+        raise AssertionError(self.said.read_text()[-3000:])
+
+    def __exit__(self, *_: object) -> None:
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGTERM)
+        self._process.wait(30)
+
+    def ask(self, body: dict[str, Any]) -> Any:
+        request = urllib.request.Request(f"{self.address}/invocations", json.dumps(body).encode(), {"Content-Type": "application/json"})
+        try:
+            with urllib.request.urlopen(request, timeout=120) as answer:
+                return json.load(answer)["predictions"]
+        except urllib.error.HTTPError as error:
+            return json.load(error)
+
+
+SERVED_OFTEN = ("classification", "detection", "vocoder")
+"""One array, several arrays, and several models: the others are served by the long tests."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", [pytest.param(one, marks=() if one in SERVED_OFTEN else pytest.mark.long) for one in EXPERIMENTS])
+def test_a_logged_model_of_each_recipe_answers_like_samewise_predict(samewise, recipe: str, tmp_path: Path) -> None:
+    given = overrides_of(recipe)
+    samewise("train", *given, "tracking.log_model=true", "tracking.register_model=tried", "tracking.flush_timeout_s=120", f"run_root={tmp_path}", code=0)
+    (run,) = (file.parent for file in tmp_path.glob("*/*/summary.json"))
+    known = json.loads((run / "tracking.json").read_text())
+    assert known["registered"] == {"tried": "1"}, (run / "sender.log").read_text()
+    (model,) = tmp_path.glob("mlartifacts/models/*/artifacts")
+    assert not [file.name for file in model.rglob("*") if file.suffix in (".pkl", ".py")]
+
+    file = file_for(recipe, tmp_path)
+    said = samewise("predict", run, file, "--json", "--output", tmp_path / "out")
+    expected = json.loads(said.stdout)
+    written = [Path(one) for one in expected.pop("files")]
+    del expected["file"]
+    row = {"file": base64.b64encode(file.read_bytes()).decode(), "name": file.name}
+    with Server("models:/tried/1", f"sqlite:///{tmp_path}/mlflow.db", tmp_path) as server:
+        assert server.ask({"dataframe_records": [row]}) == [expected]
+        both = server.ask({"dataframe_records": [row, {"file": row["file"]}], "params": {"files": True}})
+        sounds = {one.name.replace(file.stem, "file"): one.read_bytes() for one in written if one.suffix == ".wav"}
+        for answer in both:
+            files = {name: base64.b64decode(content) for name, content in answer.pop("files").items()}
+            assert len(files) == len(written)
+            assert sounds.items() <= files.items()
+            assert answer == expected
+        refused = server.ask({"dataframe_records": [{"file": "AAAA", "name": "../../broken.x"}]})
+        assert refused["error_code"] == "INVALID_PARAMETER_VALUE"
+        assert "broken.x: " in refused["message"]
+        if recipe == "regression":
+            return  # samewise knows no column of a table to give as an example
+        example = json.loads((model / "serving_input_example.json").read_text())
+        answer = server.ask(example)
+        assert isinstance(answer, list) or "silence.wav" in answer["message"], answer
