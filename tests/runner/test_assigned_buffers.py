@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from samewise_runner_jobs import run as run_ranks
+from samewise_tiny import work_in_project
 from torch import Tensor, nn
 
 from samewise.runner.config.compose import compose
@@ -107,11 +108,7 @@ GIVEN = [
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[str]]:
     """Makes a project with a model; returns the overrides of a training."""
-    (tmp_path / "own.py").write_text(MODELS)
-    (tmp_path / "pyproject.toml").write_text('[tool.samewise]\npackages = ["own"]\n')
-    (tmp_path / "configs" / "model").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    work_in_project(tmp_path, monkeypatch, "own", MODELS, {"model/own": ""})
 
     def make(name: str) -> list[str]:
         (tmp_path / "configs" / "model" / "own.yaml").write_text(f"# A model\n_target_: own.{name}\n")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 from PIL import Image
-from samewise_tiny import DIGITS, QUIET
+from samewise_tiny import DIGITS, QUIET, work_in_project
 from torchvision.models import get_weight
 
 from samewise.runner.config.check import problems
@@ -216,10 +216,7 @@ PHOTOS = [
 def test_a_summary_has_the_published_parameters_and_operations(
     weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, samewise: Callable[..., Any]
 ) -> None:
-    (tmp_path / "lab_of_layers.py").write_text(LAB)
-    (tmp_path / "pyproject.toml").write_text('[tool.samewise]\npackages = ["lab_of_layers"]\n')
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    work_in_project(tmp_path, monkeypatch, "lab_of_layers", LAB)
     published: dict[str, Any] = get_weight(weights).meta
     name = weights.partition("_Weights")[0].lower()
     given = [*PHOTOS, f"+model={{_target_: torchvision.models.{name}, num_classes: ${{dataset.num_classes}}}}"]

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from samewise_runner_jobs import Job, run, weights
+from samewise_tiny import work_in_project
 
 from samewise.runner.records import checkpoint, trace_reader
 
@@ -95,9 +96,7 @@ class Scaled:
 
 @pytest.mark.slow
 def test_a_hook_of_ones_own_exchanges_the_gradients(plain, tmp_path, monkeypatch):
-    (tmp_path / "own.py").write_text(OWN_HOOK)
-    (tmp_path / "pyproject.toml").write_text('[tool.samewise]\npackages = ["own"]\n')
-    monkeypatch.chdir(tmp_path)
+    work_in_project(tmp_path, monkeypatch, "own", OWN_HOOK)
     hook = "strategy.hook={_target_: own.Scaled, factor: FACTOR}"
     once, twice = (run(tmp_path / factor, 2, *MILD, hook.replace("FACTOR", factor)) for factor in ("1.0", "2.0"))
     assert distance(once, plain) < 1e-5
@@ -125,11 +124,7 @@ class Dropping(nn.Module):
 
 @pytest.mark.slow
 def test_a_rank_that_leaves_out_a_layer_ends_the_run_with_its_name_instead_of_a_wait(tmp_path, monkeypatch):
-    (tmp_path / "own.py").write_text(DROPPING)
-    (tmp_path / "pyproject.toml").write_text('[tool.samewise]\npackages = ["own"]\n')
-    (tmp_path / "configs" / "model").mkdir(parents=True)
-    (tmp_path / "configs" / "model" / "own.yaml").write_text("# A model\n_target_: own.Dropping\n")
-    monkeypatch.chdir(tmp_path)
+    work_in_project(tmp_path, monkeypatch, "own", DROPPING, {"model/own": "# A model\n_target_: own.Dropping\n"})
     given = ["recipe=classification", "model=own", "dataset=digits", "transforms=images", "batch_size=32", "max_steps=1", "tracking=none", "evaluate.limit=1"]
     job = Job(tmp_path / "runs", 2, *MILD, "max_steps=1", "--config-dir", "configs", experiment=given)
     assert 0 not in job.wait()

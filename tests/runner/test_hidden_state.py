@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from samewise_tiny import work_in_project
 
 from samewise.runner.training.guards.same_losses import SameLosses
 
@@ -17,10 +18,7 @@ MISTAKEN = Path(__file__).with_name("mistaken.py")
 @pytest.fixture
 def train(tmp_path: Path, samewise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Trains a model; returns the command's result."""
-    shutil.copy(MISTAKEN, tmp_path / "own.py")
-    (tmp_path / "pyproject.toml").write_text('[tool.samewise]\npackages = ["own"]\n')
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    work_in_project(tmp_path, monkeypatch, "own", MISTAKEN.read_text())
     given = ["recipe=classification", "dataset=digits", "transforms=images", "batch_size=64", "max_steps=3", "device=cpu", "tracking=none", "evaluate.limit=1"]
 
     def run(name: str, *more: str, command: str = "train") -> Any:

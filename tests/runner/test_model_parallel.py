@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from samewise_forked import Forked
 from samewise_runner_jobs import Job, run, weights
-from samewise_tiny import DIGITS
+from samewise_tiny import DIGITS, work_in_project
 from torch import Tensor, nn
 from torchvision.ops import StochasticDepth
 
@@ -308,9 +308,7 @@ def test_a_recipe_computes_a_part_in_another_process(tmp_path, monkeypatch):
     """The recipe of docs/distributed.md, with the bits of one process."""
     code = re.search(r"```python\n(class Brightness.*?)```", Path("docs/distributed.md").read_text(), re.DOTALL)
     assert code
-    (tmp_path / "far.py").write_text(HEADER + code[1])
-    (tmp_path / "pyproject.toml").write_text('[tool.samewise]\npackages = ["far"]\n')
-    monkeypatch.chdir(tmp_path)
+    work_in_project(tmp_path, monkeypatch, "far", HEADER + code[1])
     settings = [*TINY, "max_steps=2", "recipe._target_=far.Bright"]
     job = Job(tmp_path / "two", 2, "strategy=rpc", experiment=settings, before=NOT_HERE)
     assert job.wait() == [0, 0], job.errors
@@ -341,11 +339,7 @@ SETTINGS += ["max_steps=6", "tracking=none", "evaluate.limit=1", "optimizer=sgd"
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    (tmp_path / "own.py").write_text(MODEL)
-    (tmp_path / "pyproject.toml").write_text('[tool.samewise]\npackages = ["own"]\n')
-    (tmp_path / "configs" / "model").mkdir(parents=True)
-    (tmp_path / "configs" / "model" / "own.yaml").write_text("# A model\n_target_: own.Divided\n")
-    monkeypatch.chdir(tmp_path)
+    work_in_project(tmp_path, monkeypatch, "own", MODEL, {"model/own": "# A model\n_target_: own.Divided\n"})
     return tmp_path
 
 

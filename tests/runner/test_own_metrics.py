@@ -7,6 +7,7 @@ import hydra
 import pytest
 import torch
 import torch.nn.functional as F
+from samewise_tiny import work_in_project
 
 from samewise import load
 
@@ -117,13 +118,8 @@ class Late(Callback):
 
 @pytest.fixture
 def lab(tmp_path, monkeypatch):
-    (tmp_path / "lab.py").write_text(LAB)
-    (tmp_path / "pyproject.toml").write_text('[tool.samewise]\npackages = ["lab"]\nconfigs = "configs"\n')
-    (tmp_path / "configs" / "recipe").mkdir(parents=True)
-    for name in ("Least", "Two", "Reused", "Half", "Confident", "Updating", "Exchanging"):
-        (tmp_path / "configs" / "recipe" / f"{name.lower()}.yaml").write_text(f"_target_: lab.{name}\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    names = ("Least", "Two", "Reused", "Half", "Confident", "Updating", "Exchanging")
+    work_in_project(tmp_path, monkeypatch, "lab", LAB, {f"recipe/{name.lower()}": f"_target_: lab.{name}\n" for name in names})
     data = ["dataset=generated_classification", "dataset.samples=64", "evaluate.batch_size=9"]  # the last batch has one sample
     return [*TINY, *data, "max_steps=2", "run_root=runs"]
 

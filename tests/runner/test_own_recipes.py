@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from samewise_tiny import work_in_project
 
 from samewise.recipes.classification import Classification
 from samewise.runner.errors import ConfigError
@@ -144,10 +145,7 @@ class Asking(torch.optim.SGD):
 @pytest.fixture
 def recipe(tmp_path: Path, samewise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Checks an experiment with one of these recipes, or does something else with it."""
-    (tmp_path / "mine.py").write_text(RECIPES)
-    (tmp_path / "pyproject.toml").write_text('[tool.samewise]\npackages = ["mine"]\n')
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    work_in_project(tmp_path, monkeypatch, "mine", RECIPES)
     given = ["experiment=resnet18_digits", "model.width=4", "debug=tiny", "device=cpu"]
     return lambda name, *command: samewise(*(command or ("check", "--strict")), *given, f"recipe._target_=mine.{name}")
 

@@ -9,7 +9,7 @@ from typing import Any
 import hydra
 import pytest
 import torch
-from samewise_tiny import QUIET
+from samewise_tiny import QUIET, work_in_project
 from torch import nn
 from torch.optim import SGD
 
@@ -135,7 +135,7 @@ def test_double_precision_holds_weights_and_batches_and_keeps_its_bits_on_ranks(
 
 
 def test_autograd_names_the_operator_whose_gradient_is_not_a_number(samewise, tmp_path, monkeypatch) -> None:
-    (tmp_path / "roots.py").write_text(
+    code = (
         "from torch import nn\n"
         "class Roots(nn.Module):\n"
         "    def __init__(self, **sizes):\n"
@@ -145,9 +145,7 @@ def test_autograd_names_the_operator_whose_gradient_is_not_a_number(samewise, tm
         "        logits = self.linear(image.flatten(1)[:, :64])\n"
         "        return logits + (0 * logits).sqrt()\n"
     )
-    (tmp_path / "pyproject.toml").write_text('[tool.samewise]\npackages = ["roots"]\n')
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    work_in_project(tmp_path, monkeypatch, "roots", code)
     mine = [setting for setting in SMALL if not setting.startswith("model")]
     done = samewise("train", *mine, "model={_target_: roots.Roots}", "run_root=runs", "param_groups=none", "reproducibility.detect_anomaly=true")
     assert "MulBackward0' returned nan" in done.stderr

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from samewise_tiny import DIGITS
+from samewise_tiny import DIGITS, work_in_project
 from torch import Tensor
 
 from samewise import load
@@ -109,10 +109,7 @@ DRAW = "+callbacks.draw={_target_: samewise.runner.callbacks.function.FunctionCa
 
 @pytest.fixture
 def lab(samewise: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    (tmp_path / "lab.py").write_text(LAB)
-    (tmp_path / "pyproject.toml").write_text('[tool.samewise]\npackages = ["lab"]\n')
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    work_in_project(tmp_path, monkeypatch, "lab", LAB)
     settings = ["max_steps=null", "max_epochs=2", "batch_size=32", "callbacks=ema", "replicas=2", "strategy=elastic"]
     return lambda *more: samewise("train", *TINY, *settings, *more, "--json")
 
