@@ -11,14 +11,6 @@ import pytest
 from samewise import train
 from samewise.runner.errors import SamewiseError
 
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 OF_MODELS = {
     "lab.tdnn.TDNN": ("TDNN failed", "raised at "),
     "lab.tdnn.Mute": ("does not return one row of logits", "its forward returns nothing: is the `return` missing?"),

@@ -27,13 +27,6 @@ LIGHT = [["--help"], ["--version"], ["list"], ["list", "optimizer"], ["show"], [
 Run = Callable[..., Any]
 
 
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder in which commands are given."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def run_in_new_process(*arguments: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run a command in a new interpreter."""
     command = [sys.executable, "-m", "samewise", *arguments]

@@ -20,13 +20,6 @@ from samewise.runner.sweeps.points import Composer
 Run = Callable[..., Any]
 
 
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def test_a_new_project_is_sound_and_has_its_own_experiment(samewise: Run, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = samewise("init", "init-lab", code=0)
     assert "samewise train" in made.stdout

@@ -83,11 +83,10 @@ IN_FILES = {
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(here: Path) -> Path:
     """A folder that is empty except for one called runs."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "runs").mkdir()
-    return tmp_path
+    (here / "runs").mkdir()
+    return here
 
 
 @pytest.mark.parametrize("kind", MISTAKES)
