@@ -32,6 +32,10 @@ def changed_files(base: str) -> set[str]:
     return {name for name in [*git("diff", "--name-only", "--no-renames", left), *git("ls-files", "--others", "--exclude-standard")] if name}
 
 
+def module_of(name: str) -> str:
+    return "samewise." + name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
 @functools.cache
 def import_graph() -> grimp.ImportGraph:
     """Of a copy in which samewise/ is a real folder with `__init__.py` throughout: grimp does not follow the links of .package."""
@@ -80,7 +84,7 @@ def affected_tests(changed: Iterable[str]) -> list[str]:
     for name in changed - selected:
         top, _, rest = name.partition("/")
         if top in PARTS and name.endswith(".py"):
-            modules.add("samewise." + name.removesuffix(".py").removesuffix("/__init__").replace("/", "."))
+            modules.add(module_of(name))
         elif top == "configs":
             names.add(Path(name).stem)
         elif top == "tests" and Path(rest).name.startswith("test_"):

@@ -147,7 +147,7 @@ def test_every_decision_is_listed_and_fits_a_page(repository: Path) -> None:
 
 TARGETS = {
     *("help", "install", "demo", "docs", "test", "test-changed", "test-all", "test-slow", "test-oldest", "test-newest", "test-variants", "lint", "types"),
-    *("format", "bench", "lock", "mutants", "faults", "fuzz", "gpu", "clean"),
+    *("format", "bench", "bench-growth", "lock", "mutants", "faults", "fuzz", "gpu", "clean"),
 }
 
 

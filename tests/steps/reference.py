@@ -53,7 +53,9 @@ def train(case: Case, initial: Mapping[str, Tensor]) -> Trained:
                 options = _options(model, case, name, step, phase)
                 held = model.get_parameter(name)
                 updates[name] += 1
-                held.data = rule(held.data, value, states[name], options, updates[name])
+                # timm counts the steps of a group, those in which it was frozen too
+                count = step + 1 if case.optimizer == "Lamb" else updates[name]
+                held.data = rule(held.data, value, states[name], options, count)
         done.losses.append(losses)
         done.norms.append(norm)
         if case.average and (step + 1) % case.average[1] == 0:
