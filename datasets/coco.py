@@ -304,14 +304,12 @@ def _read(path: Path) -> dict[str, list[dict[str, Any]]]:
     except (ValueError, RecursionError) as error:
         raise DataError(Problem(str(path), f"is not JSON, or is cut short: {error}")) from None
     for key in ("images", "annotations", "categories"):
-        if not isinstance(content, dict) or not isinstance(content.get(key), list):
-            raise DataError(
-                Problem(
-                    str(path),
-                    f"has no list of {key}",
-                    expected="COCO's format for instances: images, annotations, categories",
-                )
-            )
+        DataError.raise_if(
+            not isinstance(content, dict) or not isinstance(content.get(key), list),
+            str(path),
+            f"has no list of {key}",
+            expected="COCO's format for instances: images, annotations, categories",
+        )
     return content
 
 
@@ -383,8 +381,7 @@ def _categories(entries: list[Any], path: Path, *, keep: bool) -> dict[int, str]
         )
         for x in entries
     ]
-    if not listed:
-        raise DataError(Problem(str(path), "has no categories"))
+    DataError.raise_if(not listed, str(path), "has no categories")
     _require_unique([number for number, _ in listed], path, kind="categories")
     names = dict(listed)
     require_distinct(str(path), names.values(), what="category")

@@ -6,7 +6,7 @@ import torch
 from torch import Generator, Tensor
 
 from samewise.datasets.parts.generated import Generated, triangle_wave
-from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.errors import ConfigError
 
 _TICKS = 1 << 20
 """Number of phases in a period."""
@@ -45,10 +45,12 @@ class GeneratedMixtures(Generated):
         seed: int = 0,
     ) -> None:
         super().__init__(length, f"mixture {seed} {split}")
-        if not 2 <= num_speakers <= 4:
-            raise ConfigError(
-                Problem("dataset.num_speakers", "must be between 2 and 4", num_speakers)
-            )
+        ConfigError.raise_if(
+            not 2 <= num_speakers <= 4,
+            "dataset.num_speakers",
+            "must be between 2 and 4",
+            num_speakers,
+        )
         self.sample_rate = sample_rate
         self._frames = max(4, round(seconds * sample_rate))
         self._count = num_speakers

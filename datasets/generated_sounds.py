@@ -6,7 +6,7 @@ from torch.utils.data import Dataset
 
 from samewise.datasets.generated_speech import GeneratedSpeech
 from samewise.datasets.parts.recordings import crop_or_pad
-from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.errors import ConfigError
 
 
 @final
@@ -35,12 +35,13 @@ class GeneratedSounds(Dataset[dict[str, Any]]):
         sample_rate: int = 8000,
         split: str = "train",
     ) -> None:
-        if not 1 <= num_classes <= 26:
-            raise ConfigError(
-                Problem(
-                    "dataset.num_classes", "is not a valid number of tones", num_classes, "1 to 26"
-                )
-            )
+        ConfigError.raise_if(
+            not 1 <= num_classes <= 26,
+            "dataset.num_classes",
+            "is not a valid number of tones",
+            num_classes,
+            "1 to 26",
+        )
         self.classes = [f"tone {number}" for number in range(num_classes)]
         letters = " " + "abcdefghijklmnopqrstuvwxyz"[:num_classes]
         self._tones = GeneratedSpeech(

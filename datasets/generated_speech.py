@@ -8,7 +8,7 @@ from torch import Tensor
 
 from samewise.datasets.parts.generated import Generated, triangle_wave
 from samewise.datasets.parts.utterances import LETTERS, sample
-from samewise.runner.errors import ConfigError, Problem, require_at_least
+from samewise.runner.errors import ConfigError, require_at_least
 
 _TICKS = 1 << 20
 """Number of phases in a period."""
@@ -52,15 +52,13 @@ class GeneratedSpeech(Generated):
         self.sample_rate = sample_rate
         self._letters = letters
         self._tones = min(tones, len(letters) - 1)
-        if len(characters) != 2 or not 1 <= characters[0] <= characters[1]:
-            raise ConfigError(
-                Problem(
-                    "dataset.characters",
-                    "is not a valid interval",
-                    list(characters),
-                    "[low, high], both at least 1",
-                )
-            )
+        ConfigError.raise_if(
+            len(characters) != 2 or not 1 <= characters[0] <= characters[1],
+            "dataset.characters",
+            "is not a valid interval",
+            list(characters),
+            "[low, high], both at least 1",
+        )
         self._characters = (int(characters[0]), int(characters[1]))
 
     def make(self, index: int, draw: torch.Generator) -> dict[str, Any]:

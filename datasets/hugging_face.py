@@ -69,10 +69,13 @@ class _Rows(Dataset[dict[str, Any]], abc.ABC):
     ) -> None:
         columns = {content[0]: content[1], "label": label, **({"id": id} if id else {})}
         table_by_split, features = tables(root, columns)
-        if "train" not in table_by_split and split not in table_by_split:
-            raise DataError(
-                Problem(root, "has no split for training", sorted(table_by_split), "train")
-            )
+        DataError.raise_if(
+            "train" not in table_by_split and split not in table_by_split,
+            root,
+            "has no split for training",
+            sorted(table_by_split),
+            "train",
+        )
         labels = {name: table.column(label).to_pylist() for name, table in table_by_split.items()}
         _require_single(labels, label, root)
         # A test split that is published without labels cannot be measured: it is left empty
@@ -348,10 +351,12 @@ def _number_classes(
 ) -> tuple[list[str], dict[str, list[int]]]:
     """Return the classes, and by split each row's class number."""
     # NaN, which programs write for missing values, differs from itself
-    if any(x is None or x != x for values in labels.values() for x in values):
-        raise DataError(
-            Problem(root, "has a row without a label", hint="dataset.label=COLUMN names the column")
-        )
+    DataError.raise_if(
+        any(x is None or x != x for values in labels.values() for x in values),
+        root,
+        "has a row without a label",
+        hint="dataset.label=COLUMN names the column",
+    )
     for class_list in filter(None, names.values()):
         require_distinct(root, map(str, class_list), what="class")
     numbering = names.get("train") or next(filter(None, names.values()), [])

@@ -11,7 +11,7 @@ from samewise.datasets.parts.folders import IMAGES, TENSORS, find_classes, list_
 from samewise.datasets.parts.image_files import Cache, DecodedBy, ImageFiles, ImageMode
 from samewise.datasets.parts.in_memory import Transform
 from samewise.datasets.parts.keyed_split import select_split
-from samewise.runner.errors import DataError, Problem
+from samewise.runner.errors import DataError
 
 
 @final
@@ -71,14 +71,12 @@ class ImageFolder(ImageFiles):
         )
         endings = {"channels": (*IMAGES, ".npy"), "tensors": TENSORS}.get(mode, IMAGES)
         label_of_file, left_out = list_by_class(split_folder, class_list, endings=endings)
-        if not label_of_file:
-            raise DataError(
-                Problem(
-                    str(split_folder),
-                    "has no images",
-                    expected=f"folders by class with files {', '.join(endings)}",
-                )
-            )
+        DataError.raise_if(
+            not label_of_file,
+            str(split_folder),
+            "has no images",
+            expected=f"folders by class with files {', '.join(endings)}",
+        )
         names = (
             list(label_of_file)
             if shares is None

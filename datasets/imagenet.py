@@ -93,8 +93,7 @@ def _images(split_folder: Path, wnids: list[str], base: Path) -> tuple[list[str]
     if not names and split_folder.name == "val":
         names = list_files(split_folder, IMAGES).names
         labels = _true_labels(names, wnids, base)
-    if not names:
-        raise DataError(Problem(str(split_folder), "has no images", expected=_LAYOUT, hint=_GET))
+    DataError.raise_if(not names, str(split_folder), "has no images", expected=_LAYOUT, hint=_GET)
     return names, labels
 
 
@@ -162,15 +161,13 @@ def _read_development_kit(kit: Path, count: int) -> list[str]:
                 expected="ILSVRC2012_validation_ground_truth.txt and meta.mat",
             )
         ) from None
-    if len(wnids) != count:
-        raise DataError(
-            Problem(
-                str(kit),
-                f"lists {len(wnids)} validation images",
-                expected=f"{count}, as val has",
-                hint="unpack ILSVRC2012_img_val.tar again",
-            )
-        )
+    DataError.raise_if(
+        len(wnids) != count,
+        str(kit),
+        f"lists {len(wnids)} validation images",
+        expected=f"{count}, as val has",
+        hint="unpack ILSVRC2012_img_val.tar again",
+    )
     return wnids
 
 

@@ -13,7 +13,7 @@ from samewise.datasets.parts.audio_files import audio_preparation, match_audio
 from samewise.datasets.parts.classes import require_count, require_known
 from samewise.datasets.parts.keyed_split import select_split
 from samewise.datasets.parts.recordings import Cache, Recordings, crop_or_pad
-from samewise.runner.errors import DataError, Problem
+from samewise.runner.errors import DataError
 
 
 @final
@@ -151,14 +151,11 @@ def _select_split(
         }
         chosen = [name for name in matched if splits[name] == split]
         # A data set may lack a test split
-        if not chosen and split != "test":
-            raise DataError(
-                Problem(
-                    where,
-                    f"none of {len(matched)} recordings belongs to the split {split}, by "
-                    "dataset.pattern",
-                )
-            )
+        DataError.raise_if(
+            not chosen and split != "test",
+            where,
+            f"none of {len(matched)} recordings belongs to the split {split}, by dataset.pattern",
+        )
         return chosen
     key_of_name = {name: match.groupdict().get("group") or name for name, match in matched.items()}
     selected = set(

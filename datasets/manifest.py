@@ -84,15 +84,13 @@ def _has_offsets(path: Path, sections: list[tuple[float, float]]) -> bool:
     """Whether any section begins within its recording; a DataError if one has no duration then."""
     if not any(offset for offset, _ in sections):
         return False
-    if missing := sum(not duration for _, duration in sections):
-        raise DataError(
-            Problem(
-                str(path),
-                f"has sections of recordings (offset), and {missing} of its {len(sections)} lines "
-                "have no duration",
-                expected="a duration in seconds in each line",
-            )
-        )
+    DataError.raise_if(
+        (missing := sum(not duration for _, duration in sections)),
+        str(path),
+        f"has sections of recordings (offset), and {missing} of its {len(sections)} lines "
+        "have no duration",
+        expected="a duration in seconds in each line",
+    )
     return True
 
 

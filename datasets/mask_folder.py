@@ -64,30 +64,25 @@ class MaskFolder(ImageFiles):
             stems = map(str.strip, read_lines(Path(root).expanduser() / listed))
             names = [by_stem.get(stem, f"{stem}.jpg") for stem in stems]
             require_listed(images, names, listed_in=listed)
-        if not masks.is_dir():
-            raise DataError(
-                Problem(
-                    str(masks),
-                    "there is no such folder",
-                    hint="set dataset.masks_dir to the folder of masks in dataset.root",
-                )
-            )
+        DataError.raise_if(
+            not masks.is_dir(),
+            str(masks),
+            "there is no such folder",
+            hint="set dataset.masks_dir to the folder of masks in dataset.root",
+        )
         self._masks = [masks / Path(name).with_suffix(".png") for name in names]
         require_listed(
             masks, [str(x.relative_to(masks)) for x in self._masks], listed_in=f"{images} by name"
         )
         super().__init__(images, names, [0] * len(names), classes=classes or range(num_classes))
         self.classes, self.unused_classes = [*map(str, self.classes)], []
-        if len(self.classes) != num_classes:
-            raise DataError(
-                Problem(
-                    "dataset.num_classes",
-                    "is wrong",
-                    num_classes,
-                    hint=f"set dataset.num_classes={len(self.classes)}, the number of "
-                    "dataset.classes",
-                )
-            )
+        DataError.raise_if(
+            len(self.classes) != num_classes,
+            "dataset.num_classes",
+            "is wrong",
+            num_classes,
+            hint=f"set dataset.num_classes={len(self.classes)}, the number of dataset.classes",
+        )
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         image, mask = self._read(index), read_class_map(self._masks[index])

@@ -195,8 +195,7 @@ def _read_list(
         ) from None
     # In the lists of a class, 1, 0 or -1 follows a name, which may have spaces itself
     ids = [line if line in xml_files else re.sub(r"\s+(-1|0|1)$", "", line) for line in lines]
-    if not ids:
-        raise DataError(Problem(str(path), "lists no images"))
+    DataError.raise_if(not ids, str(path), "lists no images")
     ids = relative_names(annotations, ids, where=str(path))
     xml_names = [xml_files.get(name, f"{name}.xml") for name in ids]
     require_listed(annotations, xml_names, listed_in=path.name)
@@ -224,13 +223,11 @@ def _match_annotations(
         (images, "images", "images_dir", IMAGES),
         (annotations, "annotations", "annotations_dir", ANNOTATIONS),
     )
-    missing = [
+    DataError.raise_all(
         Problem(str(folder), f"is not a folder of {noun}", hint=_set(folder, key, endings))
         for folder, noun, key, endings in kinds
         if not folder.is_dir()
-    ]
-    if missing:
-        raise DataError(*missing)
+    )
     image_of_name: dict[str, str] = {}
     for name in list_files(images, IMAGES).names:
         other_name = image_of_name.setdefault(str(Path(name).with_suffix("")), name)
@@ -263,14 +260,12 @@ def _match_annotations(
                 "dataset.unannotated=drop",
             )
         )
-    if not annotated:
-        raise DataError(
-            Problem(
-                str(annotations),
-                "has no annotations",
-                expected="an XML file for each image",
-            )
-        )
+    DataError.raise_if(
+        not annotated,
+        str(annotations),
+        "has no annotations",
+        expected="an XML file for each image",
+    )
     return {bare: image_of_name[bare] for bare in sorted(annotated)}
 
 
@@ -280,8 +275,7 @@ def _classes(
     """Return the sorted classes of all annotations."""
     # The annotations of all splits count, so that every split numbers the classes alike
     names = sorted({item.name for file in ids for item in parse(file).objects})
-    if not names:
-        raise DataError(Problem(str(annotations), "has no annotated objects"))
+    DataError.raise_if(not names, str(annotations), "has no annotated objects")
     return names
 
 

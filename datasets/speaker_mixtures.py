@@ -192,17 +192,20 @@ def _require_sound(
     """Raise a ConfigError unless all settings are valid."""
     require_at_least({"dataset.length": length, "dataset.sample_rate": sample_rate})
     require_at_least({"dataset.num_speakers": num_speakers}, least=2)
-    if seconds <= 0:
-        raise ConfigError(
-            Problem("dataset.seconds", "is not a valid duration", seconds, "more than 0")
-        )
-    if len(levels) != 2 or levels[0] > levels[1]:
-        raise ConfigError(
-            Problem("dataset.levels", "is not a valid interval", list(levels), "[low, high] in dB")
-        )
-    if len(pause) != 2 or not 0 <= pause[0] <= pause[1]:
-        raise ConfigError(
-            Problem(
-                "dataset.pause", "is not a valid interval", list(pause), "[low, high] in seconds"
-            )
-        )
+    ConfigError.raise_if(
+        seconds <= 0, "dataset.seconds", "is not a valid duration", seconds, "more than 0"
+    )
+    ConfigError.raise_if(
+        len(levels) != 2 or levels[0] > levels[1],
+        "dataset.levels",
+        "is not a valid interval",
+        list(levels),
+        "[low, high] in dB",
+    )
+    ConfigError.raise_if(
+        len(pause) != 2 or not 0 <= pause[0] <= pause[1],
+        "dataset.pause",
+        "is not a valid interval",
+        list(pause),
+        "[low, high] in seconds",
+    )

@@ -13,7 +13,7 @@ import torch
 from samewise.datasets.parts.folders import list_files
 from samewise.datasets.parts.recordings import Cache
 from samewise.datasets.parts.utterances import LETTERS, Spelling, Utterances, sample
-from samewise.runner.errors import ConfigError, DataError, Problem
+from samewise.runner.errors import ConfigError, DataError
 
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
@@ -60,15 +60,13 @@ class SpokenDigits(Utterances):
         cache: Cache = "memory",
     ) -> None:
         for name, ends, least in (("takes", takes, 0), ("digits", digits, 1), ("pause", pause, 0)):
-            if len(ends) != 2 or not least <= ends[0] <= ends[1]:
-                raise ConfigError(
-                    Problem(
-                        f"dataset.{name}",
-                        "is not a valid interval",
-                        list(ends),
-                        f"[low, high], both at least {least}",
-                    )
-                )
+            ConfigError.raise_if(
+                len(ends) != 2 or not least <= ends[0] <= ends[1],
+                f"dataset.{name}",
+                "is not a valid interval",
+                list(ends),
+                f"[low, high], both at least {least}",
+            )
         folder = Path(root).expanduser()
         folder = folder / "recordings" if (folder / "recordings").is_dir() else folder
         chosen = [
@@ -127,13 +125,11 @@ def _list_recordings(folder: Path) -> list[tuple[str, int, str, int]]:
         for name in list_files(folder, (".wav",)).names
         if (parts := _NAME.fullmatch(name))
     ]
-    if not recordings:
-        raise DataError(
-            Problem(
-                str(folder),
-                "contains no spoken digits",
-                expected="files named DIGIT_SPEAKER_TAKE.wav, such as 7_jackson_32.wav",
-                hint="set dataset.root=FOLDER to the data set's folder",
-            )
-        )
+    DataError.raise_if(
+        not recordings,
+        str(folder),
+        "contains no spoken digits",
+        expected="files named DIGIT_SPEAKER_TAKE.wav, such as 7_jackson_32.wav",
+        hint="set dataset.root=FOLDER to the data set's folder",
+    )
     return sorted(recordings, key=lambda line: line[1:])

@@ -41,8 +41,9 @@ class TextFiles(TokenBlocks):
         anywhere: bool = False,
     ) -> None:
         source = Path(path).expanduser()
-        if not 0 <= held_out < 1:
-            raise ConfigError(Problem("held_out", "is not a valid share", held_out, "0 to below 1"))
+        ConfigError.raise_if(
+            not 0 <= held_out < 1, "held_out", "is not a valid share", held_out, "0 to below 1"
+        )
         names = list_files(source, TEXTS).names if source.is_dir() else []
         files = [source / name for name in names] or [source]
         try:

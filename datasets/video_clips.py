@@ -22,7 +22,7 @@ from samewise.datasets.parts.video_files import (
     require_torchcodec,
     versions,
 )
-from samewise.runner.errors import DataError, Problem, require_at_least
+from samewise.runner.errors import DataError, require_at_least
 
 Where = Literal["random", "centre"]
 
@@ -87,14 +87,12 @@ class VideoClips(Dataset[dict[str, Any]]):
             content="videos",
         )
         label_of_file, self.left_out = list_by_class(self._folder, self.classes, endings=VIDEOS)
-        if not label_of_file:
-            raise DataError(
-                Problem(
-                    str(self._folder),
-                    "has no videos",
-                    expected=f"folders by class with videos ({', '.join(VIDEOS)})",
-                )
-            )
+        DataError.raise_if(
+            not label_of_file,
+            str(self._folder),
+            "has no videos",
+            expected=f"folders by class with videos ({', '.join(VIDEOS)})",
+        )
         self._names = np.array([os.fsencode(name) for name in label_of_file])
         self.labels = list(label_of_file.values())
         for index in spaced_indices(len(self._names), _FIRST):

@@ -90,33 +90,30 @@ class Classification(Recipe):
         metrics: Mapping[str, Any] | None = None,
         test_time_augmentation: str = "none",
     ) -> None:
-        if not 0.0 <= label_smoothing <= 1.0:
-            raise ConfigError(
-                Problem(
-                    "recipe.label_smoothing",
-                    "is not a valid share",
-                    label_smoothing,
-                    "a number from 0 to 1",
-                )
-            )
-        if any(k < 1 for k in top_k):
-            raise ConfigError(
-                Problem(
-                    "recipe.top_k", "is not a list of ranks", list(top_k), "whole numbers from 1"
-                )
-            )
+        ConfigError.raise_if(
+            not 0.0 <= label_smoothing <= 1.0,
+            "recipe.label_smoothing",
+            "is not a valid share",
+            label_smoothing,
+            "a number from 0 to 1",
+        )
+        ConfigError.raise_if(
+            any(k < 1 for k in top_k),
+            "recipe.top_k",
+            "is not a list of ranks",
+            list(top_k),
+            "whole numbers from 1",
+        )
         self._mode = (reads or {}).get("mode")
         self._as_stored = self._mode in ("channels", "tensors")
         self._read_image = read_upright if (reads or {}).get("upright") else read_image
-        if channels < 1 or (channels not in (1, 3) and not self._as_stored):
-            raise ConfigError(
-                Problem(
-                    "recipe.channels",
-                    "is not a valid number of image channels",
-                    channels,
-                    "1 (grey) or 3 (colour); or others if the data set has mode: channels",
-                )
-            )
+        ConfigError.raise_if(
+            channels < 1 or (channels not in (1, 3) and not self._as_stored),
+            "recipe.channels",
+            "is not a valid number of image channels",
+            channels,
+            "1 (grey) or 3 (colour); or others if the data set has mode: channels",
+        )
         self.channels = channels
         self._frames, self._stride = (reads or {}).get("frames"), (reads or {}).get("stride") or 1
         self.takes, self.extensions = ("videos", VIDEOS) if self._frames else ("images", IMAGES)

@@ -74,15 +74,13 @@ class Detection(Recipe):
     export_samples = 1
 
     def __init__(self, *, num_classes: int | None = None, shown: int = 12) -> None:
-        if num_classes is not None and num_classes < 2:
-            raise ConfigError(
-                Problem(
-                    "recipe.num_classes",
-                    "is too small",
-                    num_classes,
-                    "at least 2, because the background is a class",
-                )
-            )
+        ConfigError.raise_if(
+            num_classes is not None and num_classes < 2,
+            "recipe.num_classes",
+            "is too small",
+            num_classes,
+            "at least 2, because the background is a class",
+        )
         self.num_classes = num_classes
         self.shown = shown
 

@@ -67,15 +67,13 @@ class Segmentation(Recipe):
         metrics: Mapping[str, Any] | None = None,
         shown: int = 8,
     ) -> None:
-        if not 2 <= num_classes <= IGNORED:
-            raise ConfigError(
-                Problem(
-                    "recipe.num_classes",
-                    "is not a valid number of classes",
-                    num_classes,
-                    "2 to 255",
-                )
-            )
+        ConfigError.raise_if(
+            not 2 <= num_classes <= IGNORED,
+            "recipe.num_classes",
+            "is not a valid number of classes",
+            num_classes,
+            "2 to 255",
+        )
         self.num_classes, self.aux_weight, self.shown = num_classes, aux_weight, shown
         self.criterion, self._separate = loss, is_sigmoid(loss)
         self.metrics = NamedMetrics(metrics, taken=["loss", "miou", "pixel_accuracy"])

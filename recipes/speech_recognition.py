@@ -76,8 +76,9 @@ class SpeechRecognition(Recipe):
     ) -> None:
         self.letters = letters
         self._number = {letter: number for number, letter in enumerate(letters, start=1)}
-        if len(self._number) != len(letters):
-            raise ConfigError(Problem("recipe.letters", "must be distinct letters", letters))
+        ConfigError.raise_if(
+            len(self._number) != len(letters), "recipe.letters", "must be distinct letters", letters
+        )
         self._beam = dict(beam or {}) if decoder == "beam" else None
         if self._beam is not None:
             # A missing decoder is an error before training, not at the first evaluation
@@ -163,20 +164,14 @@ class SpeechRecognition(Recipe):
 
     def predict(self, model: nn.Module, batch: Batch) -> list[Prediction]:
         log_probs, frames = self._read(model, batch)
-        if short := [
-            name or "dataset"
+        DataError.raise_all(
+            Problem(
+                name or "dataset",
+                "the recording is too short for the model, which gives no frame for it",
+            )
             for name, count in zip(batch["name"], frames.tolist(), strict=True)
             if count < 1
-        ]:
-            raise DataError(
-                *(
-                    Problem(
-                        name,
-                        "the recording is too short for the model, which gives no frame for it",
-                    )
-                    for name in short
-                )
-            )
+        )
         texts = self._decode(log_probs, frames)
         lengths = batch["length"].tolist()
         return [

@@ -536,24 +536,20 @@ def sweep(
     from samewise.runner.sweeps import running
     from samewise.runner.sweeps.report.tables import as_plain_values
 
-    if not overrides:
-        raise ConfigError(
-            Problem(
-                "sweep",
-                "has no values to try",
-                expected="overrides, one with several values",
-                hint="optimizer.lr=0.03,0.1",
-            )
-        )
-    if run_root is not None and any("=" in x for x in overrides):
-        raise ConfigError(
-            Problem(
-                "run_root",
-                "is where a sweep is looked up by its id, and these overrides make a new one",
-                str(run_root),
-                hint=f"as an override: 'run_root={run_root}'",
-            )
-        )
+    ConfigError.raise_if(
+        not overrides,
+        "sweep",
+        "has no values to try",
+        expected="overrides, one with several values",
+        hint="optimizer.lr=0.03,0.1",
+    )
+    ConfigError.raise_if(
+        run_root is not None and any("=" in x for x in overrides),
+        "run_root",
+        "is where a sweep is looked up by its id, and these overrides make a new one",
+        str(run_root),
+        hint=f"as an override: 'run_root={run_root}'",
+    )
     own_project = project.find(packages=several(packages), configs=several(config_dirs))
     with filter_output():
         ready = running.prepare_sweep(

@@ -126,8 +126,7 @@ def _require_known(
             problems.append(
                 Problem(name, f"samewise.{function} has no such argument", value, hint=hint)
             )
-    if problems:
-        raise ConfigError(*problems)
+    ConfigError.raise_all(problems)
 
 
 def _require_types(
@@ -167,8 +166,7 @@ def _require_types(
             # True is an int in Python, but not a number of steps
             if not isinstance(x, kinds) or (bool not in kinds and isinstance(x, bool))
         ]
-    if problems:
-        raise ConfigError(*problems)
+    ConfigError.raise_all(problems)
 
 
 def _in_python_terms(text: str) -> str:
@@ -193,14 +191,12 @@ def all_files(files: Sequence[Any]) -> list[Path]:
     each = [
         path for group in files for path in (group if isinstance(group, list | tuple) else [group])
     ]
-    if not each:
-        raise ConfigError(
-            Problem(
-                "FILE",
-                "no files to predict from were given",
-                expected="images, videos, audio files or tables",
-            )
-        )
+    ConfigError.raise_if(
+        not each,
+        "FILE",
+        "no files to predict from were given",
+        expected="images, videos, audio files or tables",
+    )
     if wrong := [path for path in each if not isinstance(path, PATH)]:
         hint = (
             "`model, transforms, config = samewise.load(run)` gives what takes samples: "

@@ -93,6 +93,30 @@ class SamewiseError(Exception):
         self.problems = tuple(p if isinstance(p, Problem) else Problem("", p) for p in problems)
         super().__init__("\n".join(map(str, self.problems)))
 
+    @classmethod
+    def raise_if(
+        cls,
+        applies: object,
+        path: str,
+        message: str,
+        value: object = ...,
+        expected: str = "",
+        hint: str = "",
+        where: str = "",
+    ) -> None:
+        """Raise the error with this `Problem` if it applies.
+
+        The arguments are evaluated in any case: where each sample or step passes, write `if`.
+        """
+        if applies:
+            raise cls(Problem(path, message, value, expected, hint, where))
+
+    @classmethod
+    def raise_all(cls, problems: Iterable[Problem]) -> None:
+        """Raise the error with these problems, if there are any."""
+        if listed := tuple(problems):
+            raise cls(*listed)
+
     def _render_traceback_(self) -> list[str]:
         """The error as IPython, and so a notebook, shows it; `%tb` shows the traceback."""
         return describe(self)[1].splitlines()

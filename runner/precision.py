@@ -55,19 +55,16 @@ class Precision:
                     nearest(dtype, DTYPES),
                 )
             )
-        if not 0 < initial_scale < math.inf:
-            raise ConfigError(
-                Problem(
-                    "precision.initial_scale",
-                    "is out of range",
-                    initial_scale,
-                    "a number greater than 0, usually a power of 2",
-                )
-            )
-        if growth_interval < 1:
-            raise ConfigError(
-                Problem("precision.growth_interval", "must be at least 1", growth_interval)
-            )
+        ConfigError.raise_if(
+            not 0 < initial_scale < math.inf,
+            "precision.initial_scale",
+            "is out of range",
+            initial_scale,
+            "a number greater than 0, usually a power of 2",
+        )
+        ConfigError.raise_if(
+            growth_interval < 1, "precision.growth_interval", "must be at least 1", growth_interval
+        )
         self._dtype = DTYPES[dtype]
         self.is_double = dtype == "float64"
         """Whether weights and batches are in float64."""

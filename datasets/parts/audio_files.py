@@ -203,31 +203,27 @@ def match_audio(
             Problem("dataset.pattern", f"is not a valid regular expression: {error}", pattern)
         ) from None
     for group, meaning in (groups or {}).items():
-        if group not in compiled.groupindex:
-            raise ConfigError(
-                Problem(
-                    "dataset.pattern",
-                    f"does not mark the {meaning} in a file's name",
-                    pattern,
-                    f"a group (?P<{group}>...)",
-                )
-            )
+        ConfigError.raise_if(
+            group not in compiled.groupindex,
+            "dataset.pattern",
+            f"does not mark the {meaning} in a file's name",
+            pattern,
+            f"a group (?P<{group}>...)",
+        )
     files = list_files(folder, SOUNDS)
     matched = {name: match for name in files.names if (match := compiled.fullmatch(name))}
-    if not matched:
-        raise DataError(
-            Problem(
-                str(folder),
-                "the pattern matches no recording there",
-                pattern,
-                expected,
-                f"dataset.pattern has to match all of a name: there is {first_few(files.names, 2)}"
-                if files.names
-                else f"there is only {files.left_out}"
-                if files.left_out
-                else "the folder is empty",
-            )
-        )
+    DataError.raise_if(
+        not matched,
+        str(folder),
+        "the pattern matches no recording there",
+        pattern,
+        expected,
+        f"dataset.pattern has to match all of a name: there is {first_few(files.names, 2)}"
+        if files.names
+        else f"there is only {files.left_out}"
+        if files.left_out
+        else "the folder is empty",
+    )
     return matched, files.left_out
 
 

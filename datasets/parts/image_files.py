@@ -81,19 +81,16 @@ class ImageFiles(Dataset[dict[str, Any]], abc.ABC):
             if transform
             else ""
         )
-        if self.encoded and needs:
-            raise ConfigError(
-                Problem("decode", f"cannot be combined with {needs}", decode, "worker")
-            )
-        if mode == "channels" and (channels is None or channels < 1):
-            raise ConfigError(
-                Problem(
-                    "channels",
-                    "is not a valid number of channels",
-                    channels,
-                    "a whole number from 1, with mode: channels",
-                )
-            )
+        ConfigError.raise_if(
+            self.encoded and needs, "decode", f"cannot be combined with {needs}", decode, "worker"
+        )
+        ConfigError.raise_if(
+            mode == "channels" and (channels is None or channels < 1),
+            "channels",
+            "is not a valid number of channels",
+            channels,
+            "a whole number from 1, with mode: channels",
+        )
         self.classes, self.left_out = list(classes), left_out
         self._folder = folder
         # One array instead of a million strings: a worker that only reads them would otherwise copy

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from unicodedata import normalize
 
-from samewise.runner.errors import ConfigError, DataError, Problem
+from samewise.runner.errors import ConfigError, DataError
 
 SPLITS = ("valid", "test", "train")
 
@@ -34,42 +34,35 @@ def select_split(
             on.
         DataError: No name belongs to train or valid.
     """
-    if split not in SPLITS:
-        raise ConfigError(
-            Problem("dataset.split", "is not a valid split", split, "train, valid or test")
-        )
+    ConfigError.raise_if(
+        split not in SPLITS, "dataset.split", "is not a valid split", split, "train, valid or test"
+    )
     valid, test = float(shares.get("valid", 0.0)), float(shares.get("test", 0.0))
-    if (
+    ConfigError.raise_if(
         set(shares) - {"valid", "test"}
         or min(valid, test) < 0
         or valid + test > 1
-        or (split == "train" and valid + test == 1)
-    ):
-        raise ConfigError(
-            Problem(
-                "dataset.shares",
-                "leave nothing to train on, or are not valid shares",
-                dict(shares),
-                "{valid: 0.2, test: 0.1}: parts of 1; the rest is for training",
-            )
-        )
+        or (split == "train" and valid + test == 1),
+        "dataset.shares",
+        "leave nothing to train on, or are not valid shares",
+        dict(shares),
+        "{valid: 0.2, test: 0.1}: parts of 1; the rest is for training",
+    )
     low, high = {
         "valid": (0.0, valid),
         "test": (valid, valid + test),
         "train": (valid + test, 1.0),
     }[split]
     chosen = [name for name in names if low <= place(name, key) < high]
-    if not chosen and split != "test":
-        raise DataError(
-            Problem(
-                where,
-                f"none of {len(names)} samples belongs to the split {split}",
-                dict(shares),
-                hint="raise dataset.shares.valid, or set dataset.key to another string"
-                if split == "valid"
-                else "set dataset.key to another string",
-            )
-        )
+    DataError.raise_if(
+        not chosen and split != "test",
+        where,
+        f"none of {len(names)} samples belongs to the split {split}",
+        dict(shares),
+        hint="raise dataset.shares.valid, or set dataset.key to another string"
+        if split == "valid"
+        else "set dataset.key to another string",
+    )
     return chosen
 
 

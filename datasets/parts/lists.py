@@ -214,8 +214,7 @@ def read_rows(
                 expected=f"{FORMS} {item}",
             )
         ) from None
-    if not rows:
-        raise DataError(Problem(str(path), "has no rows", expected=f"{FORMS} {item}"))
+    DataError.raise_if(not rows, str(path), "has no rows", expected=f"{FORMS} {item}")
     return rows
 
 
@@ -284,14 +283,12 @@ def _delimited_rows(
 
 def _parquet_rows(path: Path, columns: Sequence[str]) -> list[Row]:
     """Read the requested columns that exist; if none does, one row with all columns' names."""
-    if importlib.util.find_spec("pyarrow") is None:
-        raise ConfigError(
-            Problem(
-                str(path),
-                "a Parquet file requires pyarrow, which is not installed",
-                hint="pip install pyarrow",
-            )
-        )
+    ConfigError.raise_if(
+        importlib.util.find_spec("pyarrow") is None,
+        str(path),
+        "a Parquet file requires pyarrow, which is not installed",
+        hint="pip install pyarrow",
+    )
     from pyarrow import compute, parquet  # pyright: ignore[reportMissingImports]
 
     require_regular(path, into_memory=False)

@@ -60,15 +60,13 @@ class MixtureFiles(Dataset[dict[str, Any]], abc.ABC):
         seconds: float | None,
         data: str,
     ) -> None:
-        if seconds is not None and seconds <= 0:
-            raise ConfigError(
-                Problem(
-                    "dataset.seconds",
-                    "is not a valid duration",
-                    seconds,
-                    "more than 0, or null for whole mixtures",
-                )
-            )
+        ConfigError.raise_if(
+            seconds is not None and seconds <= 0,
+            "dataset.seconds",
+            "is not a valid duration",
+            seconds,
+            "more than 0, or null for whole mixtures",
+        )
         self.sample_rate = sample_rate
         self._folder = folder
         self._mixture = mixture

@@ -81,8 +81,7 @@ class Recordings:
         sections: Sequence[tuple[float, float]] | None = None,
         whole_within: float | None = None,
     ) -> None:
-        if not names:
-            raise DataError(Problem(str(folder), "no recordings were found for this split"))
+        DataError.raise_if(not names, str(folder), "no recordings were found for this split")
         self.folder = folder
         self.sample_rate = sample_rate
         self.names = Texts(names)

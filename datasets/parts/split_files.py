@@ -71,16 +71,14 @@ def files_by_split(place: Path) -> dict[str, list[Path]]:
         and not file.match("cache-*.arrow")
         and not any(part.startswith("__") for part in file.relative_to(place).parts[:-1])
     ]
-    if not files:
-        raise DataError(
-            Problem(
-                str(place),
-                "contains no data set",
-                expected=EXPECTED,
-                hint="dataset=table reads images that a CSV or JSON file lists, "
-                "dataset=image_folder and dataset=class_folders those in folders by class",
-            )
-        )
+    DataError.raise_if(
+        not files,
+        str(place),
+        "contains no data set",
+        expected=EXPECTED,
+        hint="dataset=table reads images that a CSV or JSON file lists, "
+        "dataset=image_folder and dataset=class_folders those in folders by class",
+    )
     return _by_meaning(place, _listed(place, files) or _told_apart(place, files))
 
 
@@ -104,16 +102,14 @@ def _by_meaning(place: Path, files_by_name: Mapping[str, list[Path]]) -> dict[st
                     "join them, or give the others another name",
                 )
             )
-    if not files_by_meaning:
-        raise DataError(
-            Problem(
-                str(place),
-                "has no split for training",
-                sorted(files_by_name),
-                "train",
-                "dataset.root can also be the folder, or the file, of one split",
-            )
-        )
+    DataError.raise_if(
+        not files_by_meaning,
+        str(place),
+        "has no split for training",
+        sorted(files_by_name),
+        "train",
+        "dataset.root can also be the folder, or the file, of one split",
+    )
     return files_by_meaning
 
 
@@ -236,16 +232,13 @@ def _listed(place: Path, files: Sequence[Path]) -> dict[str, list[Path]]:
                 for x in patterns_of_split
             )
         ]
-        if not files_of_split[split]:
-            raise DataError(
-                Problem(
-                    str(readme),
-                    f"lists files for {split} that are not here, or are neither .parquet "
-                    "nor .arrow",
-                    patterns_of_split,
-                    hint="download them too, or set dataset.root to the folder of others",
-                )
-            )
+        DataError.raise_if(
+            not files_of_split[split],
+            str(readme),
+            f"lists files for {split} that are not here, or are neither .parquet nor .arrow",
+            patterns_of_split,
+            hint="download them too, or set dataset.root to the folder of others",
+        )
     return files_of_split
 
 

@@ -55,15 +55,13 @@ def select_rows(
         )
     chosen = [name for name, meaning in zip(names, meanings, strict=True) if meaning == split]
     # A data set may lack a test split
-    if not chosen and split != "test":
-        raise DataError(
-            Problem(
-                str(path),
-                f"has no {item} for the split {split}",
-                sorted(set(meanings)),
-                "train, valid and test",
-            )
-        )
+    DataError.raise_if(
+        not chosen and split != "test",
+        str(path),
+        f"has no {item} for the split {split}",
+        sorted(set(meanings)),
+        "train, valid and test",
+    )
     return chosen
 
 

@@ -46,15 +46,13 @@ class Tokenizer:
             self.vocabulary = self._inner.get_vocab_size()
             masks = [x for name in _MASKS if (x := self._inner.token_to_id(name)) is not None]
             self.mask = masks[0] if masks else None
-        if vocabulary is not None and vocabulary != self.vocabulary:
-            raise ConfigError(
-                Problem(
-                    "vocabulary",
-                    f"differs from that of {tokenizer or 'the bytes'}, which has {self.vocabulary}",
-                    vocabulary,
-                    hint=f"dataset.vocabulary={self.vocabulary}",
-                )
-            )
+        ConfigError.raise_if(
+            vocabulary is not None and vocabulary != self.vocabulary,
+            "vocabulary",
+            f"differs from that of {tokenizer or 'the bytes'}, which has {self.vocabulary}",
+            vocabulary,
+            hint=f"dataset.vocabulary={self.vocabulary}",
+        )
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Return a text's tokens.
@@ -149,29 +147,28 @@ class TokenBlocks(Dataset[dict[str, Tensor]]):
     ) -> None:
         require_at_least({"length": length})
         tokens = Tokenizer(tokenizer, vocabulary=vocabulary)
-        if objective == "masked" and tokens.mask is None:
-            raise ConfigError(
-                Problem("tokenizer", f"has no token named {' or '.join(_MASKS)}", tokenizer)
-            )
-        if not 0 < masked <= 1:
-            raise ConfigError(
-                Problem("masked", "is not a valid share", masked, "above 0, at most 1")
-            )
+        ConfigError.raise_if(
+            objective == "masked" and tokens.mask is None,
+            "tokenizer",
+            f"has no token named {' or '.join(_MASKS)}",
+            tokenizer,
+        )
+        ConfigError.raise_if(
+            not 0 < masked <= 1, "masked", "is not a valid share", masked, "above 0, at most 1"
+        )
         # int32 takes half the memory of a long text
         self._tokens = torch.tensor(tokens.encode(text), dtype=torch.int32)
         self._length, self._anywhere = length, anywhere
         self._masked = max(1, round(masked * length)) if objective == "masked" else 0
         self._vocabulary, self._mask = tokens.vocabulary, tokens.mask
-        if not len(self):
-            raise DataError(
-                Problem(
-                    where,
-                    "is too short for a sample of the model",
-                    f"{len(self._tokens)} tokens",
-                    f"more than {length}",
-                    "lower dataset.length",
-                )
-            )
+        DataError.raise_if(
+            not len(self),
+            where,
+            "is too short for a sample of the model",
+            f"{len(self._tokens)} tokens",
+            f"more than {length}",
+            "lower dataset.length",
+        )
 
     def __len__(self) -> int:
         return max(0, len(self._tokens) - 1) // self._length

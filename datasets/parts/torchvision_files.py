@@ -100,16 +100,14 @@ def split_held_out(
     # A slice that ends at -0 would be empty
     if split == "test" or (held_out == 0 and split == "train"):
         return images, labels
-    if not 0 < held_out < len(images):
-        raise ConfigError(
-            Problem(
-                "held_out",
-                f"leaves no image for the {split} split",
-                held_out,
-                f"1 to {len(images) - 1}",
-                "set dataset.held_out to the number of training images to validate on, or "
-                "dataset.valid.split=test",
-            )
-        )
+    ConfigError.raise_if(
+        not 0 < held_out < len(images),
+        "held_out",
+        f"leaves no image for the {split} split",
+        held_out,
+        f"1 to {len(images) - 1}",
+        "set dataset.held_out to the number of training images to validate on, or "
+        "dataset.valid.split=test",
+    )
     chosen = slice(-held_out, None) if split == "valid" else slice(None, -held_out)
     return images[chosen], labels[chosen]

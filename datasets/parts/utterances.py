@@ -35,8 +35,12 @@ class Spelling:
     """
 
     def __init__(self, *, letters: str = LETTERS, lowercase: bool = True, ignore: str = "") -> None:
-        if len(set(letters)) != len(letters) or not letters:
-            raise ConfigError(Problem("dataset.letters", "must be distinct letters", letters))
+        ConfigError.raise_if(
+            len(set(letters)) != len(letters) or not letters,
+            "dataset.letters",
+            "must be distinct letters",
+            letters,
+        )
         if (composed := unicodedata.normalize("NFC", letters)) != letters:
             raise ConfigError(
                 Problem(

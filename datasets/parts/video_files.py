@@ -239,14 +239,12 @@ def require_torchcodec() -> Any:
             )
         ) from None
     # Versions without this attribute cannot be imported without FFmpeg
-    if not getattr(torchcodec, "ffmpeg_major_version", True):
-        raise ConfigError(
-            Problem(
-                "dataset",
-                "torchcodec cannot find FFmpeg, which it needs to read videos",
-                hint=_INSTALL,
-            )
-        )
+    ConfigError.raise_if(
+        not getattr(torchcodec, "ffmpeg_major_version", True),
+        "dataset",
+        "torchcodec cannot find FFmpeg, which it needs to read videos",
+        hint=_INSTALL,
+    )
     return VideoDecoder
 
 

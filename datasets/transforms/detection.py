@@ -16,7 +16,7 @@ from torch import Tensor
 from torchvision.transforms.v2 import functional
 
 from samewise.datasets.transforms.geometry import Flip
-from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.errors import ConfigError
 from samewise.runner.interfaces import Batch, BatchTransform
 
 
@@ -101,15 +101,13 @@ class RandomShortestSide(BatchTransform):
 
     def __init__(self, *, shortest: Sequence[int], longest: int) -> None:
         super().__init__()
-        if not shortest or min(shortest) < 1 or longest < max(shortest):
-            raise ConfigError(
-                Problem(
-                    "transforms",
-                    "shortest and longest do not fit together",
-                    {"shortest": list(shortest), "longest": longest},
-                    "pixels, longest last",
-                )
-            )
+        ConfigError.raise_if(
+            not shortest or min(shortest) < 1 or longest < max(shortest),
+            "transforms",
+            "shortest and longest do not fit together",
+            {"shortest": list(shortest), "longest": longest},
+            "pixels, longest last",
+        )
         self.shortest = torch.tensor(list(shortest))
         self.longest = longest
 

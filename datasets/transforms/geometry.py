@@ -334,8 +334,11 @@ def interpolation_of(name: str) -> InterpolationMode:
         "bilinear": InterpolationMode.BILINEAR,
         "bicubic": InterpolationMode.BICUBIC,
     }
-    if name not in modes:
-        raise ConfigError(
-            Problem("transforms", "unknown interpolation", name, "nearest, bilinear or bicubic")
-        )
+    ConfigError.raise_if(
+        name not in modes,
+        "transforms",
+        "unknown interpolation",
+        name,
+        "nearest, bilinear or bicubic",
+    )
     return modes[name]

@@ -166,10 +166,9 @@ def integers(ends: Tensor) -> Tensor:
 
 def chance(name: str, value: float) -> float:
     """Return a probability; a ConfigError if it is not from 0 to 1."""
-    if not 0.0 <= value <= 1.0:
-        raise ConfigError(
-            Problem(name, "is not a valid probability", value, "a number from 0 to 1")
-        )
+    ConfigError.raise_if(
+        not 0.0 <= value <= 1.0, name, "is not a valid probability", value, "a number from 0 to 1"
+    )
     return float(value)
 
 
@@ -180,15 +179,13 @@ def pair(name: str, value: int | Sequence[int]) -> tuple[int, int]:
         ConfigError: The value is not a valid size.
     """
     numbers = (value, value) if isinstance(value, int) else tuple(value)
-    if len(numbers) != 2 or min(numbers) < 1:
-        raise ConfigError(
-            Problem(
-                name,
-                "is not a valid size",
-                value,
-                "one whole number of pixels, at least 1, or [height, width]",
-            )
-        )
+    ConfigError.raise_if(
+        len(numbers) != 2 or min(numbers) < 1,
+        name,
+        "is not a valid size",
+        value,
+        "one whole number of pixels, at least 1, or [height, width]",
+    )
     return numbers
 
 
@@ -201,8 +198,13 @@ def interval(
         ConfigError: The value is not a valid interval, or starts below `low`.
     """
     numbers = tuple(float(number) for number in value)
-    if len(numbers) != 2 or not low <= numbers[0] <= numbers[1]:
-        raise ConfigError(Problem(name, "is not a valid interval", list(value), "[low, high]"))
+    ConfigError.raise_if(
+        len(numbers) != 2 or not low <= numbers[0] <= numbers[1],
+        name,
+        "is not a valid interval",
+        list(value),
+        "[low, high]",
+    )
     return numbers
 
 

@@ -9,7 +9,7 @@ from torch.nn.functional import one_hot
 
 from samewise.datasets.transforms.erasing import inside
 from samewise.datasets.transforms.images import chance, image_size, needs_floats, per_sample
-from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.errors import ConfigError
 from samewise.runner.interfaces import Batch, BatchTransform
 
 
@@ -217,10 +217,9 @@ _SMALLEST_ALPHA = 0.01
 
 def _positive(alpha: float) -> float:
     """Return alpha; a ConfigError unless it is greater than 0."""
-    if alpha <= 0:
-        raise ConfigError(
-            Problem("transforms", "alpha must be greater than 0", alpha, "a number greater than 0")
-        )
+    ConfigError.raise_if(
+        alpha <= 0, "transforms", "alpha must be greater than 0", alpha, "a number greater than 0"
+    )
     return float(alpha)
 
 

@@ -61,15 +61,13 @@ class Normalize(ImageTransform):
 
     def __init__(self, *, mean: Sequence[float], std: Sequence[float]) -> None:
         super().__init__()
-        if len(mean) != len(std) or not len(mean) or any(value <= 0 for value in std):
-            raise ConfigError(
-                Problem(
-                    "transforms",
-                    "mean and std are not valid",
-                    {"mean": list(mean), "std": list(std)},
-                    "one of each for every channel, std greater than 0",
-                )
-            )
+        ConfigError.raise_if(
+            len(mean) != len(std) or not len(mean) or any(value <= 0 for value in std),
+            "transforms",
+            "mean and std are not valid",
+            {"mean": list(mean), "std": list(std)},
+            "one of each for every channel, std greater than 0",
+        )
         self.register_buffer(
             "mean", torch.tensor([float(value) for value in mean]).view(-1, 1, 1), persistent=False
         )

@@ -56,10 +56,12 @@ class RandomPhotometricDistort(ImageTransform):
         }
         self.factors["saturation"] = interval("saturation", saturation, low=0.0)
         self.hue = interval("hue", hue, low=-0.5)
-        if self.hue[1] > 0.5:
-            raise ConfigError(
-                Problem("transforms", "hue is not a valid interval within [-0.5, 0.5]", list(hue))
-            )
+        ConfigError.raise_if(
+            self.hue[1] > 0.5,
+            "transforms",
+            "hue is not a valid interval within [-0.5, 0.5]",
+            list(hue),
+        )
         self.p = chance("p", p)
 
     def draw(self, batch: Batch, size: int) -> dict[str, Tensor]:

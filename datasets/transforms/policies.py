@@ -15,7 +15,7 @@ from samewise.datasets.transforms.affine import inverse_matrices, warp
 from samewise.datasets.transforms.colour import Operation, apply_operations
 from samewise.datasets.transforms.geometry import interpolation_of
 from samewise.datasets.transforms.images import ImageTransform, image_size, needs_bytes
-from samewise.runner.errors import ConfigError, Problem, require_at_least
+from samewise.runner.errors import ConfigError, require_at_least
 from samewise.runner.interfaces import Batch
 
 NAMES = (
@@ -115,10 +115,13 @@ class RandAugment(_Policy):
         fill: float = 0.0,
     ) -> None:
         super().__init__(bins=bins, interpolation=interpolation, fill=fill)
-        if not 0 <= magnitude < bins:
-            raise ConfigError(
-                Problem("transforms", "magnitude is not a valid bin", magnitude, f"0 to {bins - 1}")
-            )
+        ConfigError.raise_if(
+            not 0 <= magnitude < bins,
+            "transforms",
+            "magnitude is not a valid bin",
+            magnitude,
+            f"0 to {bins - 1}",
+        )
         self.num_ops, self.magnitude = num_ops, magnitude
 
     def draw(self, batch: Batch, size: int) -> dict[str, Tensor]:

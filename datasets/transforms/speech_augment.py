@@ -10,7 +10,7 @@ from torch import Tensor
 from samewise.datasets.parts.signals import resample
 from samewise.datasets.transforms.images import chance, interval, uniform
 from samewise.datasets.transforms.speech_features import inside_length
-from samewise.runner.errors import ConfigError, Problem, require_at_least
+from samewise.runner.errors import ConfigError, require_at_least
 from samewise.runner.interfaces import Batch, BatchTransform
 
 
@@ -105,15 +105,13 @@ class SpeedPerturbation(BatchTransform):
     def __init__(self, *, factors: Sequence[float] = (0.9, 1.0, 1.1)) -> None:
         super().__init__()
         self.factors = tuple(round(100 * factor) for factor in factors)
-        if not self.factors or min(self.factors) < 1:
-            raise ConfigError(
-                Problem(
-                    "transforms",
-                    "factors are not valid speeds",
-                    list(factors),
-                    "numbers greater than 0, such as [0.9, 1.0, 1.1]",
-                )
-            )
+        ConfigError.raise_if(
+            not self.factors or min(self.factors) < 1,
+            "transforms",
+            "factors are not valid speeds",
+            list(factors),
+            "numbers greater than 0, such as [0.9, 1.0, 1.1]",
+        )
 
     def draw(self, batch: Batch, size: int) -> dict[str, Tensor]:
         return {"speed": torch.randint(len(self.factors), (size,))}

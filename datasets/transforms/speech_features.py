@@ -135,15 +135,13 @@ class _Mel(FrontEnd):
         bands = (n_fft // 2 + 1, f_min, highest, n_mels, sample_rate)
         banks = melscale_fbanks(*bands, mel_scale=mel_scale).t().contiguous()
         empty = int((banks.sum(1) == 0).sum())
-        if empty:
-            raise ConfigError(
-                Problem(
-                    "transforms.n_mels",
-                    f"{empty} of the mel bands are narrower than the spectrum's resolution",
-                    n_mels,
-                    hint="lower n_mels or raise n_fft",
-                )
-            )
+        ConfigError.raise_if(
+            empty,
+            "transforms.n_mels",
+            f"{empty} of the mel bands are narrower than the spectrum's resolution",
+            n_mels,
+            hint="lower n_mels or raise n_fft",
+        )
         self.register_buffer("banks", banks, persistent=False)
 
     def energies(self, waveform: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
@@ -211,10 +209,13 @@ class MFCC(_Mel):
             mel_scale=mel_scale,
             normalise=normalise,
         )
-        if not 1 <= n_mfcc <= n_mels:
-            raise ConfigError(
-                Problem("transforms.n_mfcc", "must be from 1 to n_mels", n_mfcc, f"1 to {n_mels}")
-            )
+        ConfigError.raise_if(
+            not 1 <= n_mfcc <= n_mels,
+            "transforms.n_mfcc",
+            "must be from 1 to n_mels",
+            n_mfcc,
+            f"1 to {n_mels}",
+        )
         # The rows of the orthonormal DCT-II.
         dct = torch.cos(
             math.pi

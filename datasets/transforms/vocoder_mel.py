@@ -67,23 +67,19 @@ class VocoderMel(BatchTransform):
             "kernel_size": kernel_size,
         }
         require_at_least(sizes)
-        if win_length > n_fft:
-            raise ConfigError(
-                Problem(
-                    "win_length",
-                    "is longer than the Fourier transform",
-                    win_length,
-                    f"at most n_fft, {n_fft}",
-                )
-            )
-        if kernel_size % 2 == 0:
-            raise ConfigError(
-                Problem(
-                    "kernel_size",
-                    "must be odd, so that a sample has as many frames before as after it",
-                    kernel_size,
-                )
-            )
+        ConfigError.raise_if(
+            win_length > n_fft,
+            "win_length",
+            "is longer than the Fourier transform",
+            win_length,
+            f"at most n_fft, {n_fft}",
+        )
+        ConfigError.raise_if(
+            kernel_size % 2 == 0,
+            "kernel_size",
+            "must be odd, so that a sample has as many frames before as after it",
+            kernel_size,
+        )
         if not 0 <= f_min < highest <= sample_rate / 2:
             raise ConfigError(
                 Problem(
@@ -94,15 +90,13 @@ class VocoderMel(BatchTransform):
                 )
             )
         needed = n_fft // 2 + kernel_size // 2 * hop_length
-        if context < needed:
-            raise ConfigError(
-                Problem(
-                    "context",
-                    "is too small for the windows",
-                    context,
-                    f"at least n_fft / 2 + (kernel_size // 2) * hop_length, {needed}",
-                )
-            )
+        ConfigError.raise_if(
+            context < needed,
+            "context",
+            "is too small for the windows",
+            context,
+            f"at least n_fft / 2 + (kernel_size // 2) * hop_length, {needed}",
+        )
         self.sample_rate, self.n_fft, self.win_length, self.hop_length = (
             sample_rate,
             n_fft,

@@ -69,14 +69,12 @@ def with_activation(model: nn.Module, *, activation: str) -> nn.Module:
         for name, layer in parent.named_children()
         if isinstance(layer, _HIDDEN)
     ]
-    if not places:
-        raise ConfigError(
-            Problem(
-                "model.activation",
-                f"{type(model).__name__} has no activation that is a module",
-                activation,
-            )
-        )
+    ConfigError.raise_if(
+        not places,
+        "model.activation",
+        f"{type(model).__name__} has no activation that is a module",
+        activation,
+    )
     for parent, name in places:
         setattr(parent, name, activation_module(activation))
     return model

@@ -9,7 +9,7 @@ from typing import final
 from torch import Tensor, nn
 
 from samewise.recipes.models.activations import activation_module
-from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.errors import ConfigError
 
 
 @final
@@ -46,15 +46,13 @@ class DCGAN(nn.Module):
         activation: str | None = None,
     ) -> None:
         super().__init__()
-        if levels < 1 or image_size % 2**levels:
-            raise ConfigError(
-                Problem(
-                    "model.image_size",
-                    f"cannot be halved {levels} times",
-                    image_size,
-                    "a multiple of 2 ** model.levels, which is at least 1",
-                )
-            )
+        ConfigError.raise_if(
+            levels < 1 or image_size % 2**levels,
+            "model.image_size",
+            f"cannot be halved {levels} times",
+            image_size,
+            "a multiple of 2 ** model.levels, which is at least 1",
+        )
         side, deepest = image_size // 2**levels, width * 2 ** (levels - 1)
         widths = [width * 2**level for level in range(levels)]
         self.generator = nn.Sequential(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, ResNet
 
 from samewise.recipes.models.activations import with_activation
-from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.errors import ConfigError
 
 Shortcut = Literal["A", "B"]
 
@@ -127,15 +127,13 @@ def resnet_cifar(
     Raises:
         ConfigError: The depth is not 6 n + 2.
     """
-    if depth < 8 or (depth - 2) % 6:
-        raise ConfigError(
-            Problem(
-                "model.depth",
-                "is not a valid depth for a CIFAR ResNet",
-                depth,
-                "6 n + 2: 20, 32, 44, 56, 110, ...",
-            )
-        )
+    ConfigError.raise_if(
+        depth < 8 or (depth - 2) % 6,
+        "model.depth",
+        "is not a valid depth for a CIFAR ResNet",
+        depth,
+        "6 n + 2: 20, 32, 44, 56, 110, ...",
+    )
     count = (depth - 2) // 6
     return SmallImageResNet(
         blocks=(count,) * 3,

@@ -376,33 +376,27 @@ def _check(
                 nearest(backbone, BACKBONES),
             )
         )
-    if not 0 <= trainable_layers <= 5:
-        raise ConfigError(
-            Problem(
-                "model.trainable_layers",
-                "is not a valid number of layers",
-                trainable_layers,
-                "0 to 5",
-            )
-        )
-    if norm == "group" and (weights_backbone or trainable_layers < 5):
-        raise ConfigError(
-            Problem(
-                "model.norm",
-                "is only for training from scratch: no pretrained weights use group norm",
-                norm,
-                "frozen_batch or batch",
-            )
-        )
-    if not stages or list(stages) != sorted(set(stages)) or not 1 <= stages[0] <= stages[-1] <= 4:
-        raise ConfigError(
-            Problem(
-                "model.stages",
-                "are not stages of a ResNet",
-                list(stages),
-                "some of 1, 2, 3, 4, ascending",
-            )
-        )
+    ConfigError.raise_if(
+        not 0 <= trainable_layers <= 5,
+        "model.trainable_layers",
+        "is not a valid number of layers",
+        trainable_layers,
+        "0 to 5",
+    )
+    ConfigError.raise_if(
+        norm == "group" and (weights_backbone or trainable_layers < 5),
+        "model.norm",
+        "is only for training from scratch: no pretrained weights use group norm",
+        norm,
+        "frozen_batch or batch",
+    )
+    ConfigError.raise_if(
+        not stages or list(stages) != sorted(set(stages)) or not 1 <= stages[0] <= stages[-1] <= 4,
+        "model.stages",
+        "are not stages of a ResNet",
+        list(stages),
+        "some of 1, 2, 3, 4, ascending",
+    )
 
 
 def _weights(argument: str, model: str, name: str | None) -> Any:
@@ -446,15 +440,13 @@ def _anchors(
             (base, int(base * 2 ** (1 / 3)), int(base * 2 ** (2 / 3)))
             for base in (32 * 2**level for level in range(levels))
         ]
-    if len(sizes) != levels or len({len(level_sizes) for level_sizes in sizes}) != 1:
-        raise ConfigError(
-            Problem(
-                "model.anchor_sizes",
-                "do not fit the pyramid",
-                [list(level_sizes) for level_sizes in sizes],
-                f"{levels} lists of equal length, one per level",
-            )
-        )
+    ConfigError.raise_if(
+        len(sizes) != levels or len({len(level_sizes) for level_sizes in sizes}) != 1,
+        "model.anchor_sizes",
+        "do not fit the pyramid",
+        [list(level_sizes) for level_sizes in sizes],
+        f"{levels} lists of equal length, one per level",
+    )
     return _Anchors(tuple(tuple(level_sizes) for level_sizes in sizes), (tuple(ratios),) * levels)
 
 
@@ -489,17 +481,15 @@ def _require_pretrained(body: nn.Module) -> None:
     )
     if not frozen or not norms:
         return
-    if all(
-        bool((module.running_mean == 0).all()) and bool((module.running_var == 1).all())
-        for module in norms
-        if isinstance(module.running_mean, Tensor)
-    ):
-        raise ConfigError(
-            Problem(
-                "model.weights_backbone",
-                "a frozen part of the backbone has no pretrained weights: it would stay random",
-                expected="model.weights_backbone=IMAGENET1K_V1, or a local file in "
-                "initialise.weights with initialise.into=backbone.body",
-                hint="to train from scratch: model.norm=batch model.trainable_layers=5",
-            )
-        )
+    ConfigError.raise_if(
+        all(
+            bool((module.running_mean == 0).all()) and bool((module.running_var == 1).all())
+            for module in norms
+            if isinstance(module.running_mean, Tensor)
+        ),
+        "model.weights_backbone",
+        "a frozen part of the backbone has no pretrained weights: it would stay random",
+        expected="model.weights_backbone=IMAGENET1K_V1, or a local file in "
+        "initialise.weights with initialise.into=backbone.body",
+        hint="to train from scratch: model.norm=batch model.trainable_layers=5",
+    )

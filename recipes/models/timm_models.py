@@ -68,16 +68,14 @@ def timm_model(
         raise ConfigError(
             Problem("name", "timm has no such model", name, hint=nearest(base, timm.list_models()))
         )
-    if tag:
-        raise ConfigError(
-            Problem(
-                "name",
-                "includes a weights tag, but a model's name does not choose weights",
-                name,
-                f"the name of a model, such as {base}",
-                f"model.name={base} initialise.weights=hf:timm/{name}",
-            )
-        )
+    ConfigError.raise_if(
+        tag,
+        "name",
+        "includes a weights tag, but a model's name does not choose weights",
+        name,
+        f"the name of a model, such as {base}",
+        f"model.name={base} initialise.weights=hf:timm/{name}",
+    )
     options = dict(settings or {})
     if refused := next((key for key in options if _OF_WEIGHTS.search(key) or key in _OTHER), None):
         raise ConfigError(

@@ -57,10 +57,9 @@ class Transformer(nn.Module):
         bias: bool = True,
     ) -> None:
         super().__init__()
-        if width % heads:
-            raise ConfigError(
-                Problem("model.width", "is no multiple of model.heads", width, f"N * {heads}")
-            )
+        ConfigError.raise_if(
+            width % heads, "model.width", "is no multiple of model.heads", width, f"N * {heads}"
+        )
         self.objective = objective
         self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
         self.dropout = nn.Dropout(dropout)

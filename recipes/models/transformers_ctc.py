@@ -88,18 +88,16 @@ def make_model(
     ]
     options = dict(settings or {})
     # transformers also accepts other settings, such as a kernel to download
-    if unknown := [name for name in options if name not in allowed]:
-        raise ConfigError(
-            *(
-                Problem(
-                    f"settings.{name}",
-                    f"is not a setting of {config_class}",
-                    options[name],
-                    hint=nearest(name, allowed),
-                )
-                for name in unknown
-            )
+    ConfigError.raise_all(
+        Problem(
+            f"settings.{name}",
+            f"is not a setting of {config_class}",
+            options[name],
+            hint=nearest(name, allowed),
         )
+        for name in options
+        if name not in allowed
+    )
     made_config = config(attn_implementation="sdpa", **fixed, **options)
     return made_config, getattr(transformers, model_class)(made_config)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from samewise.recipes.models.activations import activation_function
-from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.errors import ConfigError
 
 Norm = Literal["none", "layer"]
 
@@ -60,8 +60,7 @@ class Wav2Letter(nn.Module):
     ) -> None:
         super().__init__()
         self._activate = activation_function(activation)
-        if kernel % 2 == 0:
-            raise ConfigError(Problem("model.kernel", "must be odd", kernel))
+        ConfigError.raise_if(kernel % 2 == 0, "model.kernel", "must be odd", kernel)
         sizes = [(num_features, width, first_kernel, 2, (first_kernel - 1) // 2)]
         sizes += [(width, width, kernel, 1, kernel // 2)] * depth
         sizes += [

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from samewise.runner.errors import ConfigError, Problem, require_at_least
+from samewise.runner.errors import ConfigError, require_at_least
 
 
 class Amplitudes(abc.ABC):
@@ -118,15 +118,13 @@ class LogisticMixture(Amplitudes):
     def __init__(
         self, *, n_classes: int = 30, levels: int = 65536, smallest_log_scale: float = -12.0
     ) -> None:
-        if n_classes < 3 or n_classes % 3:
-            raise ConfigError(
-                Problem(
-                    "recipe.n_classes",
-                    "does not fit a mixture of logistics",
-                    n_classes,
-                    "three for each component: 30 for ten",
-                )
-            )
+        ConfigError.raise_if(
+            n_classes < 3 or n_classes % 3,
+            "recipe.n_classes",
+            "does not fit a mixture of logistics",
+            n_classes,
+            "three for each component: 30 for ten",
+        )
         require_at_least({"recipe.levels": levels}, least=2)
         self.n_classes = n_classes
         self.levels = levels

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.errors import ConfigError
 
 BLANK = 0
 """The class that stands for no letter."""
@@ -149,27 +149,27 @@ def beam_decoder(
     Raises:
         ConfigError: flashlight-text is not installed, or a file is missing.
     """
-    if importlib.util.find_spec("flashlight") is None:
-        raise ConfigError(
-            Problem(
-                "recipe.decoder",
-                "beam search requires the package flashlight-text, which is not installed",
-                "beam",
-                hint="pip install '.[beam]' in samewise's folder, or set recipe.decoder=greedy",
-            )
-        )
+    ConfigError.raise_if(
+        importlib.util.find_spec("flashlight") is None,
+        "recipe.decoder",
+        "beam search requires the package flashlight-text, which is not installed",
+        "beam",
+        hint="pip install '.[beam]' in samewise's folder, or set recipe.decoder=greedy",
+    )
     for name, file in (("lexicon", lexicon), ("language_model", language_model)):
-        if file is not None and not Path(file).is_file():
-            raise ConfigError(Problem(f"recipe.beam.{name}", "the file does not exist", file))
-    if language_model is not None and importlib.util.find_spec("kenlm") is None:
-        raise ConfigError(
-            Problem(
-                "recipe.beam.language_model",
-                "the package kenlm is not installed",
-                language_model,
-                hint="pip install kenlm",
-            )
+        ConfigError.raise_if(
+            file is not None and not Path(file).is_file(),
+            f"recipe.beam.{name}",
+            "the file does not exist",
+            file,
         )
+    ConfigError.raise_if(
+        language_model is not None and importlib.util.find_spec("kenlm") is None,
+        "recipe.beam.language_model",
+        "the package kenlm is not installed",
+        language_model,
+        hint="pip install kenlm",
+    )
     from torchaudio.models.decoder import ctc_decoder
 
     tokens = ["<blank>", *("|" if letter == " " else letter for letter in letters)]

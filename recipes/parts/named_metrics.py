@@ -35,25 +35,22 @@ class NamedMetrics:
         self.doubts = list[Problem]()
         """What torchmetrics warned of, each once."""
         for name, metric in self._metrics.items():
-            if name in taken:
-                raise ConfigError(
-                    Problem(
-                        f"recipe.metrics.{name}",
-                        "is the name of a metric that the recipe computes",
-                        hint="give it another name",
-                    )
-                )
-            if not all(
-                callable(getattr(metric, method, None)) for method in ("update", "compute", "reset")
-            ):
-                raise ConfigError(
-                    Problem(
-                        f"recipe.metrics.{name}",
-                        "is not a metric",
-                        type(metric).__name__,
-                        "a class of torchmetrics.classification or torchmetrics.regression",
-                    )
-                )
+            ConfigError.raise_if(
+                name in taken,
+                f"recipe.metrics.{name}",
+                "is the name of a metric that the recipe computes",
+                hint="give it another name",
+            )
+            ConfigError.raise_if(
+                not all(
+                    callable(getattr(metric, method, None))
+                    for method in ("update", "compute", "reset")
+                ),
+                f"recipe.metrics.{name}",
+                "is not a metric",
+                type(metric).__name__,
+                "a class of torchmetrics.classification or torchmetrics.regression",
+            )
 
     def __bool__(self) -> bool:
         return bool(self._metrics)

@@ -156,16 +156,18 @@ def unpack(file: Path, into: Path, *, expect: str | None = None) -> Contents:
 
 
 def _unpack(handle: BinaryIO, into: Path, expect: str | None) -> Contents:
-    if not hasattr(tarfile, "data_filter"):
-        raise ConfigError(Problem("", "unpacking a bundle needs Python 3.11.4 or newer"))
+    ConfigError.raise_if(
+        not hasattr(tarfile, "data_filter"), "", "unpacking a bundle needs Python 3.11.4 or newer"
+    )
     # Without decompression, so that nothing expands without limit
     with tarfile.open(fileobj=handle, mode="r:") as archive:
         manifest, identity = (_read(archive, name) for name in (MANIFEST, IDENTITY))
         contents = Contents(hashlib.sha256(manifest).hexdigest(), _read_manifest(manifest))
-        if identity != f"{contents.identity}\n".encode():
-            raise ConfigError(
-                Problem(MANIFEST, f"was altered, or {IDENTITY} was: they do not agree")
-            )
+        ConfigError.raise_if(
+            identity != f"{contents.identity}\n".encode(),
+            MANIFEST,
+            f"was altered, or {IDENTITY} was: they do not agree",
+        )
         if expect is not None and expect.lower() != contents.identity:
             raise ConfigError(
                 Problem(
@@ -183,21 +185,21 @@ def _unpack(handle: BinaryIO, into: Path, expect: str | None) -> Contents:
                 problems.append(Problem(name, "was added: the manifest does not name it"))
             elif not member.isreg() or member.size != contents.parts[name]["bytes"]:
                 problems.append(Problem(name, "was altered: it is not a file of the same size"))
-        if problems:
-            raise ConfigError(*problems)
+        ConfigError.raise_all(problems)
         for member in members.values():
             # The filter strips leading slashes, so that a name would no longer be the manifest's
-            if not member.name or tarfile.data_filter(member, str(into)).name != member.name:
-                raise ConfigError(Problem(member.name, "is not a valid path in a bundle"))
+            ConfigError.raise_if(
+                not member.name or tarfile.data_filter(member, str(into)).name != member.name,
+                member.name,
+                "is not a valid path in a bundle",
+            )
             archive.extract(member, into, filter="data")
     digests = {name: _facts(into / name)["sha256"] for name in members}
-    altered = [
+    ConfigError.raise_all(
         Problem(name, "was altered", digest, f"SHA-256 {contents.parts[name]['sha256']}")
         for name, digest in digests.items()
         if digest != contents.parts[name]["sha256"]
-    ]
-    if altered:
-        raise ConfigError(*altered)
+    )
     return contents
 
 
@@ -228,8 +230,7 @@ def _read_manifest(manifest: bytes) -> Mapping[str, Mapping[str, Any]]:
         misfit = shapes.describe_misfit(value, _SHAPE)
     except ValueError as error:
         value, misfit = {}, str(error)
-    if misfit:
-        raise DamagedFile(Problem(MANIFEST, f"was altered: {misfit}"))
+    DamagedFile.raise_if(misfit, MANIFEST, f"was altered: {misfit}")
     if value["format"] != FORMAT:
         raise ConfigError(
             Problem(

@@ -119,14 +119,12 @@ def _require_sound(folder: RunFolder) -> Mapping[str, Any]:
                 hint="run its `samewise train` command again to finish it",
             )
         )
-    if not folder.trace.is_file():
-        raise ConfigError(
-            Problem(
-                str(folder.trace),
-                "is missing: nothing could be compared with it",
-                hint="train with trace.every_steps=1",
-            )
-        )
+    ConfigError.raise_if(
+        not folder.trace.is_file(),
+        str(folder.trace),
+        "is missing: nothing could be compared with it",
+        hint="train with trace.every_steps=1",
+    )
     return summary
 
 
@@ -156,8 +154,7 @@ def _require_the_same(
                     hint=f"install {name}=={version}",
                 )
             )
-    if problems:
-        raise ConfigError(*problems)
+    ConfigError.raise_all(problems)
 
 
 def _code(folder: RunFolder, project: Project) -> Iterator[tuple[str, Part]]:

@@ -85,8 +85,7 @@ def require(manifest: Mapping[str, Files], whole: Mapping[str, Any]) -> int:
         )
         for (message, place), keys in keys_by_message.items()
     ]
-    if problems:
-        raise ConfigError(*problems)
+    ConfigError.raise_all(problems)
     return len(matches)
 
 

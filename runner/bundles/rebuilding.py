@@ -87,14 +87,12 @@ def importable(folder: Path) -> Generator[None]:
         for entry in code.iterdir()
         if entry.is_dir() or entry.suffix == ".py"
     }
-    if imported := sorted(names & set(sys.modules)):
-        raise ConfigError(
-            Problem(
-                "--here",
-                f"{', '.join(imported)} is already imported from another place",
-                hint="leave out --here",
-            )
-        )
+    ConfigError.raise_if(
+        (imported := sorted(names & set(sys.modules))),
+        "--here",
+        f"{', '.join(imported)} is already imported from another place",
+        hint="leave out --here",
+    )
     # First, so that installed code of the same name does not take its place
     sys.path.insert(0, str(code))
     try:
@@ -194,18 +192,15 @@ def read_pins(text: str) -> list[str]:
     """
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     invalid = [line for line in lines if not _PIN.fullmatch(line)]
-    if invalid:
-        raise ConfigError(
-            *(
-                Problem(
-                    "requirements.txt",
-                    "is not an exact version of a package",
-                    line,
-                    "name==version",
-                )
-                for line in invalid[:5]
-            )
+    ConfigError.raise_all(
+        Problem(
+            "requirements.txt",
+            "is not an exact version of a package",
+            line,
+            "name==version",
         )
+        for line in invalid[:5]
+    )
     return lines
 
 

@@ -88,16 +88,14 @@ def _parse_address(name: str, uri: str | None) -> Stored | None:
     run_id = name.removeprefix("runs:/").strip("/")
     if _ID.fullmatch(run_id):
         return Stored(run_id, uri)
-    if uri or name.startswith("runs:/"):
-        raise ConfigError(
-            Problem(
-                "RUN",
-                "is not an MLflow run id",
-                name,
-                "32 hexadecimal digits",
-                "`samewise runs --uri URI` lists a store's runs",
-            )
-        )
+    ConfigError.raise_if(
+        uri or name.startswith("runs:/"),
+        "RUN",
+        "is not an MLflow run id",
+        name,
+        "32 hexadecimal digits",
+        "`samewise runs --uri URI` lists a store's runs",
+    )
     return None
 
 
@@ -156,15 +154,13 @@ def _download(client: Any, run_id: str, into: Path, store: str) -> RunFolder:
     into.mkdir(parents=True)
     folder = RunFolder(into)
     stored = {str(x.path): x.file_size or 0 for x in client.list_artifacts(run_id)}
-    if "config.yaml" not in stored:
-        raise ConfigError(
-            Problem(
-                "RUN",
-                f"{store} does not have its config.yaml",
-                run_id,
-                "a run that samewise trained",
-            )
-        )
+    ConfigError.raise_if(
+        "config.yaml" not in stored,
+        "RUN",
+        f"{store} does not have its config.yaml",
+        run_id,
+        "a run that samewise trained",
+    )
     sizes = {name: size for name, size in stored.items() if name in (*_PARTS, SIGNATURE)}
     for name in sizes:
         # The trace is read by lines, the other files whole

@@ -40,19 +40,16 @@ class EarlyStopping(Callback):
         min_steps: int = 0,
         min_epochs: int = 0,
     ) -> None:
-        if mode not in ("min", "max"):
-            raise ConfigError(Problem("mode", "unknown mode", mode, "min or max"))
+        ConfigError.raise_if(mode not in ("min", "max"), "mode", "unknown mode", mode, "min or max")
         require_at_least({"patience": patience})
         require_at_least({"min_steps": min_steps, "min_epochs": min_epochs}, least=0)
-        if not 0.0 <= min_delta < math.inf:
-            raise ConfigError(
-                Problem(
-                    "min_delta",
-                    "is not a valid difference",
-                    min_delta,
-                    "a number of at least 0",
-                )
-            )
+        ConfigError.raise_if(
+            not 0.0 <= min_delta < math.inf,
+            "min_delta",
+            "is not a valid difference",
+            min_delta,
+            "a number of at least 0",
+        )
         self._monitor = monitor
         self._sign = 1.0 if mode == "min" else -1.0
         self._patience = patience

@@ -57,39 +57,36 @@ class ExponentialMovingAverage(Callback):
         name: str = "ema",
     ) -> None:
         require_at_least({"every_epochs": 1 if every_epochs is None else every_epochs})
-        if decay is not None and not 0.0 <= decay <= 1.0:
-            raise ConfigError(Problem("callbacks.ema.decay", "must lie between 0 and 1", decay))
-        if every_steps < 1:
-            raise ConfigError(
-                Problem("callbacks.ema.every_steps", "must be at least 1", every_steps)
-            )
-        if rescale and decay is None:
-            raise ConfigError(
-                Problem(
-                    "callbacks.ema.rescale",
-                    "needs a decay to rescale",
-                    rescale,
-                    "false, or set callbacks.ema.decay",
-                )
-            )
-        if horizon is not None and not 0.0 < horizon < 1.0:
-            raise ConfigError(
-                Problem(
-                    "callbacks.ema.horizon",
-                    "is not a valid share of the steps",
-                    horizon,
-                    "a number between 0 and 1, such as 0.05",
-                )
-            )
-        if horizon is not None and decay is not None:
-            raise ConfigError(
-                Problem(
-                    "callbacks.ema.horizon",
-                    "has no effect together with a decay",
-                    horizon,
-                    "a horizon or a decay, not both",
-                )
-            )
+        ConfigError.raise_if(
+            decay is not None and not 0.0 <= decay <= 1.0,
+            "callbacks.ema.decay",
+            "must lie between 0 and 1",
+            decay,
+        )
+        ConfigError.raise_if(
+            every_steps < 1, "callbacks.ema.every_steps", "must be at least 1", every_steps
+        )
+        ConfigError.raise_if(
+            rescale and decay is None,
+            "callbacks.ema.rescale",
+            "needs a decay to rescale",
+            rescale,
+            "false, or set callbacks.ema.decay",
+        )
+        ConfigError.raise_if(
+            horizon is not None and not 0.0 < horizon < 1.0,
+            "callbacks.ema.horizon",
+            "is not a valid share of the steps",
+            horizon,
+            "a number between 0 and 1, such as 0.05",
+        )
+        ConfigError.raise_if(
+            horizon is not None and decay is not None,
+            "callbacks.ema.horizon",
+            "has no effect together with a decay",
+            horizon,
+            "a horizon or a decay, not both",
+        )
         self._decay = decay
         self._every = every_steps
         self._every_epochs, self._name = every_epochs, name

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, final
 
-from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.errors import ConfigError
 from samewise.runner.interfaces import Callback
 
 
@@ -24,6 +24,5 @@ class FunctionCallback(Callback):
     def __init__(self, *, at: str, function: Callable[..., Any]) -> None:
         moments = [name.removeprefix("on_") for name in vars(Callback) if name.startswith("on_")]
         moment = at if at in moments else at.removesuffix("_end")
-        if moment not in moments:
-            raise ConfigError(Problem("at", "is no moment", at, ", ".join(moments)))
+        ConfigError.raise_if(moment not in moments, "at", "is no moment", at, ", ".join(moments))
         setattr(self, f"on_{moment}", function)

@@ -99,8 +99,7 @@ def run(args: argparse.Namespace) -> int:
             )
         )
         return ConfigError.exit_code if found_problems or has_warnings else 0
-    if found_problems:
-        raise ConfigError(*found_problems)
+    ConfigError.raise_all(found_problems)
     title = f"no problems found in {composed.name} ({composed.fingerprint[:12]})"
     print("\n  ".join([title, *notes, *table]))
     return ConfigError.exit_code if has_warnings else 0

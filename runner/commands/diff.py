@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from samewise.runner.config import project as projects
 from samewise.runner.config.tree import shown
-from samewise.runner.errors import ConfigError, Problem, number_of
+from samewise.runner.errors import ConfigError, number_of
 from samewise.runner.records import kept_sources, sources
 from samewise.runner.records.found import RUN
 from samewise.runner.records.json_text import to_json
@@ -51,8 +51,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from samewise.runner.config import saved
 
-    if len(args.runs) > 2:
-        raise ConfigError(Problem("RUN", "diff compares two runs", args.runs, "one or two runs"))
+    ConfigError.raise_if(
+        len(args.runs) > 2, "RUN", "diff compares two runs", args.runs, "one or two runs"
+    )
     folders = [saved.find(name, run_root=args.run_root) for name in args.runs]
     if len(folders) == 1:
         return _compare_with_now(args, folders[0])

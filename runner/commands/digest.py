@@ -89,10 +89,11 @@ def _state_in(path: Path) -> dict[str, Any]:
     for name in ("model", "state_dict"):
         if isinstance(value, dict) and isinstance(value.get(name), dict):
             value = value[name]
-    if not isinstance(value, dict) or not all(
-        isinstance(item, torch.Tensor) for item in value.values()
-    ):
-        raise ConfigError(
-            Problem(str(path), "contains no state_dict", expected="a mapping from names to tensors")
-        )
+    ConfigError.raise_if(
+        not isinstance(value, dict)
+        or not all(isinstance(item, torch.Tensor) for item in value.values()),
+        str(path),
+        "contains no state_dict",
+        expected="a mapping from names to tensors",
+    )
     return value

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from samewise.runner.commands import add_project, add_trust, project_from
-from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.errors import ConfigError
 from samewise.runner.records import trust
 from samewise.runner.records.files import require_writable
 
@@ -92,36 +92,31 @@ def _place(name: str, project: Project) -> Path:
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     folders = sorted(project.configs, key=project.outside_configs.__contains__)
-    if not folders:
-        raise ConfigError(
-            Problem(
-                "",
-                "your project has no config folder to write the experiment to",
-                hint='configs = "configs" under [tool.samewise] in pyproject.toml, or --config-dir '
-                "FOLDER; `samewise init` makes a project",
-            )
-        )
+    ConfigError.raise_if(
+        not folders,
+        "",
+        "your project has no config folder to write the experiment to",
+        hint='configs = "configs" under [tool.samewise] in pyproject.toml, or --config-dir '
+        "FOLDER; `samewise init` makes a project",
+    )
     # Hydra's grammar reads some names as a number, null or a boolean
-    if not re.fullmatch(r"\w[\w-]*(/\w[\w-]*)*", name, re.ASCII) or not isinstance(
-        OverridesParser.create().parse_override(f"experiment={name}").value(), str
-    ):
-        raise ConfigError(
-            Problem(
-                "NAME",
-                "is not a valid name for an experiment",
-                name,
-                "letters, digits, _ and -; no number, null, true or false",
-            )
-        )
-    if _is_experiment(name, project):
-        raise ConfigError(
-            Problem(
-                "NAME",
-                "an experiment with this name already exists",
-                name,
-                hint="choose another name; existing files are not overwritten",
-            )
-        )
+    ConfigError.raise_if(
+        not re.fullmatch(r"\w[\w-]*(/\w[\w-]*)*", name, re.ASCII)
+        or not isinstance(
+            OverridesParser.create().parse_override(f"experiment={name}").value(), str
+        ),
+        "NAME",
+        "is not a valid name for an experiment",
+        name,
+        "letters, digits, _ and -; no number, null, true or false",
+    )
+    ConfigError.raise_if(
+        _is_experiment(name, project),
+        "NAME",
+        "an experiment with this name already exists",
+        name,
+        hint="choose another name; existing files are not overwritten",
+    )
     return folders[0] / "experiment" / f"{name}.yaml"
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from samewise.runner import api
 from samewise.runner.commands import add_checkpoint, add_packages, add_trust, note_weights
-from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.errors import ConfigError
 from samewise.runner.records.console import show_progress
 from samewise.runner.records.files import require_no_link, require_writable
 from samewise.runner.records.found import RUN
@@ -84,14 +84,12 @@ def run(args: argparse.Namespace) -> int:
 
     files, overrides = _split_arguments(args.files)
     pictures, results = _outputs(args.output, args.format)
-    if not files:
-        raise ConfigError(
-            Problem(
-                "FILE",
-                "no files to predict from were given",
-                expected="images, videos, audio files or tables",
-            )
-        )
+    ConfigError.raise_if(
+        not files,
+        "FILE",
+        "no files to predict from were given",
+        expected="images, videos, audio files or tables",
+    )
     folder = saved.find(args.run, run_root=args.run_root).path
     if pictures is None and not results:
         pictures = folder / "predictions"
@@ -144,24 +142,20 @@ def _outputs(paths: Sequence[Path], form: Form | None) -> tuple[Path | None, lis
 
     files = [path for path in paths if path.suffix.lower() in SUFFIXES and not path.is_dir()]
     folders = [path for path in paths if path not in files]
-    if len(folders) > 1:
-        raise ConfigError(
-            Problem(
-                "--output",
-                "takes one folder for pictures",
-                [str(x) for x in folders],
-                "a folder, and files that end in .json or .csv",
-            )
-        )
-    if form and not files:
-        raise ConfigError(
-            Problem(
-                "--format",
-                "needs the name of a file to write",
-                form,
-                hint=f"add --output NAME.{'csv' if form == 'csv' else 'json'}",
-            )
-        )
+    ConfigError.raise_if(
+        len(folders) > 1,
+        "--output",
+        "takes one folder for pictures",
+        [str(x) for x in folders],
+        "a folder, and files that end in .json or .csv",
+    )
+    ConfigError.raise_if(
+        form and not files,
+        "--format",
+        "needs the name of a file to write",
+        form,
+        hint=f"add --output NAME.{'csv' if form == 'csv' else 'json'}",
+    )
     return next(iter(folders), None), [PredictionFile(path, form) for path in files]
 
 

@@ -77,10 +77,12 @@ examples:
 def run(args: argparse.Namespace) -> int:
     """Measure, print and write a profile."""
     for name, minimum in (("steps", 1), ("traced", 0)):
-        if getattr(args, name) < minimum:
-            raise ConfigError(
-                Problem(f"--{name}", f"must be at least {minimum}", getattr(args, name))
-            )
+        ConfigError.raise_if(
+            getattr(args, name) < minimum,
+            f"--{name}",
+            f"must be at least {minimum}",
+            getattr(args, name),
+        )
     composed = prepare_composed(args)
     options = {
         "json": args.json,
@@ -157,15 +159,13 @@ def prepare_composed(args: argparse.Namespace) -> Composed:
 def folder_for(requested: Path | None, composed: Composed) -> Path:
     """Create and return the empty folder to write to."""
     out: Any = requested or beside(Path("profiles") / composed.name / composed.fingerprint[:12])
-    if os.path.lexists(out) and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(
-            Problem(
-                "--out",
-                "is not an empty folder",
-                str(out),
-                hint="choose another folder; existing files are not overwritten",
-            )
-        )
+    ConfigError.raise_if(
+        os.path.lexists(out) and (not out.is_dir() or any(out.iterdir())),
+        "--out",
+        "is not an empty folder",
+        str(out),
+        hint="choose another folder; existing files are not overwritten",
+    )
     require_writable("--out", out)
     out.mkdir(parents=True, exist_ok=True)
     return out.resolve()

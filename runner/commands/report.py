@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from samewise.runner.commands import add_project, add_trust, project_from
-from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.errors import ConfigError
 from samewise.runner.records import trust
 from samewise.runner.records.files import require_no_link
 from samewise.runner.records.json_text import to_json
@@ -53,14 +53,12 @@ def run(args: argparse.Namespace) -> int:
     results = current_results(
         folder, project_from(args), trusted=trust.is_trusted(folder.made_by, trust=args.trust)
     )
-    if not results:
-        raise ConfigError(
-            Problem(
-                folder.id,
-                "has no points yet, so there is nothing to report",
-                hint=f"samewise sweep --status {folder.path}",
-            )
-        )
+    ConfigError.raise_if(
+        not results,
+        folder.id,
+        "has no points yet, so there is nothing to report",
+        hint=f"samewise sweep --status {folder.path}",
+    )
     report_folder = folder.path / "report"
     files = {
         report_folder / "settings.csv": as_csv(setting_rows(results, exact=True)),

@@ -75,8 +75,13 @@ def run(args: argparse.Namespace) -> int:
     from samewise.runner.bundles import archive, data_files, rebuilding
     from samewise.runner.config import saved
 
-    if args.steps is not None and args.steps < 1:
-        raise ConfigError(Problem("--steps", "is too small", args.steps, "at least 1"))
+    ConfigError.raise_if(
+        args.steps is not None and args.steps < 1,
+        "--steps",
+        "is too small",
+        args.steps,
+        "at least 1",
+    )
     with _place(args.out) as folder:
         contents = archive.unpack(args.bundle, folder, expect=args.expect)
         facts = _facts(folder, args.bundle, contents)
@@ -113,15 +118,13 @@ def _place(out: Path | None) -> Generator[Path]:
         with tempfile.TemporaryDirectory(prefix="samewise-reproduce-") as temporary:
             yield Path(temporary, "bundle")
         return
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(
-            Problem(
-                "--out",
-                "already exists and is not overwritten",
-                str(out),
-                "a new or an empty folder",
-            )
-        )
+    ConfigError.raise_if(
+        out.exists() and (not out.is_dir() or any(out.iterdir())),
+        "--out",
+        "already exists and is not overwritten",
+        str(out),
+        "a new or an empty folder",
+    )
     require_writable("--out", out)
     yield out
 
@@ -141,13 +144,11 @@ def _facts(folder: Path, bundle: Path, contents: Contents) -> dict[str, Any]:
         f"{RUN}/summary.json",
         f"{RUN}/trace.jsonl",
     )
-    if missing := [name for name in needed if name not in contents.parts]:
-        raise ConfigError(
-            *(
-                Problem(f"{bundle}: {name}", "is missing: this is not a bundle of a run")
-                for name in missing
-            )
-        )
+    ConfigError.raise_all(
+        Problem(f"{bundle}: {name}", "is missing: this is not a bundle of a run")
+        for name in needed
+        if name not in contents.parts
+    )
     # The version becomes a part of an interpreter's name, and may be a stranger's text
     python = re.compile(r"\d{1,2}\.\d{1,3}[\w.+-]{0,40}")
     shape = {

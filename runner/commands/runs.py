@@ -91,29 +91,25 @@ def run(args: argparse.Namespace) -> int:
     from samewise.runner.config import saved
     from samewise.runner.runs import listing, selection
 
-    if args.uri and args.action != "list":
-        raise ConfigError(
-            Problem(
-                "--uri",
-                f"`samewise runs {args.action}` is for runs in folders",
-                args.uri,
-                "--run-root FOLDER",
-                "change runs of a store in the MLflow UI",
-            )
-        )
+    ConfigError.raise_if(
+        args.uri and args.action != "list",
+        "--uri",
+        f"`samewise runs {args.action}` is for runs in folders",
+        args.uri,
+        "--run-root FOLDER",
+        "change runs of a store in the MLflow UI",
+    )
     if args.action in ("rename", "tag"):
         return _note(args)
     conditions = args.where or (["state=failed"] if args.action == "gc" else [])
     if args.action == "rm":
-        if not args.names:
-            raise ConfigError(
-                Problem(
-                    "RUN",
-                    "no run was named",
-                    expected="runs to delete",
-                    hint="samewise runs rm RUN ...; `samewise runs gc` deletes those that failed",
-                )
-            )
+        ConfigError.raise_if(
+            not args.names,
+            "RUN",
+            "no run was named",
+            expected="runs to delete",
+            hint="samewise runs rm RUN ...; `samewise runs gc` deletes those that failed",
+        )
         # A run may be named twice, or through a link
         folders = [saved.find(name, run_root=args.run_root) for name in args.names]
         different = {folder.path.resolve(): folder for folder in folders}.values()
@@ -161,14 +157,12 @@ def _note(args: argparse.Namespace) -> int:
     from samewise.runner.runs.listing import read_run
 
     is_name = args.action == "rename"
-    if len(args.names) != 2 if is_name else len(args.names) < 2:
-        raise ConfigError(
-            Problem(
-                "RUN",
-                "these are not a run and its change",
-                expected=f"samewise runs {args.action} RUN {'NAME' if is_name else 'KEY=VALUE ...'}",
-            )
-        )
+    ConfigError.raise_if(
+        len(args.names) != 2 if is_name else len(args.names) < 2,
+        "RUN",
+        "these are not a run and its change",
+        expected=f"samewise runs {args.action} RUN {'NAME' if is_name else 'KEY=VALUE ...'}",
+    )
     folder = saved.find(args.names[0], run_root=args.run_root)
     if is_name:
         notes.rename(folder, args.names[1])

@@ -52,8 +52,7 @@ def run(args: argparse.Namespace) -> int:
     from samewise.runner.config.tree import flat
 
     composed = compose_arguments(args)
-    if problems := list(keys_are_known(composed.whole)):
-        raise ConfigError(*problems)
+    ConfigError.raise_all(keys_are_known(composed.whole))
     for caution in composed.cautions:
         print(f"warning: {caution}", file=sys.stderr)
     config = composed.whole

@@ -83,24 +83,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.run_root and args.overrides and not is_named(args.overrides):
-        raise ConfigError(
-            Problem(
-                "--run-root",
-                "is where to look for a sweep by its id, not where these overrides write one",
-                str(args.run_root),
-                hint=f"settings are written without dashes: run_root={args.run_root}",
-            )
-        )
+    ConfigError.raise_if(
+        args.run_root and args.overrides and not is_named(args.overrides),
+        "--run-root",
+        "is where to look for a sweep by its id, not where these overrides write one",
+        str(args.run_root),
+        hint=f"settings are written without dashes: run_root={args.run_root}",
+    )
     args.run_root = args.run_root or Path("runs")
-    if args.cancel and args.json:
-        raise ConfigError(
-            Problem(
-                "--json",
-                "prints points and results, and --cancel has none",
-                hint="samewise sweep SWEEP --status --json",
-            )
-        )
+    ConfigError.raise_if(
+        args.cancel and args.json,
+        "--json",
+        "prints points and results, and --cancel has none",
+        hint="samewise sweep SWEEP --status --json",
+    )
     if args.status and not args.overrides:
         return _status_of_all(args)
     if args.status or args.cancel:
@@ -182,15 +178,13 @@ def _list(prepared: PreparedSweep, *, as_json: bool) -> int:
     from samewise.runner.sweeps.points import compose_points
     from samewise.runner.sweeps.report.tables import point_values
 
-    if not prepared.sweeper.listed:
-        raise ConfigError(
-            Problem(
-                "sweeper",
-                "chooses points by earlier results, so they cannot be listed in advance",
-                type(prepared.sweeper).__name__,
-                hint="sweeper=grid",
-            )
-        )
+    ConfigError.raise_if(
+        not prepared.sweeper.listed,
+        "sweeper",
+        "chooses points by earlier results, so they cannot be listed in advance",
+        type(prepared.sweeper).__name__,
+        hint="sweeper=grid",
+    )
     points = compose_points(
         list(prepared.sweeper.settings()),
         prepared.space,
@@ -289,14 +283,12 @@ def _cancel(folder: SweepFolder, project: Project) -> int:
 def _stop(sweep_id: str, holder: tuple[int, str]) -> None:
     """Ask a process on this machine to save and stop."""
     pid, host = holder
-    if host != socket.gethostname():
-        raise ConfigError(
-            Problem(
-                sweep_id,
-                f"is being run by process {pid} on {host}",
-                hint=f"run the same command on that machine, or `kill {pid}` on {host}",
-            )
-        )
+    ConfigError.raise_if(
+        host != socket.gethostname(),
+        sweep_id,
+        f"is being run by process {pid} on {host}",
+        hint=f"run the same command on that machine, or `kill {pid}` on {host}",
+    )
     os.kill(pid, signal.SIGTERM)
 
 

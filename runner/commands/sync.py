@@ -126,31 +126,26 @@ def run(args: argparse.Namespace) -> int:
                     hint="--to mlflow",
                 )
             )
-    if found_problems := problems(args.to or [], path="--to"):
-        raise ConfigError(*found_problems)
+    ConfigError.raise_all(problems(args.to or [], path="--to"))
     folders = [saved.find(name, run_root=args.run_root) for name in args.runs] or list(
         saved.below(args.run_root)
     )
-    if not folders:
-        raise ConfigError(
-            Problem(
-                "--run-root",
-                "no runs were found",
-                str(args.run_root),
-                "a folder with runs",
-                "samewise train experiment=resnet18_digits",
-            )
-        )
-    if args.register and len(folders) > 1:
-        raise ConfigError(
-            Problem(
-                "--register",
-                "is for one run's model",
-                args.register,
-                "one RUN",
-                "samewise sync 3f2a --register NAME",
-            )
-        )
+    ConfigError.raise_if(
+        not folders,
+        "--run-root",
+        "no runs were found",
+        str(args.run_root),
+        "a folder with runs",
+        "samewise train experiment=resnet18_digits",
+    )
+    ConfigError.raise_if(
+        args.register and len(folders) > 1,
+        "--register",
+        "is for one run's model",
+        args.register,
+        "one RUN",
+        "samewise sync 3f2a --register NAME",
+    )
     # mlflow reads the variables when it is imported
     prepare_environment()
     failed = False
@@ -188,14 +183,12 @@ def _send(folder: RunFolder, args: argparse.Namespace) -> Iterator[SyncResult]:
             return
         backends = requested or backends_of(settings)
         if args.log_model or args.register:
-            if "mlflow" not in backends:
-                raise ConfigError(
-                    Problem(
-                        "--register" if args.register else "--log-model",
-                        "needs MLflow, but the run is not sent there",
-                        hint="add --to mlflow",
-                    )
-                )
+            ConfigError.raise_if(
+                "mlflow" not in backends,
+                "--register" if args.register else "--log-model",
+                "needs MLflow, but the run is not sent there",
+                hint="add --to mlflow",
+            )
             settings |= {
                 "log_model": True,
                 "register_model": args.register or settings["register_model"],

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from samewise.runner.commands import add_overrides, add_trust, compose_arguments, project_from
 from samewise.runner.commands.sweep import start
-from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.errors import ConfigError
 from samewise.runner.records import trust
 from samewise.runner.records.summary import print_summary
 from samewise.runner.tracking.backends import backends_of
@@ -74,25 +74,21 @@ def run(args: argparse.Namespace) -> int:
     from samewise.runner.config.override_text import has_several_values
 
     if args.multirun or any(map(has_several_values, args.overrides)):
-        if args.config:
-            raise ConfigError(
-                Problem(
-                    "--config",
-                    "cannot be used with a sweep",
-                    hint="`samewise new NAME --from RUN` makes an experiment from a run's config",
-                )
-            )
+        ConfigError.raise_if(
+            args.config,
+            "--config",
+            "cannot be used with a sweep",
+            hint="`samewise new NAME --from RUN` makes an experiment from a run's config",
+        )
         for text in args.overrides if not args.multirun else ():
             if has_several_values(text):
                 print(f"note: {_explain_sweep(text)}", file=sys.stderr)
-        if args.fresh:
-            raise ConfigError(
-                Problem(
-                    "--fresh",
-                    "cannot be used with a sweep, which resumes its existing runs",
-                    hint="name=OTHER makes it a new sweep; or train one run at a time with --fresh",
-                )
-            )
+        ConfigError.raise_if(
+            args.fresh,
+            "--fresh",
+            "cannot be used with a sweep, which resumes its existing runs",
+            hint="name=OTHER makes it a new sweep; or train one run at a time with --fresh",
+        )
         return start(args)
     from samewise.runner.training.prepare import prepare
 

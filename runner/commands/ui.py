@@ -124,8 +124,13 @@ def _end(number: int, frame: object) -> None:
 def _listening(requested: int | None) -> socket.socket:
     """Open the socket that the server inherits."""
     # Bound here, so that no other user of the machine can answer on the port
-    if requested is not None and not 0 < requested < 65536:
-        raise ConfigError(Problem("--port", "is not a valid port number", requested, "1 to 65535"))
+    ConfigError.raise_if(
+        requested is not None and not 0 < requested < 65536,
+        "--port",
+        "is not a valid port number",
+        requested,
+        "1 to 65535",
+    )
     for port in (requested,) if requested is not None else (_USUAL_PORT, 0):
         listener = socket.socket()
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from samewise.runner.commands import add_changes, add_packages, add_trust
 from samewise.runner.config import project as projects
-from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.errors import ConfigError
 from samewise.runner.processes.variables import prepare, use_own_inductor_cache
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.json_text import to_json
@@ -85,15 +85,13 @@ def run(args: argparse.Namespace) -> int:
     request = request_of(args)
     if Path(args.run, "export.json").is_file():
         return _verify_export(args)
-    if is_unfinished(Path(args.run)):
-        raise ConfigError(
-            Problem(
-                "RUN",
-                f"is {UNFINISHED}",
-                args.run,
-                hint="delete it, and run `samewise export` again",
-            )
-        )
+    ConfigError.raise_if(
+        is_unfinished(Path(args.run)),
+        "RUN",
+        f"is {UNFINISHED}",
+        args.run,
+        hint="delete it, and run `samewise export` again",
+    )
     with open_received(args.run, run_root=args.run_root, uri=args.uri, trust=args.trust) as folder:
         return print_verdict(args, folder, request)
 
@@ -123,14 +121,12 @@ def _verify_export(args: argparse.Namespace) -> int:
     use_own_inductor_cache()
     from samewise.runner.exports.folder import run_test_vectors
 
-    if args.overrides or args.steps or args.uri or args.audit:
-        raise ConfigError(
-            Problem(
-                "verify",
-                "an export is verified by its test vectors: nothing is trained",
-                expected="samewise verify FOLDER",
-            )
-        )
+    ConfigError.raise_if(
+        args.overrides or args.steps or args.uri or args.audit,
+        "verify",
+        "an export is verified by its test vectors: nothing is trained",
+        expected="samewise verify FOLDER",
+    )
     runtimes = run_test_vectors(Path(args.run), trusted=args.trust)
     if args.json:
         print(

@@ -289,10 +289,12 @@ def _import(name: str, target: str, where: str, parent: Any) -> types.ModuleType
 
 
 def _attribute(owner: Any, name: str, target: str, where: str) -> Any:
-    if not isinstance(owner, types.ModuleType | type):
-        raise ConfigError(
-            Problem(where, f"does not exist: '{name}' can only be in a module or a class", target)
-        )
+    ConfigError.raise_if(
+        not isinstance(owner, types.ModuleType | type),
+        where,
+        f"does not exist: '{name}' can only be in a module or a class",
+        target,
+    )
     try:
         return getattr(owner, name)
     except AttributeError:

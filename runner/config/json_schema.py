@@ -68,17 +68,14 @@ def write(project: Project, folder: Path) -> tuple[list[Path], list[Problem]]:
         for file in files
         if file.exists() and MARK not in file.read_text(encoding="utf-8", errors="replace")[:200]
     ]
-    if strange:
-        raise ConfigError(
-            *[
-                Problem(
-                    str(file),
-                    "exists and is not one of samewise's schemas",
-                    hint="--out names another folder",
-                )
-                for file in strange
-            ]
+    ConfigError.raise_all(
+        Problem(
+            str(file),
+            "exists and is not one of samewise's schemas",
+            hint="--out names another folder",
         )
+        for file in strange
+    )
     folder.mkdir(parents=True, exist_ok=True)
     for file, schema in files.items():
         write_atomically(file, json.dumps(schema, indent=1, default=str) + "\n")

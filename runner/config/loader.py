@@ -38,7 +38,7 @@ from samewise.runner.config.override_text import ONE_CHOICE
 from samewise.runner.config.project import Project
 from samewise.runner.config.schema import Experiment
 from samewise.runner.config.yaml_files import read_yaml, require_modest
-from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.errors import ConfigError
 from samewise.runner.records.files import read_text
 
 ROOT = "config"
@@ -447,17 +447,13 @@ def _require_no_root(file: Path) -> None:
 
     An identical copy is allowed.
     """
-    if file.is_file() and read_text(file) != (_library() / f"{ROOT}.yaml").read_text(
-        encoding="utf-8"
-    ):
-        raise ConfigError(
-            Problem(
-                str(file),
-                "would take the place of samewise's own config.yaml, which every "
-                "experiment starts from",
-                hint="give it another name; an experiment's file belongs in the folder `experiment`",
-            )
-        )
+    ConfigError.raise_if(
+        file.is_file()
+        and read_text(file) != (_library() / f"{ROOT}.yaml").read_text(encoding="utf-8"),
+        str(file),
+        "would take the place of samewise's own config.yaml, which every experiment starts from",
+        hint="give it another name; an experiment's file belongs in the folder `experiment`",
+    )
 
 
 def _is_inside(name: str) -> bool:

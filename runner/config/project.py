@@ -82,8 +82,7 @@ def find(
             problems += [*_wrong_settings(file, table), *_foreign_file(file, here)]
             break
     # Before anything of the file is used: the packages that it names would be run
-    if problems:
-        raise ConfigError(*problems)
+    ConfigError.raise_all(problems)
 
     package_names = (*packages, *settings.get("packages", ()))
     if package_names and str(root) not in sys.path:
@@ -106,8 +105,7 @@ def find(
         for folder in folders
         if not folder.is_dir()
     ]
-    if problems:
-        raise ConfigError(*problems)
+    ConfigError.raise_all(problems)
     return Project(
         root,
         tuple(dict.fromkeys(package_names)),

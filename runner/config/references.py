@@ -116,15 +116,13 @@ def require_modest_references(cfg: DictConfig) -> None:
     except RecursionError:
         # A chain that exceeds Python's stack exceeds the limit too
         size, links, values = 0, LINKS + 1, 0
-    if links > LINKS:
-        raise ConfigError(
-            Problem(
-                "",
-                "values of the config refer to each other in too long a chain",
-                expected=f"at most {LINKS} in a row",
-                hint="refer to the first of them",
-            )
-        )
+    ConfigError.raise_if(
+        links > LINKS,
+        "",
+        "values of the config refer to each other in too long a chain",
+        expected=f"at most {LINKS} in a row",
+        hint="refer to the first of them",
+    )
     if size >= LARGEST:
         path = max((path for path, (size, *_) in sizes.items() if size >= LARGEST), key=len)
         raise ConfigError(

@@ -74,8 +74,7 @@ def config_in(file: Path, overrides: Sequence[str] = ()) -> Composed:
     problems += keys_are_known(plain(cfg))
     sources = compose.named_sources(cfg)
     problems += [problem for some in compose.settle(cfg, overrides, before) for problem in some]
-    if problems:
-        raise ConfigError(*problems)
+    ConfigError.raise_all(problems)
     if overrides and header.read_references(read_text(file) or "") is None:
         print(
             "warning: samewise 0.1 wrote this config, which does not say which values are copies "

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from samewise.runner.data.order import Shuffled
-from samewise.runner.errors import ConfigError, Problem, require_at_least
+from samewise.runner.errors import ConfigError, require_at_least
 
 
 class GroupedByAspectRatio(Shuffled):
@@ -47,14 +47,12 @@ class GroupedByAspectRatio(Shuffled):
     ) -> None:
         require_at_least({"loader.order.factor": factor}, least=0)
         described: Any = dataset
-        if not hasattr(described, "aspect_ratios"):
-            raise ConfigError(
-                Problem(
-                    "loader.order",
-                    f"{type(dataset).__name__} does not report its images' aspect ratios",
-                    hint="give it a method aspect_ratios(), or set loader.order=null",
-                )
-            )
+        ConfigError.raise_if(
+            not hasattr(described, "aspect_ratios"),
+            "loader.order",
+            f"{type(dataset).__name__} does not report its images' aspect ratios",
+            hint="give it a method aspect_ratios(), or set loader.order=null",
+        )
         super().__init__(dataset, seed=seed)
         self._size = max(1, batch_size // (replicas * accumulate))
         self._groups = groups_of(described.aspect_ratios(), factor)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -20,17 +20,15 @@ class Plan:
     """Whether an epoch's last, smaller batch is dropped."""
 
     def __post_init__(self) -> None:
-        if self.steps_per_epoch == 0:
-            raise ConfigError(
-                Problem(
-                    "batch_size",
-                    f"is larger than the training split, which has {self.samples} samples, so an "
-                    "epoch would have no steps",
-                    self.batch_size,
-                    f"at most {self.samples}",
-                    "set loader.drop_last=false to train on smaller batches",
-                )
-            )
+        ConfigError.raise_if(
+            self.steps_per_epoch == 0,
+            "batch_size",
+            f"is larger than the training split, which has {self.samples} samples, so an "
+            "epoch would have no steps",
+            self.batch_size,
+            f"at most {self.samples}",
+            "set loader.drop_last=false to train on smaller batches",
+        )
 
     @cached_property
     def steps_per_epoch(self) -> int:

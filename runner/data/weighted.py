@@ -11,7 +11,7 @@ from torch import Tensor
 
 from samewise.runner.data import streams
 from samewise.runner.data.order import Bijection, Indices, InOrder, Order
-from samewise.runner.errors import ConfigError, Problem, first_few
+from samewise.runner.errors import ConfigError, first_few
 from samewise.runner.interfaces import class_names
 
 
@@ -135,8 +135,13 @@ def _numbers(values: Iterable[Any], weights: Any, count: int, expected: str) -> 
     """Return so many weights, float64[count], of which one is not 0."""
     numbers = torch.tensor([*map(float, values)], dtype=torch.float64)
     # NaN compares as false
-    if len(numbers) != count or not (numbers >= 0).all() or not 0 < numbers.sum() < inf:
-        raise ConfigError(Problem("loader.order.weights", "are not weights", weights, expected))
+    ConfigError.raise_if(
+        len(numbers) != count or not (numbers >= 0).all() or not 0 < numbers.sum() < inf,
+        "loader.order.weights",
+        "are not weights",
+        weights,
+        expected,
+    )
     return numbers
 
 

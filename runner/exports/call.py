@@ -203,15 +203,13 @@ def observe(
             strict=True,
         )
     )
-    if not inputs:
-        raise ConfigError(
-            Problem(
-                "--module" if module else "model",
-                "is not called with a tensor when the recipe evaluates a batch, so there is "
-                "nothing to export",
-                module or type(model).__name__,
-            )
-        )
+    ConfigError.raise_if(
+        not inputs,
+        "--module" if module else "model",
+        "is not called with a tensor when the recipe evaluates a batch, so there is "
+        "nothing to export",
+        module or type(model).__name__,
+    )
     with torch.no_grad():
         # The model gets copies, as it may change its inputs in place
         returned = called(
@@ -383,16 +381,14 @@ def _require_only(part: str, recipe: Recipe, model: nn.Module, batch: Batch) -> 
         for name, child in model.named_children():
             hooks.enter_context(child.register_forward_pre_hook(partial(record, name)))
         recipe.measure(model, batch)
-    if len(called_parts) > 1:
-        raise ConfigError(
-            Problem(
-                "--module",
-                "must say which part of the model to export: the recipe calls several when it "
-                "evaluates a batch",
-                hint=f"name {' or '.join(called_parts)}, or give the recipe a `predict` that calls "
-                "the model",
-            )
-        )
+    ConfigError.raise_if(
+        len(called_parts) > 1,
+        "--module",
+        "must say which part of the model to export: the recipe calls several when it "
+        "evaluates a batch",
+        hint=f"name {' or '.join(called_parts)}, or give the recipe a `predict` that calls "
+        "the model",
+    )
 
 
 def _names(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[str]:

@@ -114,16 +114,14 @@ def _write(
         form = formats.FORMATS[name]
         formats.write(form, call, folder / form.file)
         runtime = try_runtime(form, folder / form.file, truth, tolerance)
-        if runtime.sound is False:
-            raise ConfigError(
-                Problem(
-                    "--to",
-                    f"was not exported: {runtime.description}",
-                    name,
-                    f"a relative error of at most {tolerance:g}",
-                    "--tolerance accepts a larger error" if runtime.difference else "",
-                )
-            )
+        ConfigError.raise_if(
+            runtime.sound is False,
+            "--to",
+            f"was not exported: {runtime.description}",
+            name,
+            f"a relative error of at most {tolerance:g}",
+            "--tolerance accepts a larger error" if runtime.difference else "",
+        )
         runtimes.append(runtime)
     write_tensors(
         folder / VECTORS,

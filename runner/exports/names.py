@@ -15,10 +15,13 @@ def require_sound(names: Iterable[str], tolerance: float) -> list[str]:
     Raises:
         ConfigError: A name is not one of `KINDS`, or the tolerance is not a share.
     """
-    if not 0 <= tolerance < 1:
-        raise ConfigError(
-            Problem("--tolerance", "is not a valid share", tolerance, "at least 0 and less than 1")
-        )
+    ConfigError.raise_if(
+        not 0 <= tolerance < 1,
+        "--tolerance",
+        "is not a valid share",
+        tolerance,
+        "at least 0 and less than 1",
+    )
     requested = [name.strip() for name in names if name.strip()]
     for name in requested:
         if name not in KINDS:

@@ -63,15 +63,13 @@ class Phase:
 
     def __post_init__(self) -> None:
         # Each of its letters would be taken for a prefix
-        if isinstance(self.modules, str):
-            raise ConfigError(
-                Problem(
-                    "recipe",
-                    f"the modules of phase '{self.name}' are text",
-                    self.modules,
-                    f'a tuple: ("{self.modules}",)',
-                )
-            )
+        ConfigError.raise_if(
+            isinstance(self.modules, str),
+            "recipe",
+            f"the modules of phase '{self.name}' are text",
+            self.modules,
+            f'a tuple: ("{self.modules}",)',
+        )
 
     def turns(self, step: int) -> list[Phase]:
         """Return the phase as often as it trains in a step (from 0), each with its `turn`."""

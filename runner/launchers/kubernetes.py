@@ -119,8 +119,7 @@ class Kubernetes(Launcher):
             for name in manifest.OURS
             if name in (pod or {})
         ]
-        if problems:
-            raise ConfigError(*problems)
+        ConfigError.raise_all(problems)
         self._cpus, self._gpus = cpus, gpus
         self.most, self._apply, self.poll_s = jobs, apply, poll_s
         self._template = manifest.Template(
@@ -187,8 +186,7 @@ class Kubernetes(Launcher):
                     hint="launcher.apply=false writes the manifest only",
                 )
             )
-        if problems:
-            raise ConfigError(*problems)
+        ConfigError.raise_all(problems)
         self._sweep, self._home = sweep, home
         has_kubectl = self._apply is not False and shutil.which("kubectl") is not None
         self._cluster = Cluster(self._template.namespace) if has_kubectl else None
@@ -336,10 +334,11 @@ def _user(user: str | None) -> tuple[int, int] | None:
     if user == "image":
         return None
     uid, _, gid = str(user).partition(":")
-    if not (uid.isdigit() and gid.isdigit()):
-        raise ConfigError(
-            Problem(
-                "user", "is not a valid user", user, "UID:GID, such as 1000:1000; null; or image"
-            )
-        )
+    ConfigError.raise_if(
+        not (uid.isdigit() and gid.isdigit()),
+        "user",
+        "is not a valid user",
+        user,
+        "UID:GID, such as 1000:1000; null; or image",
+    )
     return int(uid), int(gid)

@@ -46,15 +46,13 @@ class Volume:
             ConfigError: The path or the source has another form.
         """
         where = f"volumes.{path}"
-        if not path.startswith("/") or ".." in PurePosixPath(path).parts:
-            raise ConfigError(
-                Problem(
-                    where,
-                    "is also the path in the pod, so it must be absolute",
-                    path,
-                    "a path that starts with /, without ..",
-                )
-            )
+        ConfigError.raise_if(
+            not path.startswith("/") or ".." in PurePosixPath(path).parts,
+            where,
+            "is also the path in the pod, so it must be absolute",
+            path,
+            "a path that starts with /, without ..",
+        )
         if not isinstance(source, str) or not source or ".." in PurePosixPath(source).parts:
             raise ConfigError(
                 Problem(

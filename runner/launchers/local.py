@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
-from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.errors import ConfigError
 from samewise.runner.launchers.base import Job, JobState, Launcher, Standing
 from samewise.runner.launchers.parent import JobParent
 from samewise.runner.launchers.submission import describe_exit_code
@@ -42,8 +42,9 @@ class Local(Launcher):
     """
 
     def __init__(self, *, jobs: int | None = None, pin: bool = True, preload: bool = True) -> None:
-        if jobs is not None and jobs < 1:
-            raise ConfigError(Problem("jobs", "is too small", jobs, "at least 1, or null"))
+        ConfigError.raise_if(
+            jobs is not None and jobs < 1, "jobs", "is too small", jobs, "at least 1, or null"
+        )
         require_few("launcher.jobs", jobs or 1)
         self.most, self._pin, self._preload = jobs, pin, preload
         self._cores = sorted(os.sched_getaffinity(0))

@@ -81,8 +81,7 @@ class Ray(Launcher):
                     "bytes, or a number with K, M, G or T: 16G",
                 )
             )
-        if problems:
-            raise ConfigError(*problems)
+        ConfigError.raise_all(problems)
         self._address, self._cpus, self._gpus = address, cpus, gpus
         self._resources, self.most = dict(resources or {}), jobs
         self._mem = int(size[1]) * _UNITS[size[2]] if size else None
@@ -97,17 +96,15 @@ class Ray(Launcher):
         self._ask("/api/version")
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        if self.most is not None and len(jobs) > self.most:
-            raise ConfigError(
-                Problem(
-                    "launcher.jobs",
-                    "Ray cannot limit how many jobs of a sweep run at a time",
-                    self.most,
-                    "null",
-                    "add --wait: this process then submits one job at a time, and must stay "
-                    "running; or raise launcher.cpus or launcher.resources",
-                )
-            )
+        ConfigError.raise_if(
+            self.most is not None and len(jobs) > self.most,
+            "launcher.jobs",
+            "Ray cannot limit how many jobs of a sweep run at a time",
+            self.most,
+            "null",
+            "add --wait: this process then submits one job at a time, and must stay "
+            "running; or raise launcher.cpus or launcher.resources",
+        )
         code = snapshot(self._sweep)
         tries = {number: _try(job) for number, job in self._jobs().items()}
         for job in jobs:

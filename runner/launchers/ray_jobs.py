@@ -98,16 +98,14 @@ def address_from(configured: str | None) -> str:
                 hint=f"set it, or {ADDRESSES[0]}",
             )
         )
-    if urlsplit(address).scheme not in ("http", "https") or not urlsplit(address).hostname:
-        raise ConfigError(
-            Problem(
-                path,
-                "is not an address where Ray accepts jobs",
-                address,
-                _EXPECTED,
-                "launcher.address",
-            )
-        )
+    ConfigError.raise_if(
+        urlsplit(address).scheme not in ("http", "https") or not urlsplit(address).hostname,
+        path,
+        "is not an address where Ray accepts jobs",
+        address,
+        _EXPECTED,
+        "launcher.address",
+    )
     return address
 
 

@@ -136,9 +136,7 @@ class Slurm(Launcher):
             "requeues": (requeues, 0),
             "poll_s": (poll_s, 0.1),
         }
-        problems = too_small(minimums)
-        if problems:
-            raise ConfigError(*problems)
+        ConfigError.raise_all(too_small(minimums))
         self._partition, self._nodes, self._cpus, self._gpus = partition, nodes, cpus, gpus
         self._setup, self._python = tuple(setup), python or sys.executable
         self._notice_s, self._requeues = notice_s, requeues
@@ -152,16 +150,14 @@ class Slurm(Launcher):
 
     def open(self, sweep: SweepFolder) -> None:
         missing = [name for name in ("sbatch", "squeue", "scancel") if shutil.which(name) is None]
-        if missing:
-            raise ConfigError(
-                Problem(
-                    "launcher",
-                    f"{' and '.join(missing)} cannot be found on this machine",
-                    "slurm",
-                    "a machine of a SLURM cluster",
-                    "launcher=local",
-                )
-            )
+        ConfigError.raise_if(
+            missing,
+            "launcher",
+            f"{' and '.join(missing)} cannot be found on this machine",
+            "slurm",
+            "a machine of a SLURM cluster",
+            "launcher=local",
+        )
         self._sweep = sweep
         self._home = sweep.path.absolute() / HOME
 
@@ -221,26 +217,21 @@ class Slurm(Launcher):
 
     def _needs(self, job: Job) -> _Needs:
         """Return the resources that a job needs on each machine."""
-        if self._nodes > 1 and job.spread is None:
-            raise ConfigError(
-                Problem(
-                    "launcher.nodes",
-                    "the strategy has one process, which cannot run on several machines",
-                    self._nodes,
-                    "1",
-                    "strategy=elastic replicas=N, launcher.nodes=1",
-                )
-            )
-        if self._nodes > 1 and job.spread == "whole" and job.processes % self._nodes:
-            raise ConfigError(
-                Problem(
-                    "launcher.nodes",
-                    f"{job.processes} processes cannot be divided equally among "
-                    f"{self._nodes} machines",
-                    self._nodes,
-                    f"a divisor of {job.processes}",
-                )
-            )
+        ConfigError.raise_if(
+            self._nodes > 1 and job.spread is None,
+            "launcher.nodes",
+            "the strategy has one process, which cannot run on several machines",
+            self._nodes,
+            "1",
+            "strategy=elastic replicas=N, launcher.nodes=1",
+        )
+        ConfigError.raise_if(
+            self._nodes > 1 and job.spread == "whole" and job.processes % self._nodes,
+            "launcher.nodes",
+            f"{job.processes} processes cannot be divided equally among {self._nodes} machines",
+            self._nodes,
+            f"a divisor of {job.processes}",
+        )
         processes = (
             job.processes // self._nodes
             if self._nodes > 1 and job.spread == "whole"

@@ -109,15 +109,13 @@ def _nodes(
 
 
 def _build(partial: Any, groups: list[dict[str, Any]], path: str) -> Optimizer:
-    if not isinstance(partial, functools.partial):
-        raise ConfigError(
-            Problem(
-                path,
-                "must be partial, because it gets its parameters later",
-                partial,
-                "a torch.optim.Optimizer with `_partial_: true`",
-            )
-        )
+    ConfigError.raise_if(
+        not isinstance(partial, functools.partial),
+        path,
+        "must be partial, because it gets its parameters later",
+        partial,
+        "a torch.optim.Optimizer with `_partial_: true`",
+    )
     make = cast("Callable[..., Any]", partial.func)
     settings = {key: _plain(value) for key, value in partial.keywords.items()}
     _require_no_closure(make, path)
@@ -135,15 +133,13 @@ def _build(partial: Any, groups: list[dict[str, Any]], path: str) -> Optimizer:
         optimizer = make(groups, **settings)
     except (ValueError, TypeError, RuntimeError) as error:
         raise ConfigError(_explain(error, settings, path)) from None
-    if not isinstance(optimizer, Optimizer):
-        raise ConfigError(
-            Problem(
-                path,
-                "does not create an optimizer",
-                type(optimizer).__name__,
-                "a torch.optim.Optimizer",
-            )
-        )
+    ConfigError.raise_if(
+        not isinstance(optimizer, Optimizer),
+        path,
+        "does not create an optimizer",
+        type(optimizer).__name__,
+        "a torch.optim.Optimizer",
+    )
     # It would fail for a parameter whose first gradient comes later than the others'
     if isinstance(optimizer, torch.optim.SGD) and optimizer.defaults.get("fused"):
         optimizer.register_step_pre_hook(begin_late_momentum)
@@ -155,15 +151,13 @@ def _resolve(groups: list[dict[str, Any]], lr: Any, accepted: set[str], path: st
     problems: dict[str, Problem] = {}
     for group in groups:
         factor = group.pop("lr_factor", None)
-        if factor is not None and not isinstance(lr, int | float):
-            raise ConfigError(
-                Problem(
-                    f"{path}.lr",
-                    "is needed by lr_factor or layer_decay of param_groups",
-                    lr,
-                    "a number",
-                )
-            )
+        ConfigError.raise_if(
+            factor is not None and not isinstance(lr, int | float),
+            f"{path}.lr",
+            "is needed by lr_factor or layer_decay of param_groups",
+            lr,
+            "a number",
+        )
         if factor is not None:
             group["lr"] = factor * lr
         for key in group.keys() - {"name", "params"}:
@@ -176,8 +170,7 @@ def _resolve(groups: list[dict[str, Any]], lr: Any, accepted: set[str], path: st
                     group[key],
                     hint=nearest(key, {*accepted, "lr_factor", "frozen"}),
                 )
-    if problems:
-        raise ConfigError(*problems.values())
+    ConfigError.raise_all(problems.values())
 
 
 def _try_options(
@@ -195,8 +188,7 @@ def _try_options(
         except (ValueError, TypeError, RuntimeError) as error:
             problem = _explain(error, options, _where(group))
             problems[problem.path] = problem
-    if problems:
-        raise ConfigError(*problems.values())
+    ConfigError.raise_all(problems.values())
 
 
 def rule_of(group: Mapping[str, Any]) -> str:

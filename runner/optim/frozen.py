@@ -31,8 +31,9 @@ def freeze(
     Raises:
         ConfigError: `statistics` is another word.
     """
-    if statistics not in ("freeze", "train"):
-        raise ConfigError(Problem(path, "no such choice", statistics, "freeze or train"))
+    ConfigError.raise_if(
+        statistics not in ("freeze", "train"), path, "no such choice", statistics, "freeze or train"
+    )
     for parameter in frozen:
         if isinstance(parameter.tensor, nn.Parameter):
             parameter.tensor.requires_grad_(False)

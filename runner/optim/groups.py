@@ -130,19 +130,16 @@ def _require_parts(model: nn.Module, prefixes: Sequence[str]) -> None:
     """Raise a ConfigError for each prefix without parameters in the model."""
     parts = list(dict.fromkeys(x.name.partition(".")[0] for x in named_parameters(model)))
     missing = [prefix for prefix in prefixes if not named_parameters(model, [prefix])]
-    if missing:
-        raise ConfigError(
-            *(
-                Problem(
-                    "model",
-                    f"has no part '{prefix}', which the recipe trains",
-                    type(model).__name__,
-                    "a model with the parts that the recipe's phases train",
-                    nearest(prefix, parts),
-                )
-                for prefix in missing
-            )
+    ConfigError.raise_all(
+        Problem(
+            "model",
+            f"has no part '{prefix}', which the recipe trains",
+            type(model).__name__,
+            "a model with the parts that the recipe's phases train",
+            nearest(prefix, parts),
         )
+        for prefix in missing
+    )
 
 
 def _rules(
@@ -184,8 +181,7 @@ def _rules(
         except ConfigError as error:
             # Every wrong rule is reported at once
             problems.extend(error.problems)
-    if problems:
-        raise ConfigError(*problems)
+    ConfigError.raise_all(problems)
     return rule_of_parameter, options, factors, waits
 
 
@@ -281,29 +277,23 @@ def _block_settings(
         rule.get("unfreeze_every", 0),
         rule.get("blocks") or [],
     )
-    if set(rule) - {"layer_decay", "unfreeze_every", "blocks"} or not _is_factor(decay):
-        raise ConfigError(
-            Problem(
-                path,
-                "is not a layer-wise decay",
-                dict(rule),
-                "{layer_decay: NUMBER}, with a number of at least 0, usually below 1; optionally "
-                "also unfreeze_every and blocks",
-            )
-        )
-    if (
+    ConfigError.raise_if(
+        set(rule) - {"layer_decay", "unfreeze_every", "blocks"} or not _is_factor(decay),
+        path,
+        "is not a layer-wise decay",
+        dict(rule),
+        "{layer_decay: NUMBER}, with a number of at least 0, usually below 1; optionally "
+        "also unfreeze_every and blocks",
+    )
+    ConfigError.raise_if(
         isinstance(pause, bool)
         or not isinstance(pause, int)
-        or pause < (1 if "unfreeze_every" in rule else 0)
-    ):
-        raise ConfigError(
-            Problem(
-                f"{path}.unfreeze_every",
-                "is not a valid number of epochs",
-                pause,
-                "a whole number of at least 1",
-            )
-        )
+        or pause < (1 if "unfreeze_every" in rule else 0),
+        f"{path}.unfreeze_every",
+        "is not a valid number of epochs",
+        pause,
+        "a whole number of at least 1",
+    )
     opened_modules = [opened_modules] if isinstance(opened_modules, str) else list(opened_modules)
     modules = dict.fromkeys(
         parameter.name[:place]
@@ -311,18 +301,16 @@ def _block_settings(
         for place in range(len(parameter.name))
         if parameter.name[place] == "."
     )
-    if unknown := [name for name in opened_modules if name not in modules]:
-        raise ConfigError(
-            *(
-                Problem(
-                    f"{path}.blocks",
-                    "is not a module with parameters",
-                    name,
-                    hint=nearest(str(name), modules),
-                )
-                for name in unknown
-            )
+    ConfigError.raise_all(
+        Problem(
+            f"{path}.blocks",
+            "is not a module with parameters",
+            name,
+            hint=nearest(str(name), modules),
         )
+        for name in opened_modules
+        if name not in modules
+    )
     blocks_behind, blocks = dict[str, int](), _blocks(parameters, opened_modules)
     for number, (_, names) in enumerate(blocks, start=1):
         blocks_behind |= dict.fromkeys(names, len(blocks) - number)

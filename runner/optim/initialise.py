@@ -132,13 +132,11 @@ def initialise(
     options: dict[str, Any] = (
         plain(settings) if isinstance(settings, DictConfig) else dict(settings)
     )
-    unknown = [
+    ConfigError.raise_all(
         Problem(f"initialise.{key}", "no such key", hint=nearest(key, SETTINGS))
         for key in options
         if key not in SETTINGS
-    ]
-    if unknown:
-        raise ConfigError(*unknown)
+    )
     _apply_rules(model, options.get("rules") or {}, images)
     load_weights(
         model,
@@ -187,8 +185,7 @@ def _apply_rules(
                 chosen.setdefault(parameter.name, (str(name), method))
         except ConfigError as error:
             problems.extend(error.problems)
-    if problems:
-        raise ConfigError(*problems)
+    ConfigError.raise_all(problems)
     for parameter in parameters:
         # In the model's order, so that draws do not depend on the order of rules
         if parameter.name in chosen:
@@ -201,16 +198,20 @@ def _match_rules(
 ) -> list[tuple[Named, Callable[[Tensor], Any]]]:
     """Return the parameters that a rule initialises, each with the method."""
     expected = "{match: PATTERN, weight: METHOD, bias: METHOD}, with at least one of the methods"
-    if not isinstance(rule, Mapping):
-        raise ConfigError(Problem(path, "is not a rule", rule, expected))
+    ConfigError.raise_if(not isinstance(rule, Mapping), path, "is not a rule", rule, expected)
     keys = cast("Mapping[str, Any]", rule)
     methods = {
         key: _method(keys[key], f"{path}.{key}")
         for key in ("weight", "bias")
         if keys.get(key) is not None
     }
-    if "match" not in keys or not methods or set(keys) - {"match", "weight", "bias"}:
-        raise ConfigError(Problem(path, "is not a rule", dict(keys), expected))
+    ConfigError.raise_if(
+        "match" not in keys or not methods or set(keys) - {"match", "weight", "bias"},
+        path,
+        "is not a rule",
+        dict(keys),
+        expected,
+    )
     matches = matching(keys["match"], parameters, path=f"{path}.match")
     pairs = [
         (x, methods[part])
@@ -263,8 +264,11 @@ def _method(method_setting: Any, path: str) -> Callable[[Tensor], Any]:
             )
         )
     # The only method with an argument that has no default
-    if name == "constant" and "val" not in settings:
-        raise ConfigError(Problem(f"{path}.val", "is missing (the constant to fill with)"))
+    ConfigError.raise_if(
+        name == "constant" and "val" not in settings,
+        f"{path}.val",
+        "is missing (the constant to fill with)",
+    )
     return partial(method, **settings)
 
 

@@ -118,16 +118,13 @@ def matching(pattern: Any, parameters: Sequence[Named], *, path: str) -> list[Na
         if isinstance(pattern, Sequence)
         else []
     )
-    if not patterns or not all(isinstance(x, str) and x for x in patterns):
-        raise ConfigError(
-            Problem(
-                path,
-                "is not a pattern",
-                pattern,
-                "a kind, head, type:CLASS, re:EXPRESSION or a parameter name with *, or a "
-                "list of them",
-            )
-        )
+    ConfigError.raise_if(
+        not patterns or not all(isinstance(x, str) and x for x in patterns),
+        path,
+        "is not a pattern",
+        pattern,
+        "a kind, head, type:CLASS, re:EXPRESSION or a parameter name with *, or a list of them",
+    )
     predicates = {x: _predicate(x, path, parameters) for x in patterns}
     matched = {
         text: {parameter.name for parameter in parameters if is_match(parameter)}
@@ -142,8 +139,7 @@ def matching(pattern: Any, parameters: Sequence[Named], *, path: str) -> list[Na
     ]
     if not names:
         raise ConfigError(_no_match(path, pattern, patterns[0], parameters))
-    if unmatched:
-        raise ConfigError(*(_no_match(path, x, x, parameters) for x in unmatched))
+    ConfigError.raise_all(_no_match(path, x, x, parameters) for x in unmatched)
     return [x for x in parameters if x.name in names]
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 from torch.optim.sgd import sgd
 
-from samewise.runner.errors import ConfigError, Problem, first_few
+from samewise.runner.errors import ConfigError, first_few
 from samewise.runner.torch_private import foreach_add, foreach_add_, foreach_copy_, foreach_mul_
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -244,12 +244,9 @@ def _check(group: dict[str, Any]) -> None:
         for name, parameter in zip(names, group["params"], strict=True)
         if parameter.ndim < 2
     ]
-    if flat:
-        raise ConfigError(
-            Problem(
-                "param_groups",
-                f"Muon only trains weights of two dimensions or more, not {first_few(flat, 5)}",
-                hint="put them in a group with use_muon: false, as param_groups=sgd_for_vectors "
-                "does",
-            )
-        )
+    ConfigError.raise_if(
+        flat,
+        "param_groups",
+        f"Muon only trains weights of two dimensions or more, not {first_few(flat, 5)}",
+        hint="put them in a group with use_muon: false, as param_groups=sgd_for_vectors does",
+    )

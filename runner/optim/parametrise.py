@@ -141,10 +141,13 @@ def parametrise(model: nn.Module, rules: Mapping[str, Any]) -> None:
         path = f"initialise.parametrisations.{name}"
         if rule is None:
             continue
-        if not isinstance(rule, Mapping) or "match" not in rule or "kind" not in rule:
-            raise ConfigError(
-                Problem(path, "is not a rule", rule, "{match: PATTERN, kind: KIND, ...}")
-            )
+        ConfigError.raise_if(
+            not isinstance(rule, Mapping) or "match" not in rule or "kind" not in rule,
+            path,
+            "is not a rule",
+            rule,
+            "{match: PATTERN, kind: KIND, ...}",
+        )
         settings = dict(cast("Mapping[str, Any]", rule))
         pattern, kind = settings.pop("match"), settings.pop("kind")
         if kind not in KINDS:

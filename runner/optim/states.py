@@ -44,15 +44,13 @@ def load_state(
     for number, (own_group, group) in enumerate(zip(optimizer.param_groups, groups, strict=False)):
         # Torch makes these averages only in a parameter's first step
         for name in ("amsgrad", "centered"):
-            if own_group.get(name) and not group.get(name):
-                raise ConfigError(
-                    Problem(
-                        f"optimizer.{name}",
-                        "needs averages that the checkpoint does not have",
-                        True,
-                        "as in that run",
-                    )
-                )
+            ConfigError.raise_if(
+                own_group.get(name) and not group.get(name),
+                f"optimizer.{name}",
+                "needs averages that the checkpoint does not have",
+                True,
+                "as in that run",
+            )
         groups[number] = {
             **group,
             **{

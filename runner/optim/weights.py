@@ -98,31 +98,31 @@ def load_weights(
 def _locate_files(file: str) -> list[Path]:
     if str(file).startswith(hugging_face.PREFIX):
         return hugging_face.files_at(hugging_face.snapshot(file))
-    if "://" in str(file):
-        raise ConfigError(
-            Problem(
-                PATH,
-                "is not a local file",
-                file,
-                "a path",
-                "download it first, and put its SHA-256 into initialise.sha256; published weights "
-                f"have names: {', '.join(f'{x}NAME' for x in SOURCES)}",
-            )
-        )
+    ConfigError.raise_if(
+        "://" in str(file),
+        PATH,
+        "is not a local file",
+        file,
+        "a path",
+        "download it first, and put its SHA-256 into initialise.sha256; published weights "
+        f"have names: {', '.join(f'{x}NAME' for x in SOURCES)}",
+    )
     path = Path(file).expanduser()
-    if (path / "config.yaml").is_file() and (path / "checkpoints").is_dir():
-        raise ConfigError(
-            Problem(
-                PATH,
-                "is a run's folder, not a file of weights",
-                str(file),
-                hint=f"the run's best checkpoint is run:{file}",
-            )
-        )
+    ConfigError.raise_if(
+        (path / "config.yaml").is_file() and (path / "checkpoints").is_dir(),
+        PATH,
+        "is a run's folder, not a file of weights",
+        str(file),
+        hint=f"the run's best checkpoint is run:{file}",
+    )
     paths = hugging_face.files_at(path)
     # Reading a pipe would wait for a program that writes to it
-    if paths[0].exists() and not paths[0].is_file():
-        raise ConfigError(Problem(PATH, "is a pipe or a device, not a file of weights", str(file)))
+    ConfigError.raise_if(
+        paths[0].exists() and not paths[0].is_file(),
+        PATH,
+        "is a pipe or a device, not a file of weights",
+        str(file),
+    )
     if not paths[0].is_file():
         hint = (
             did_you_mean(str(path), map(str, path.parent.iterdir()))
@@ -218,15 +218,13 @@ def _unwrap(content: Any) -> dict[str, Tensor]:
         if inner is None:
             break
         content = content[inner]  # pyright: ignore[reportUnknownVariableType]
-    if not isinstance(content, Mapping) or not content:
-        raise ConfigError(
-            Problem(
-                PATH,
-                "is not a state_dict",
-                type(content).__name__,
-                "a mapping from names to tensors",
-            )
-        )  # pyright: ignore[reportUnknownArgumentType]
+    ConfigError.raise_if(
+        not isinstance(content, Mapping) or not content,
+        PATH,
+        "is not a state_dict",
+        type(content).__name__,
+        "a mapping from names to tensors",
+    )
     entries = {str(name): value for name, value in cast("Mapping[Any, Any]", content).items()}
     # torch.optim.swa_utils.AveragedModel adds this count.
     entries.pop("n_averaged", None)
@@ -310,16 +308,13 @@ def _plain_name(name: str) -> str:
 
 def _require_same_input(model: nn.Module) -> None:
     """Refuse Inception and GoogLeNet without the rescaling of images that their weights need."""
-    if getattr(model, "transform_input", None) is False:
-        raise ConfigError(
-            Problem(
-                "model.transform_input",
-                "must be true for published weights, which were trained on images in another range",
-                False,
-                hint="model.transform_input=true, with images normalised as transforms=imagenet "
-                "does",
-            )
-        )
+    ConfigError.raise_if(
+        getattr(model, "transform_input", None) is False,
+        "model.transform_input",
+        "must be true for published weights, which were trained on images in another range",
+        False,
+        hint="model.transform_input=true, with images normalised as transforms=imagenet does",
+    )
 
 
 def _target(model: nn.Module, into: str | None) -> nn.Module:

@@ -93,13 +93,11 @@ def prepare(settings: Any) -> None:
     replaced = _REPLACED if settings.deterministic else {}
     target = replaced | {name: str(value) for name, value in settings.variables.items()}
     changed = [name for name, value in target.items() if os.environ.get(name) != value]
-    if late := [name for name in changed if _is_read(name)]:
-        raise ConfigError(
-            *(
-                _too_late(name, target[name]) if name in settings.variables else _from_earlier(name)
-                for name in late
-            )
-        )
+    ConfigError.raise_all(
+        _too_late(name, target[name]) if name in settings.variables else _from_earlier(name)
+        for name in changed
+        if _is_read(name)
+    )
     for name in changed:
         # The first value is the user's; later ones are those of experiments
         _REPLACED.setdefault(name, os.environ.pop(name, None))

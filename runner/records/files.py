@@ -104,26 +104,22 @@ def require_writable(option: str, place: Path, *, file: bool = False, hint: str 
         hint: The message's hint if the file's folder does not exist, or nothing can be written.
     """
     folder = place.absolute().parent if file else place
-    if file and not folder.is_dir():
-        raise ConfigError(
-            Problem(
-                option,
-                "is in a folder that does not exist",
-                str(place),
-                "a file in an existing folder",
-                hint,
-            )
-        )
-    if refusal := try_writing(folder):
-        raise ConfigError(
-            Problem(
-                option,
-                f"cannot be written: {refusal}",
-                str(place),
-                "a place that you can write to",
-                hint,
-            )
-        )
+    ConfigError.raise_if(
+        file and not folder.is_dir(),
+        option,
+        "is in a folder that does not exist",
+        str(place),
+        "a file in an existing folder",
+        hint,
+    )
+    ConfigError.raise_if(
+        (refusal := try_writing(folder)),
+        option,
+        f"cannot be written: {refusal}",
+        str(place),
+        "a place that you can write to",
+        hint,
+    )
 
 
 def require_no_link(*paths: Path) -> None:
@@ -188,24 +184,19 @@ def require_downloaded(path: Path) -> None:
     """Raise a ConfigError if an existing file is empty, a Git LFS pointer or a web page."""
     with open(path, "rb") as handle:
         start = handle.read(1024).lstrip().lower()
-    if not start:
-        raise ConfigError(Problem(str(path), "is empty"))
-    if start.startswith(b"version https://git-lfs"):
-        raise ConfigError(
-            Problem(
-                str(path),
-                "is a Git LFS pointer, not the file that it stands for",
-                hint="`git lfs pull` in its repository gets the file",
-            )
-        )
-    if start.startswith((b"<!doctype html", b"<html", b"<?xml")):
-        raise ConfigError(
-            Problem(
-                str(path),
-                "is a web page, such as a login or an error, in the place of the file",
-                hint="download it again",
-            )
-        )
+    ConfigError.raise_if(not start, str(path), "is empty")
+    ConfigError.raise_if(
+        start.startswith(b"version https://git-lfs"),
+        str(path),
+        "is a Git LFS pointer, not the file that it stands for",
+        hint="`git lfs pull` in its repository gets the file",
+    )
+    ConfigError.raise_if(
+        start.startswith((b"<!doctype html", b"<html", b"<?xml")),
+        str(path),
+        "is a web page, such as a login or an error, in the place of the file",
+        hint="download it again",
+    )
 
 
 def sha256(path: Path) -> str:

@@ -178,12 +178,10 @@ class RunFolder:
 
 def require_root(run_root: Path) -> None:
     """Raise a ConfigError if a run root does not exist."""
-    if not run_root.is_dir():
-        raise ConfigError(
-            Problem(
-                "--run-root",
-                "the folder does not exist",
-                str(run_root),
-                "the folder that run_root=FOLDER named in training",
-            )
-        )
+    ConfigError.raise_if(
+        not run_root.is_dir(),
+        "--run-root",
+        "the folder does not exist",
+        str(run_root),
+        "the folder that run_root=FOLDER named in training",
+    )

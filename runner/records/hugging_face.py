@@ -151,15 +151,13 @@ def _safetensors(folder: Path) -> list[Path]:
         )
     files = [folder / name for name in sorted(set(index["weight_map"].values()))]
     missing = [file.name for file in files if not file.is_file()]
-    if missing or not files:
-        raise ConfigError(
-            Problem(
-                PATH,
-                f"{INDEX} lists files that do not exist, or none",
-                str(folder),
-                ", ".join(missing) or "at least one",
-            )
-        )
+    ConfigError.raise_if(
+        missing or not files,
+        PATH,
+        f"{INDEX} lists files that do not exist, or none",
+        str(folder),
+        ", ".join(missing) or "at least one",
+    )
     return files
 
 
@@ -175,15 +173,13 @@ def digest_of(files: Sequence[Path]) -> str:
     for file, digest in zip(files, digests, strict=True):
         blob = file.resolve().name
         # Only the blobs of large files are called by their SHA-256
-        if SHA256.fullmatch(blob) and blob != digest:
-            raise ConfigError(
-                Problem(
-                    PATH,
-                    f"the file in Hugging Face's cache does not match its checksum: {file}",
-                    digest,
-                    blob,
-                    "remove the file, and download it again",
-                )
-            )
+        ConfigError.raise_if(
+            SHA256.fullmatch(blob) and blob != digest,
+            PATH,
+            f"the file in Hugging Face's cache does not match its checksum: {file}",
+            digest,
+            blob,
+            "remove the file, and download it again",
+        )
     lines = "".join(f"{digest}  {file.name}\n" for file, digest in zip(files, digests, strict=True))
     return digests[0] if len(digests) == 1 else hashlib.sha256(lines.encode()).hexdigest()

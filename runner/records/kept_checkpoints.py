@@ -71,8 +71,7 @@ def choose_checkpoint(folder: Path, which: str) -> CheckpointFolder:
         CheckpointError: There are no checkpoints, or `which` does not exist.
     """
     checkpoints = list_checkpoints(folder)
-    if not checkpoints:
-        raise CheckpointError(Problem(str(folder.parent), "the run has no checkpoint yet"))
+    CheckpointError.raise_if(not checkpoints, str(folder.parent), "the run has no checkpoint yet")
     if which == "last":
         return checkpoints[-1]
     if which == "best":

@@ -287,16 +287,14 @@ def choose_device(name: str) -> torch.device:
         ConfigError: `cuda` was requested and does not exist, or its memory is used up.
     """
     has_cuda = torch.cuda.is_available()
-    if name == "cuda" and not has_cuda:
-        raise ConfigError(
-            Problem(
-                "device",
-                "torch finds no CUDA device",
-                name,
-                "cpu, or auto",
-                "run `samewise doctor` to see what this machine has",
-            )
-        )
+    ConfigError.raise_if(
+        name == "cuda" and not has_cuda,
+        "device",
+        "torch finds no CUDA device",
+        name,
+        "cpu, or auto",
+        "run `samewise doctor` to see what this machine has",
+    )
     if name == "cpu" or not has_cuda:
         return torch.device("cpu")
     try:

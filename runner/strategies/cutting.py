@@ -116,26 +116,22 @@ def _trace(model: nn.Module) -> fx.GraphModule:
                 ).rstrip("; "),
             )
         ) from error
-    if tracer.lost:
-        raise ConfigError(
-            Problem(
-                "model",
-                f"computes {tracer.lost}, which torch.fx does not record",
-                type(model).__name__,
-                hint="strategy=elastic; or activation_checkpointing=[CLASS] with the class of the "
-                "module that does so, which is then called as a whole",
-            )
-        )
-    if generators.differ():
-        raise ConfigError(
-            Problem(
-                "model",
-                "draws random numbers where torch.fx sees no operator, so that they would be the "
-                "same in every step",
-                type(model).__name__,
-                hint="strategy=elastic",
-            )
-        )
+    ConfigError.raise_if(
+        tracer.lost,
+        "model",
+        f"computes {tracer.lost}, which torch.fx does not record",
+        type(model).__name__,
+        hint="strategy=elastic; or activation_checkpointing=[CLASS] with the class of the "
+        "module that does so, which is then called as a whole",
+    )
+    ConfigError.raise_if(
+        generators.differ(),
+        "model",
+        "draws random numbers where torch.fx sees no operator, so that they would be the "
+        "same in every step",
+        type(model).__name__,
+        hint="strategy=elastic",
+    )
     return graph
 
 
@@ -146,16 +142,14 @@ def _enclosing_modules(node: fx.Node) -> list[str]:
 
 def _require_names(model: nn.Module, split: Sequence[str]) -> None:
     modules = [name for name, _ in model.named_modules() if name]
-    if _has_hooks(model):
-        raise ConfigError(
-            Problem(
-                "model",
-                "has hooks on the model itself, which stages would not call",
-                type(model).__name__,
-                "hooks on its submodules",
-                "strategy=elastic",
-            )
-        )
+    ConfigError.raise_if(
+        _has_hooks(model),
+        "model",
+        "has hooks on the model itself, which stages would not call",
+        type(model).__name__,
+        "hooks on its submodules",
+        "strategy=elastic",
+    )
     reasons = {
         name: "activation_checkpointing recomputes as a whole"
         for name, module in model.named_modules()
@@ -195,36 +189,29 @@ def _require_chain(divided: fx.GraphModule, stages: int) -> None:
                 if argument.op == "call_function" and argument.target is operator.getitem
                 else argument
             )
-            if argument.op == "get_attr":
-                raise ConfigError(
-                    Problem(
-                        "model",
-                        f"stage {number} uses {argument.target}, and torch.fx can put only what "
-                        "layers of torch.nn hold into a stage",
-                        hint="choose a model in which only layers have parameters and buffers, "
-                        "or strategy=elastic",
-                    )
-                )
-            if source is not (calls[number - 1] if number else source) or (
-                number == 0 and argument.op != "placeholder"
-            ):
-                raise ConfigError(
-                    Problem(
-                        "strategy.split",
-                        f"stage {number} needs a value that stage {number - 1} does not pass on "
-                        f"({argument.name})",
-                        expected="a place that a single value passes through, such as between a "
-                        "ResNet's stages",
-                    )
-                )
-    if len(calls) != stages:
-        raise ConfigError(
-            Problem(
-                "strategy.split",
-                "a stage would be empty",
-                expected="parts that compute something, other than the model's first",
+            ConfigError.raise_if(
+                argument.op == "get_attr",
+                "model",
+                f"stage {number} uses {argument.target}, and torch.fx can put only what "
+                "layers of torch.nn hold into a stage",
+                hint="choose a model in which only layers have parameters and buffers, "
+                "or strategy=elastic",
             )
-        )
+            ConfigError.raise_if(
+                source is not (calls[number - 1] if number else source)
+                or (number == 0 and argument.op != "placeholder"),
+                "strategy.split",
+                f"stage {number} needs a value that stage {number - 1} does not pass on "
+                f"({argument.name})",
+                expected="a place that a single value passes through, such as between a "
+                "ResNet's stages",
+            )
+    ConfigError.raise_if(
+        len(calls) != stages,
+        "strategy.split",
+        "a stage would be empty",
+        expected="parts that compute something, other than the model's first",
+    )
 
 
 def _return_model_output(divided: fx.GraphModule, last: int) -> None:
@@ -236,14 +223,12 @@ def _return_model_output(divided: fx.GraphModule, last: int) -> None:
 
     def final_value(node: fx.Node) -> Any:
         source, index = node.args if node.target is operator.getitem else (node, None)
-        if not isinstance(source, fx.Node) or source.target != f"submod_{last}":
-            raise ConfigError(
-                Problem(
-                    "strategy.split",
-                    f"the model returns a value that the last stage does not compute ({node.name})",
-                    expected="a place before all that the model returns",
-                )
-            )
+        ConfigError.raise_if(
+            not isinstance(source, fx.Node) or source.target != f"submod_{last}",
+            "strategy.split",
+            f"the model returns a value that the last stage does not compute ({node.name})",
+            expected="a place before all that the model returns",
+        )
         return values if index is None else values[index]
 
     stage.graph.output_node().args = (fx.map_arg(divided.graph.output_node().args[0], final_value),)
@@ -254,12 +239,10 @@ def _require_no_sharing(stages: Sequence[nn.Module], split: Sequence[str]) -> No
     stage_of_parameter = dict[int, int]()
     for number, stage in enumerate(stages):
         for name, parameter in stage.named_parameters():
-            if stage_of_parameter.setdefault(id(parameter), number) != number:
-                raise ConfigError(
-                    Problem(
-                        "strategy.split",
-                        f"two stages share the parameter {name}",
-                        list(split),
-                        "stages with parameters of their own",
-                    )
-                )
+            ConfigError.raise_if(
+                stage_of_parameter.setdefault(id(parameter), number) != number,
+                "strategy.split",
+                f"two stages share the parameter {name}",
+                list(split),
+                "stages with parameters of their own",
+            )

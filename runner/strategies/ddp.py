@@ -92,21 +92,23 @@ class DDP(OneReplicaEach):
                     nearest(self.hook, HOOKS),
                 )
             )
-        if not self.bucket_mb > 0:
-            raise ConfigError(Problem("bucket_mb", "must be greater than 0", self.bucket_mb))
-        if self.powersgd_rank < 1:
-            raise ConfigError(
-                Problem("powersgd_rank", "is too small", self.powersgd_rank, "at least 1")
-            )
-        if self.powersgd_start_step < 2:
-            raise ConfigError(
-                Problem(
-                    "powersgd_start_step",
-                    "PowerSGD cannot start before DDP has arranged its buckets",
-                    self.powersgd_start_step,
-                    "at least 2",
-                )
-            )
+        ConfigError.raise_if(
+            not self.bucket_mb > 0, "bucket_mb", "must be greater than 0", self.bucket_mb
+        )
+        ConfigError.raise_if(
+            self.powersgd_rank < 1,
+            "powersgd_rank",
+            "is too small",
+            self.powersgd_rank,
+            "at least 1",
+        )
+        ConfigError.raise_if(
+            self.powersgd_start_step < 2,
+            "powersgd_start_step",
+            "PowerSGD cannot start before DDP has arranged its buckets",
+            self.powersgd_start_step,
+            "at least 2",
+        )
         self._network: DistributedDataParallel | None = None
         # Names of the parameters that DDP waits for, in its order
         self._trained: list[str] = []
@@ -302,16 +304,14 @@ class DividedOptimizer(Layout):
                 for parameter in group["params"]
             }
         )
-        if len(dtypes) > 1:
-            raise ConfigError(
-                Problem(
-                    "strategy.zero",
-                    "needs parameters of one dtype",
-                    ", ".join(dtypes),
-                    expected="one",
-                    hint="strategy.zero=false",
-                )
-            )
+        ConfigError.raise_if(
+            len(dtypes) > 1,
+            "strategy.zero",
+            "needs parameters of one dtype",
+            ", ".join(dtypes),
+            expected="one",
+            hint="strategy.zero=false",
+        )
         accepted = inspect.signature(type(optimizer)).parameters
         takes_any = any(
             parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in accepted.values()

@@ -45,8 +45,9 @@ class Elastic(ReplicaStrategy, RankStrategy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.bucket_mb > 0:
-            raise ConfigError(Problem("bucket_mb", "must be greater than 0", self.bucket_mb))
+        ConfigError.raise_if(
+            not self.bucket_mb > 0, "bucket_mb", "must be greater than 0", self.bucket_mb
+        )
         self._parts = [range(1)]
 
     def processes(self, device: str, replicas: int) -> int:
@@ -66,16 +67,14 @@ class Elastic(ReplicaStrategy, RankStrategy):
         choices = (
             ", ".join(map(str, possible[:-1])) + f" or {possible[-1]}" if len(possible) > 1 else "1"
         )
-        if ranks > replicas:
-            raise ConfigError(
-                Problem(
-                    "strategy.nproc",
-                    f"{ranks} processes cannot share {replicas} replica{'s' * (replicas > 1)}",
-                    ranks,
-                    choices,
-                    f"replicas={ranks} makes it a different experiment, which they can share",
-                )
-            )
+        ConfigError.raise_if(
+            ranks > replicas,
+            "strategy.nproc",
+            f"{ranks} processes cannot share {replicas} replica{'s' * (replicas > 1)}",
+            ranks,
+            choices,
+            f"replicas={ranks} makes it a different experiment, which they can share",
+        )
         if ranks not in possible and not self.uneven:
             most = max(map(len, subtrees(replicas, ranks)))
             raise ConfigError(

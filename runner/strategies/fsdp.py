@@ -160,12 +160,13 @@ class FSDP(OneReplicaEach):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.shard_min_parameters < 1:
-            raise ConfigError(
-                Problem(
-                    "shard_min_parameters", "is too small", self.shard_min_parameters, "at least 1"
-                )
-            )
+        ConfigError.raise_if(
+            self.shard_min_parameters < 1,
+            "shard_min_parameters",
+            "is too small",
+            self.shard_min_parameters,
+            "at least 1",
+        )
         choices = {"param_dtype": DTYPES, "reduce_dtype": DTYPES, "offload": ("cpu",)}
         for name, accepted in choices.items():
             value = getattr(self, name)
@@ -186,15 +187,13 @@ class FSDP(OneReplicaEach):
         self._used: UsedParameters | None = None
 
     def processes(self, device: str, replicas: int) -> int:
-        if self.shard_size is not None and (self.shard_size < 1 or replicas % self.shard_size):
-            raise ConfigError(
-                Problem(
-                    "strategy.shard_size",
-                    "does not divide the processes into groups of one size",
-                    self.shard_size,
-                    f"a divisor of replicas={replicas}",
-                )
-            )
+        ConfigError.raise_if(
+            self.shard_size is not None and (self.shard_size < 1 or replicas % self.shard_size),
+            "strategy.shard_size",
+            "does not divide the processes into groups of one size",
+            self.shard_size,
+            f"a divisor of replicas={replicas}",
+        )
         return super().processes(device, replicas)
 
     def wrap(self, model: nn.Module) -> nn.Module:
@@ -208,10 +207,13 @@ class FSDP(OneReplicaEach):
         if not isinstance(self.peers, Processes):
             self._require_no_exchange()
             return model
-        if not hasattr(FSDPModule, "reset_iter_state"):
-            raise ConfigError(
-                Problem("strategy", f"needs a newer torch than {torch.__version__}", "fsdp", "2.14")
-            )
+        ConfigError.raise_if(
+            not hasattr(FSDPModule, "reset_iter_state"),
+            "strategy",
+            f"needs a newer torch than {torch.__version__}",
+            "fsdp",
+            "2.14",
+        )
         require_all_called(model, self._units)
         require_no_parameter_hooks(model)
         size, shards = self.peers.size, self.shard_size or self.peers.size
@@ -231,16 +233,14 @@ class FSDP(OneReplicaEach):
 
     def _require_no_exchange(self) -> None:
         for name in ("param_dtype", "reduce_dtype", "offload"):
-            if getattr(self, name) is not None:
-                raise ConfigError(
-                    Problem(
-                        f"strategy.{name}",
-                        "needs more than one process: a single one has nothing to exchange",
-                        getattr(self, name),
-                        "null",
-                        "replicas=2; or precision=bf16 for any number of processes",
-                    )
-                )
+            ConfigError.raise_if(
+                getattr(self, name) is not None,
+                f"strategy.{name}",
+                "needs more than one process: a single one has nothing to exchange",
+                getattr(self, name),
+                "null",
+                "replicas=2; or precision=bf16 for any number of processes",
+            )
 
     def _shard(self, model: nn.Module, mesh: DeviceMesh) -> None:
         param, reduce = (

@@ -41,15 +41,13 @@ def meeting_point(timeout_s: float, init_method: str | None = None) -> Any:
     if "store" in _met:
         return _met["store"]
     variables = {name: os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE")}
-    if not all(value.isdigit() for value in variables.values()):
-        raise ConfigError(
-            Problem(
-                "strategy",
-                "the environment does not specify this process's rank",
-                variables,
-                "RANK and WORLD_SIZE, as torchrun sets them",
-            )
-        )
+    ConfigError.raise_if(
+        not all(value.isdigit() for value in variables.values()),
+        "strategy",
+        "the environment does not specify this process's rank",
+        variables,
+        "RANK and WORLD_SIZE, as torchrun sets them",
+    )
     scheme, _, address = (init_method or "env://").partition("://")
     if scheme == "file" and address.startswith("/"):
         store = _file_store(Path(address), timeout_s)
@@ -184,16 +182,14 @@ def _file_store(path: Path, timeout_s: float) -> Any:
             )
         ) from None
     # A file left by an earlier job lists ranks that no longer exist.
-    if joins > 1:
-        raise ConfigError(
-            Problem(
-                "strategy.init_method",
-                "the file was left by another job",
-                str(path),
-                "a new file for each job",
-                f"rm {path}",
-            )
-        )
+    ConfigError.raise_if(
+        joins > 1,
+        "strategy.init_method",
+        "the file was left by another job",
+        str(path),
+        "a new file for each job",
+        f"rm {path}",
+    )
     return store
 
 

@@ -142,16 +142,14 @@ def match_modules(
         if any(_matches(pattern, name, module) for pattern in patterns)
     ]
     for name, module in matches:
-        if isinstance(module, LISTS):
-            raise ConfigError(
-                Problem(
-                    path,
-                    f"{name} is a {type(module).__name__}, a container that is never called itself",
-                    name,
-                    "modules that are called",
-                    f"{name}.*",
-                )
-            )
+        ConfigError.raise_if(
+            isinstance(module, LISTS),
+            path,
+            f"{name} is a {type(module).__name__}, a container that is never called itself",
+            name,
+            "modules that are called",
+            f"{name}.*",
+        )
     return matches
 
 

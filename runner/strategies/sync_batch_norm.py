@@ -35,39 +35,34 @@ def batch_norms(model: nn.Module) -> list[nn.Module]:
         ConfigError: It has none.
     """
     norms = [module for module in model.modules() if isinstance(module, BatchNorm)]
-    if not norms:
-        raise ConfigError(
-            Problem(PATH, "the model has no batch norm to synchronise", True, "false")
-        )
+    ConfigError.raise_if(
+        not norms, PATH, "the model has no batch norm to synchronise", True, "false"
+    )
     return norms
 
 
 def require_cuda(device: torch.device) -> None:
     """Raise a ConfigError unless torch's SyncBatchNorm can compute on the device."""
-    if device.type != "cuda":
-        raise ConfigError(
-            Problem(
-                PATH,
-                "torch's SyncBatchNorm computes on CUDA devices only",
-                str(device),
-                "a CUDA device for each process",
-                "device=cuda; or strategy=elastic, whose batch norms are synchronised on any",
-            )
-        )
+    ConfigError.raise_if(
+        device.type != "cuda",
+        PATH,
+        "torch's SyncBatchNorm computes on CUDA devices only",
+        str(device),
+        "a CUDA device for each process",
+        "device=cuda; or strategy=elastic, whose batch norms are synchronised on any",
+    )
 
 
 def require_samples(plan: Plan) -> None:
     """Raise a ConfigError if a micro-batch has no samples in some step."""
-    if not plan.fills_all:
-        raise ConfigError(
-            Problem(
-                "loader.drop_last",
-                "batch norms cannot be synchronised if a replica has no samples, as in an epoch's "
-                "last batch here",
-                plan.drop_last,
-                hint="loader.drop_last=true, or strategy.sync_batch_norm=false",
-            )
-        )
+    ConfigError.raise_if(
+        not plan.fills_all,
+        "loader.drop_last",
+        "batch norms cannot be synchronised if a replica has no samples, as in an epoch's "
+        "last batch here",
+        plan.drop_last,
+        hint="loader.drop_last=true, or strategy.sync_batch_norm=false",
+    )
 
 
 def meet_in_batch_norms(model: nn.Module) -> None:
@@ -94,20 +89,17 @@ def synchronise(model: nn.Module) -> None:
 def require_none(model: nn.Module, strategy: str) -> None:
     """Raise a ConfigError that names the layers that exchange statistics between processes."""
     names = [name for name, module in model.named_modules() if isinstance(module, nn.SyncBatchNorm)]
-    if names:
-        raise ConfigError(
-            *(
-                Problem(
-                    f"model.{name}".rstrip("."),
-                    f"SyncBatchNorm exchanges statistics among processes, but {strategy} promises "
-                    "the same bits on any number of them",
-                    "SyncBatchNorm",
-                    "torch.nn.BatchNorm2d",
-                    "strategy.sync_batch_norm=true synchronises them with the same bits",
-                )
-                for name in names
-            )
+    ConfigError.raise_all(
+        Problem(
+            f"model.{name}".rstrip("."),
+            f"SyncBatchNorm exchanges statistics among processes, but {strategy} promises "
+            "the same bits on any number of them",
+            "SyncBatchNorm",
+            "torch.nn.BatchNorm2d",
+            "strategy.sync_batch_norm=true synchronises them with the same bits",
         )
+        for name in names
+    )
 
 
 @final

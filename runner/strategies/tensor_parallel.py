@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor.parallel import parallelize_module
 
 from samewise.runner.data.loading import MicroBatch
-from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.errors import ConfigError
 from samewise.runner.strategies.base import Forward, Tally, add_tallies
 from samewise.runner.strategies.peers import Processes
 from samewise.runner.strategies.ranks import OneReplica
@@ -36,15 +36,13 @@ class TensorParallel(OneReplica):
     parts: int = 2  # pyright: ignore[reportIncompatibleMethodOverride]
 
     def require_fit(self, model: nn.Module) -> None:
-        if not callable(getattr(model, "tensor_parallel_plan", None)):
-            raise ConfigError(
-                Problem(
-                    "model",
-                    "declares no plan by which to divide its layers",
-                    type(model).__name__,
-                    "a method tensor_parallel_plan() with parallelize_module's plan",
-                )
-            )
+        ConfigError.raise_if(
+            not callable(getattr(model, "tensor_parallel_plan", None)),
+            "model",
+            "declares no plan by which to divide its layers",
+            type(model).__name__,
+            "a method tensor_parallel_plan() with parallelize_module's plan",
+        )
 
     def wrap(self, model: nn.Module) -> nn.Module:
         self.require_fit(model)

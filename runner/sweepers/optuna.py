@@ -64,31 +64,28 @@ class Optuna(Sweeper):
         sampler_options: Mapping[str, Any] | None = None,
         pruner_options: Mapping[str, Any] | None = None,
     ) -> None:
-        if trials < 1:
-            raise ConfigError(Problem("trials", "is too small", trials, "at least 1"))
+        ConfigError.raise_if(trials < 1, "trials", "is too small", trials, "at least 1")
         wrong_modes = {
             name: mode for name, mode in (objectives or {}).items() if mode not in ("min", "max")
         }
-        if wrong_modes:
-            raise ConfigError(
-                *(
-                    Problem(f"objectives.{name}", "is not a valid direction", mode, "min or max")
-                    for name, mode in wrong_modes.items()
-                )
-            )
-        if len(objectives or {}) > 1 and pruner:
-            raise ConfigError(
-                Problem("pruner", "trials with several objectives cannot be pruned", pruner, "null")
-            )
-        if len(objectives or {}) > 1 and sampler == "cmaes":
-            raise ConfigError(
-                Problem(
-                    "sampler",
-                    "CMA-ES supports only one objective",
-                    list(objectives or {}),
-                    "nsgaii, tpe or gp",
-                )
-            )
+        ConfigError.raise_all(
+            Problem(f"objectives.{name}", "is not a valid direction", mode, "min or max")
+            for name, mode in wrong_modes.items()
+        )
+        ConfigError.raise_if(
+            len(objectives or {}) > 1 and pruner,
+            "pruner",
+            "trials with several objectives cannot be pruned",
+            pruner,
+            "null",
+        )
+        ConfigError.raise_if(
+            len(objectives or {}) > 1 and sampler == "cmaes",
+            "sampler",
+            "CMA-ES supports only one objective",
+            list(objectives or {}),
+            "nsgaii, tpe or gp",
+        )
         self._name, self._trials, self._seed = sampler, trials, seed
         self._objectives = dict(objectives or {})
         self._sampler_options, self._pruner_options = (
@@ -103,18 +100,14 @@ class Optuna(Sweeper):
     def open(self, space: Space, folder: Path, *, monitor: str, mode: str) -> None:
         """Check the space, and write nothing: another process may be running the sweep."""
         space.require_dimensions()
-        if (
+        ConfigError.raise_if(
             self._name == "cmaes"
-            and sum(dimension.interval is not None for dimension in space.dimensions) < 2
-        ):
-            raise ConfigError(
-                Problem(
-                    "sweeper",
-                    "CMA-ES needs at least two intervals",
-                    expected="key=interval(LOWEST,HIGHEST)",
-                    hint="sweeper=tpe",
-                )
-            )
+            and sum(dimension.interval is not None for dimension in space.dimensions) < 2,
+            "sweeper",
+            "CMA-ES needs at least two intervals",
+            expected="key=interval(LOWEST,HIGHEST)",
+            hint="sweeper=tpe",
+        )
         self._space, self._folder = space, SweepFolder(folder.absolute())
         # The study keeps directions by place, and the same sweep may list its objectives in another
         # order
@@ -219,18 +212,15 @@ class Optuna(Sweeper):
             ConfigError: The runs lack an objective.
         """
         missing = [name for name in self._objectives if name not in result.metrics]
-        if missing:
-            raise ConfigError(
-                *(
-                    Problem(
-                        "sweeper.objectives",
-                        "the runs do not have this metric",
-                        name,
-                        hint=nearest(name, sorted(result.metrics)),
-                    )
-                    for name in missing
-                )
+        ConfigError.raise_all(
+            Problem(
+                "sweeper.objectives",
+                "the runs do not have this metric",
+                name,
+                hint=nearest(name, sorted(result.metrics)),
             )
+            for name in missing
+        )
         values = [result.metrics[name] for name in self._objectives]
         return None if any(math.isnan(value) for value in values) else values
 

@@ -194,16 +194,13 @@ def _make(
         )
     parameters = inspect.signature(classes[name]).parameters
     unknown = [option for option in options if option not in parameters]
-    if unknown:
-        raise ConfigError(
-            *(
-                Problem(
-                    f"{path}_options.{option}",
-                    f"Optuna's {classes[name].__name__} has no such argument",
-                    options[option],
-                    hint=nearest(option, parameters),
-                )
-                for option in unknown
-            )
+    ConfigError.raise_all(
+        Problem(
+            f"{path}_options.{option}",
+            f"Optuna's {classes[name].__name__} has no such argument",
+            options[option],
+            hint=nearest(option, parameters),
         )
+        for option in unknown
+    )
     return call(classes[name], f"{path}_options", **options)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import final
 
-from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.errors import ConfigError
 from samewise.runner.sweepers.base import Setting, Sweeper
 from samewise.runner.sweepers.space import Dimension, Space
 
@@ -22,8 +22,7 @@ class _RandomSweeper(Sweeper, abc.ABC):
     """
 
     def __init__(self, *, trials: int = 20, seed: int = 0) -> None:
-        if trials < 1:
-            raise ConfigError(Problem("trials", "is too small", trials, "at least 1"))
+        ConfigError.raise_if(trials < 1, "trials", "is too small", trials, "at least 1")
         self._trials, self._seed = trials, seed
 
     def open(self, space: Space, folder: Path, *, monitor: str, mode: str) -> None:
@@ -87,15 +86,13 @@ class Sobol(_RandomSweeper):
     def _shares(self, dimensions: Sequence[Dimension]) -> Iterable[Sequence[float]]:
         from scipy.stats import qmc
 
-        if len(dimensions) > qmc.Sobol.MAXDIM:
-            raise ConfigError(
-                Problem(
-                    "sweeper",
-                    f"Sobol sequences have at most {qmc.Sobol.MAXDIM} dimensions",
-                    len(dimensions),
-                    hint="sweeper=random",
-                )
-            )
+        ConfigError.raise_if(
+            len(dimensions) > qmc.Sobol.MAXDIM,
+            "sweeper",
+            f"Sobol sequences have at most {qmc.Sobol.MAXDIM} dimensions",
+            len(dimensions),
+            hint="sweeper=random",
+        )
         # The sequence is balanced at powers of two
         rounded = 1 << (self._trials - 1).bit_length()
         return (

@@ -136,15 +136,13 @@ class Space:
         Raises:
             ConfigError: Only the seed varies.
         """
-        if not self.dimensions:
-            raise ConfigError(
-                Problem(
-                    "sweeper",
-                    "only the seed varies",
-                    expected="keys with several values, or an interval",
-                    hint="sweeper=grid",
-                )
-            )
+        ConfigError.raise_if(
+            not self.dimensions,
+            "sweeper",
+            "only the seed varies",
+            expected="keys with several values, or an interval",
+            hint="sweeper=grid",
+        )
 
     def at(self, values: Mapping[str, str]) -> tuple[str, ...]:
         """Return the overrides of one point in the command line's order.
@@ -167,31 +165,26 @@ class Space:
                 many runs.
         """
         intervals = [dimension for dimension in self.dimensions if dimension.interval]
-        if intervals:
-            raise ConfigError(
-                *(
-                    Problem(
-                        x.name,
-                        "an interval has infinitely many values, which a grid cannot list",
-                        x.text,
-                        "values",
-                        "give values, or choose sweeper=random, sobol or optuna",
-                    )
-                    for x in intervals
-                )
+        ConfigError.raise_all(
+            Problem(
+                x.name,
+                "an interval has infinitely many values, which a grid cannot list",
+                x.text,
+                "values",
+                "give values, or choose sweeper=random, sobol or optuna",
             )
+            for x in intervals
+        )
         count = math.prod(len(dimension.values) for dimension in self.dimensions) * max(
             len(self.seeds), 1
         )
-        if count > MAX_RUNS:
-            raise ConfigError(
-                Problem(
-                    "sweeper",
-                    f"a grid of {count} runs is too large",
-                    expected=f"at most {MAX_RUNS}",
-                    hint="sweeper=random sweeper.trials=100",
-                )
-            )
+        ConfigError.raise_if(
+            count > MAX_RUNS,
+            "sweeper",
+            f"a grid of {count} runs is too large",
+            expected=f"at most {MAX_RUNS}",
+            hint="sweeper=random sweeper.trials=100",
+        )
         for values in itertools.product(*(dimension.values for dimension in self.dimensions)):
             yield dict(zip((dimension.key for dimension in self.dimensions), values, strict=True))
 
@@ -224,8 +217,7 @@ def read_space(overrides: Sequence[str], *, project: Project) -> Space:
         for part in parts
         if isinstance(part, Dimension) and part.name.partition(".")[0] in ("sweeper", "launcher")
     ]
-    if problems:
-        raise ConfigError(*problems)
+    ConfigError.raise_all(problems)
     return Space(tuple(parts))
 
 
@@ -281,12 +273,15 @@ def _part(
         )
     if isinstance(value, IntervalSweep):
         return Dimension(key, value_text, interval=_interval(key, value, value_text))
-    if (
+    ConfigError.raise_if(
         isinstance(value, RangeSweep)
         and value.step
-        and abs((value.stop or 0) - (value.start or 0)) / abs(value.step) > MAX_RUNS
-    ):
-        raise ConfigError(Problem(key, "has too many values", value_text, f"at most {MAX_RUNS}"))
+        and abs((value.stop or 0) - (value.start or 0)) / abs(value.step) > MAX_RUNS,
+        key,
+        "has too many values",
+        value_text,
+        f"at most {MAX_RUNS}",
+    )
     random_state = random.getstate()
     # For `shuffle(...)`: the same command gives the same order
     random.seed(text)
@@ -300,21 +295,20 @@ def _part(
         values = tuple(dict.fromkeys(texts))
     finally:
         random.setstate(random_state)
-    if not values and isinstance(value, RangeSweep):
-        raise ConfigError(
-            Problem(
-                key,
-                "is an empty range",
-                value_text,
-                "range(FIRST, END), with END greater than FIRST, or range(NUMBER)",
-            )
-        )
-    if not values:
-        raise ConfigError(
-            Problem(
-                key, "no such choice", value_text, hint=f"`samewise list {key}` shows the choices"
-            )
-        )
+    ConfigError.raise_if(
+        not values and isinstance(value, RangeSweep),
+        key,
+        "is an empty range",
+        value_text,
+        "range(FIRST, END), with END greater than FIRST, or range(NUMBER)",
+    )
+    ConfigError.raise_if(
+        not values,
+        key,
+        "no such choice",
+        value_text,
+        hint=f"`samewise list {key}` shows the choices",
+    )
     return Dimension(key, value_text, values)
 
 
@@ -323,14 +317,17 @@ def _interval(key: str, sweep: IntervalSweep, text: str) -> Interval:
     low, high, log = sweep.start, sweep.end, "log" in sweep.tags
     assert low is not None
     assert high is not None
-    if not low < high:
-        raise ConfigError(Problem(key, "is an empty interval", text, "interval(LOWEST, HIGHEST)"))
-    if log and low <= 0:
-        raise ConfigError(
-            Problem(key, "a logarithmic scale must start above 0", text, "a lowest value above 0")
-        )
-    if key == SEED:
-        raise ConfigError(
-            Problem(key, "seeds are repeats, so they must be listed", text, "seed=range(5)")
-        )
+    ConfigError.raise_if(
+        not low < high, key, "is an empty interval", text, "interval(LOWEST, HIGHEST)"
+    )
+    ConfigError.raise_if(
+        log and low <= 0,
+        key,
+        "a logarithmic scale must start above 0",
+        text,
+        "a lowest value above 0",
+    )
+    ConfigError.raise_if(
+        key == SEED, key, "seeds are repeats, so they must be listed", text, "seed=range(5)"
+    )
     return Interval(low, high, log=log, whole=isinstance(low, int) and isinstance(high, int))

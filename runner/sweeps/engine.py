@@ -89,14 +89,12 @@ class Sweep:
             ConfigError: The code has changed, or any of the points is wrong.
         """
         points = self.folder.points()
-        if changed := sources.list_changes(self.folder.sources):
-            raise ConfigError(
-                Problem(
-                    self.folder.id,
-                    f"the code of some of its points has changed: {'; '.join(changed)}",
-                    hint="restore it, or start a new sweep with a different name=",
-                )
-            )
+        ConfigError.raise_if(
+            (changed := sources.list_changes(self.folder.sources)),
+            self.folder.id,
+            f"the code of some of its points has changed: {'; '.join(changed)}",
+            hint="restore it, or start a new sweep with a different name=",
+        )
         if self.sweeper.listed:
             settings = list(self.sweeper.settings())
             self._add(
@@ -469,13 +467,11 @@ def refuse_unlisted(launcher: Launcher, sweeper: Sweeper) -> None:
     Raises:
         ConfigError: The launcher is detached, and the sweeper not listed.
     """
-    if launcher.detached and not sweeper.listed:
-        raise ConfigError(
-            Problem(
-                "sweeper",
-                "chooses points by earlier results, so the sweep cannot be submitted all at once",
-                type(sweeper).__name__,
-                hint="add --wait: this process then asks the sweeper, submits one job at a time, "
-                "and must stay running",
-            )
-        )
+    ConfigError.raise_if(
+        launcher.detached and not sweeper.listed,
+        "sweeper",
+        "chooses points by earlier results, so the sweep cannot be submitted all at once",
+        type(sweeper).__name__,
+        hint="add --wait: this process then asks the sweeper, submits one job at a time, "
+        "and must stay running",
+    )

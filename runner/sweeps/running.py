@@ -72,11 +72,12 @@ def prepare_sweep(
         trusted.require(folder.made_by, trust=trust, uses=trusted.RUNS)
         require_same_data(folder, space, composer)
     settings = {path: plain(shared.cfg[path]) for path in ("sweeper", "launcher")}
-    if problems := [
-        *commands.problems(shared, project),
-        *components.problems_in(settings, project),
-    ]:
-        raise ConfigError(*problems)
+    ConfigError.raise_all(
+        [
+            *commands.problems(shared, project),
+            *components.problems_in(settings, project),
+        ]
+    )
     sweeper, launcher = (
         instantiate(shared.cfg[path], path, allowed=project.packages)
         for path in ("sweeper", "launcher")

@@ -71,8 +71,7 @@ def require_sound(
                 problems.setdefault((problem.path, problem.message), []).append(
                     (point.point, problem)
                 )
-    if problems:
-        raise ConfigError(*(_count_points(entries, len(points)) for entries in problems.values()))
+    ConfigError.raise_all(_count_points(entries, len(points)) for entries in problems.values())
 
 
 def cautions(points: Sequence[ComposedPoint], reported: set[tuple[str, str]]) -> list[Problem]:
@@ -164,8 +163,7 @@ def require_separate(
         if keys := _decisive(differing_keys(composed(first).cfg, composed(point).cfg)):
             conflicts.setdefault(keys, []).append((first, point))
         shared.append(f"{point.number + 1} as {first.number + 1}")
-    if conflicts:
-        raise ConfigError(*(_problem(keys, pairs) for keys, pairs in conflicts.items()))
+    ConfigError.raise_all(_problem(keys, pairs) for keys, pairs in conflicts.items())
     return (
         f"points that are the same run as an earlier one, since they differ in nothing that "
         f"changes the result: {first_few(shared, _SHOWN)}"

@@ -122,16 +122,14 @@ def require_there(uri: str, *, path: str) -> None:
     """Raise a ConfigError if a store does not exist or a server does not answer."""
     # MLflow would create the store, and retry the server for minutes
     file = sqlite_file(uri)
-    if file is not None and not (file.is_file() and file.stat().st_size):
-        raise ConfigError(
-            Problem(
-                path,
-                "there is no MLflow store here yet",
-                str(file),
-                "a store made by a training run",
-                _MAKE_ONE,
-            )
-        )
+    ConfigError.raise_if(
+        file is not None and not (file.is_file() and file.stat().st_size),
+        path,
+        "there is no MLflow store here yet",
+        str(file),
+        "a store made by a training run",
+        _MAKE_ONE,
+    )
     if not uri.startswith(("http://", "https://")):
         return
     try:

@@ -142,15 +142,13 @@ def add_checkpoint(folder: RunFolder, copy: RunFolder) -> None:
         raise ConfigError(
             Problem(str(folder.checkpoints), "has no checkpoint that could be logged as a model")
         )
-    if not checkpoint.is_relative_to(folder.path.resolve()) and not trust.is_signed(folder.config):
-        raise ConfigError(
-            Problem(
-                str(folder.checkpoints),
-                "is a link to a folder elsewhere, from which nothing is sent",
-                str(checkpoint),
-                hint="put a copy there",
-            )
-        )
+    ConfigError.raise_if(
+        not checkpoint.is_relative_to(folder.path.resolve()) and not trust.is_signed(folder.config),
+        str(folder.checkpoints),
+        "is a link to a folder elsewhere, from which nothing is sent",
+        str(checkpoint),
+        hint="put a copy there",
+    )
     for file in files:
         target = copy.checkpoints / checkpoint.name / file.relative_to(checkpoint)
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -181,8 +181,7 @@ def open_tracker(folder: RunFolder, settings: DictConfig, *, resume_step: int | 
     if not backends:
         return Tracker(folder, resume_step=resume_step)
     plain: Any = OmegaConf.to_container(settings, resolve=True)
-    if wrong := problems(backends):
-        raise ConfigError(*wrong)
+    ConfigError.raise_all(problems(backends))
     if "mlflow" not in backends:
         return WithSender(folder, plain, resume_step=resume_step)
     plain["uri"] = check_uri(plain["uri"])

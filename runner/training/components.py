@@ -97,21 +97,21 @@ def make_model(
     # On the CPU, in a random stream of its own: the same weights on every device
     with streams.scope(cfg.seed, "init"):
         model = make("model")
-        if not isinstance(model, nn.Module):
-            raise ConfigError(Problem("model", "is not a torch.nn.Module", type(model).__name__))
+        ConfigError.raise_if(
+            not isinstance(model, nn.Module),
+            "model",
+            "is not a torch.nn.Module",
+            type(model).__name__,
+        )
         _require_shapes(model)
         kinds = {
             name: f"{tensor_kind(value)} tensor" if torch.is_tensor(value) else type(value).__name__
             for name, value in model.state_dict().items()
         }
         odd = {name: kind for name, kind in kinds.items() if kind != " tensor"}
-        if odd:
-            raise ConfigError(
-                *[
-                    Problem("model", f"{name} is a {kind}", expected=_TENSORS)
-                    for name, kind in odd.items()
-                ]
-            )
+        ConfigError.raise_all(
+            Problem("model", f"{name} is a {kind}", expected=_TENSORS) for name, kind in odd.items()
+        )
         _require_own_elements(model)
         # Before freezing, since a frozen layer stays in evaluation mode
         model.train()
@@ -177,8 +177,7 @@ def _require_shapes(model: nn.Module) -> None:
                 else "a layer with fixed shapes"
             )
             problems.append(Problem("model", message, expected=expected))
-    if problems:
-        raise ConfigError(*problems)
+    ConfigError.raise_all(problems)
 
 
 def _require_own_elements(model: nn.Module) -> None:
@@ -228,14 +227,12 @@ def make_splits(
     """
     splits: dict[str, Split] = {}
     there = splits_in(cfg.dataset)
-    if only is not None and only not in there:
-        raise ConfigError(
-            Problem(
-                f"dataset.{only}",
-                "this data set does not have that split",
-                hint="one of: " + ", ".join(there),
-            )
-        )
+    ConfigError.raise_if(
+        only is not None and only not in there,
+        f"dataset.{only}",
+        "this data set does not have that split",
+        hint="one of: " + ", ".join(there),
+    )
     further = [name for name in there if name.startswith("train_")]
     for name in [x for x in there if x not in further] if only is None else [only]:
         stage = "train" if name == "train" else "eval"
@@ -247,10 +244,10 @@ def make_splits(
             name, dataset, _key_split(cfg, make, recipe, dataset, name, stage=stage)
         )
     for name in ("train", "valid") if only is None else [only]:
-        if name not in splits:
-            raise ConfigError(Problem(f"dataset.{name}", "is missing", expected="a data set"))
-        if not len(splits[name].dataset):
-            raise DataError(Problem(f"dataset.{name}", "has no samples"))
+        ConfigError.raise_if(
+            name not in splits, f"dataset.{name}", "is missing", expected="a data set"
+        )
+        DataError.raise_if(not len(splits[name].dataset), f"dataset.{name}", "has no samples")
     _require_same_numbering({name: class_names(split.dataset) for name, split in splits.items()})
     return splits
 
@@ -259,15 +256,13 @@ def _make_dataset(cfg: DictConfig, make: Make, name: str) -> Any:
     """Make the data set of a split, map-style."""
     with streams.scope(cfg.seed, "dataset"):
         dataset = _make_from_root(make, f"dataset.{name}", plain(cfg.dataset[name]).get("root"))
-    if not DATASET.includes(type(dataset)):
-        raise ConfigError(
-            Problem(
-                f"dataset.{name}",
-                f"is not {DATASET.description}",
-                type(dataset).__name__,
-                hint=MAP_STYLE,
-            )
-        )
+    ConfigError.raise_if(
+        not DATASET.includes(type(dataset)),
+        f"dataset.{name}",
+        f"is not {DATASET.description}",
+        type(dataset).__name__,
+        hint=MAP_STYLE,
+    )
     return dataset
 
 
@@ -345,23 +340,19 @@ def _key_split(
         make(f"{path}.{number}") for number in range(len(cfg.transforms[stage].get("sample") or ()))
     ]
     for number, transform in enumerate(transforms):
-        if mixes(transform):
-            raise ConfigError(
-                Problem(
-                    f"{path}.{number}",
-                    f"{type(transform).__name__} mixes images of a batch, but gets one image here",
-                    hint="put it into transforms.train.batch",
-                )
-            )
-    if transforms and getattr(dataset, "encoded", False):
-        raise ConfigError(
-            Problem(
-                path,
-                "sample transforms run before the device decodes the images they would change",
-                expected="none",
-                hint=_ENCODED,
-            )
+        ConfigError.raise_if(
+            mixes(transform),
+            f"{path}.{number}",
+            f"{type(transform).__name__} mixes images of a batch, but gets one image here",
+            hint="put it into transforms.train.batch",
         )
+    ConfigError.raise_if(
+        transforms and getattr(dataset, "encoded", False),
+        path,
+        "sample transforms run before the device decodes the images they would change",
+        expected="none",
+        hint=_ENCODED,
+    )
     keyed = KeyedDataset(
         WithTransform.of(dataset, transforms, path),
         recipe.collate,
@@ -378,10 +369,13 @@ def make_order(cfg: DictConfig, make: Make, dataset: Any) -> Order:
     """Make the training split's order: `loader.order`, or else by `loader.shuffle`."""
     if cfg.loader.order is not None:
         create = make("loader.order")
-        if isinstance(create, str):
-            raise ConfigError(
-                Problem("loader.order", "is not a component", create, hint=f"order={create}")
-            )
+        ConfigError.raise_if(
+            isinstance(create, str),
+            "loader.order",
+            "is not a component",
+            create,
+            hint=f"order={create}",
+        )
         try:
             with streams.scope(cfg.seed, "order"):
                 order = create(dataset, seed=cfg.seed)
@@ -474,15 +468,12 @@ def make_batch_transforms(make: Make, stage: str) -> Callable[[Batch], Batch]:
     path = f"transforms.{stage}.batch"
     transforms, is_double = make(f"transforms.{stage}").get("batch"), make("precision").is_double
     combined = _BatchTransforms(transforms or [], path, is_double=is_double)
-    if stage == "eval" and combined.mixing:
-        raise ConfigError(
-            Problem(
-                path,
-                f"{' and '.join(combined.mixing)} would mix the images to evaluate, and "
-                "their labels",
-                hint="put it into transforms.train.batch",
-            )
-        )
+    ConfigError.raise_if(
+        stage == "eval" and combined.mixing,
+        path,
+        f"{' and '.join(combined.mixing)} would mix the images to evaluate, and their labels",
+        hint="put it into transforms.train.batch",
+    )
     return combined
 
 
@@ -492,14 +483,11 @@ def require_decoded(
     """Raise a ConfigError if no batch transform decodes images that a data set leaves encoded."""
     for name, split in splits.items():
         stage = "train" if name == "train" else "eval"
-        if getattr(split.dataset, "encoded", False) and not getattr(
-            transforms[stage], "decodes", False
-        ):
-            raise ConfigError(
-                Problem(
-                    f"transforms.{stage}.batch",
-                    f"dataset.{name} leaves its images encoded, and no transform decodes them",
-                    expected="a transform that decodes, as the first",
-                    hint=_ENCODED,
-                )
-            )
+        ConfigError.raise_if(
+            getattr(split.dataset, "encoded", False)
+            and not getattr(transforms[stage], "decodes", False),
+            f"transforms.{stage}.batch",
+            f"dataset.{name} leaves its images encoded, and no transform decodes them",
+            expected="a transform that decodes, as the first",
+            hint=_ENCODED,
+        )

@@ -135,14 +135,12 @@ def _require_same_kind(
     """
     there = _config_of(path)
     for name, optimizer in optimizers.items():
-        if name not in state["optimizers"]:
-            raise ConfigError(
-                Problem(
-                    "optimizer",
-                    f"that run has none for the phase '{name}'",
-                    expected="the same phases",
-                )
-            )
+        ConfigError.raise_if(
+            name not in state["optimizers"],
+            "optimizer",
+            f"that run has none for the phase '{name}'",
+            expected="the same phases",
+        )
         saved = state["optimizers"][name]
         own_kind, kind = (
             at(x, f"optimizer.{name}._target_") or at(x, "optimizer._target_")

@@ -219,13 +219,9 @@ def require_computed(run: Run, required: Sequence[tuple[str, str]], names: Itera
         for path, name in required
         if name not in available
     ]
-    if missing:
-        raise ConfigError(
-            *(
-                Problem(path, computed, name, ", ".join(available), hint)
-                for path, name, hint in missing
-            )
-        )
+    ConfigError.raise_all(
+        Problem(path, computed, name, ", ".join(available), hint) for path, name, hint in missing
+    )
 
 
 def _choice_with(run: Run, monitor: str, available: Sequence[str]) -> str:
@@ -272,8 +268,9 @@ def evaluation_batch(
     with streams.preserve_generators(), run.strategy.evaluating(model), evaluating(model):
         batch = first_batch(run, "valid", run.evaluate.batch_size)
         results = map_tensors(lambda x: x.cpu().clone(), measure_batch(run, model, 0, batch, call))
-    if versions_of(model) != versions:
-        raise ConfigError(Problem("callbacks", "one changes the model's weights or buffers"))
+    ConfigError.raise_if(
+        versions_of(model) != versions, "callbacks", "one changes the model's weights or buffers"
+    )
     return results
 
 

@@ -159,14 +159,12 @@ def _require_its_code(run: Run) -> None:
     """Raise a ConfigError if the user's code was edited since training was requested."""
     # The imported code may then not match the fingerprint in the folder's name
     edited = sources.describe_changes(run.composed.code.files, replace(run.composed).code.files)
-    if edited:
-        raise ConfigError(
-            Problem(
-                str(run.folder.path),
-                f"the code was edited while the run was starting: {'; '.join(edited)}",
-                hint="run the command again",
-            )
-        )
+    ConfigError.raise_if(
+        edited,
+        str(run.folder.path),
+        f"the code was edited while the run was starting: {'; '.join(edited)}",
+        hint="run the command again",
+    )
 
 
 def _write_code(run: Run) -> None:
@@ -217,15 +215,13 @@ def _require_alike(run: Run, surroundings: list[Mapping[str, Any]]) -> None:
             line.replace(" was ", " is ", 1).replace(" and is ", " for rank 0 and ", 1)
             for line in differing
         ]
-        if differing and run.config.reproducibility.other_environment == "refuse":
-            raise ConfigError(
-                Problem(
-                    f"rank {rank}",
-                    "runs in another environment than rank 0, so the run may not repeat: "
-                    + "; ".join(differing),
-                    hint="use machines of one kind, or accept different bits with "
-                    "reproducibility.other_environment=record",
-                )
-            )
+        ConfigError.raise_if(
+            differing and run.config.reproducibility.other_environment == "refuse",
+            f"rank {rank}",
+            "runs in another environment than rank 0, so the run may not repeat: "
+            + "; ".join(differing),
+            hint="use machines of one kind, or accept different bits with "
+            "reproducibility.other_environment=record",
+        )
         if differing:
             run.recorder.level = "none"

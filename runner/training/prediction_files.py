@@ -67,8 +67,7 @@ def expand(paths: Sequence[Path], recipe: Recipe) -> list[Path]:
                     hint="** matches folders at any depth",
                 )
             )
-    if problems:
-        raise ConfigError(*problems)
+    ConfigError.raise_all(problems)
     return files
 
 
@@ -122,15 +121,13 @@ class PredictionFile:
     def __init__(self, path: Path, form: Form | None) -> None:
         self.path = path
         self.form: Form = form or SUFFIXES[path.suffix.lower()]
-        if SUFFIXES[path.suffix.lower()] != ("json" if self.form == "coco" else self.form):
-            raise ConfigError(
-                Problem(
-                    "--format",
-                    f"{self.form} cannot be written to this file",
-                    str(path),
-                    "NAME.csv for csv, NAME.json for json and coco",
-                )
-            )
+        ConfigError.raise_if(
+            SUFFIXES[path.suffix.lower()] != ("json" if self.form == "coco" else self.form),
+            "--format",
+            f"{self.form} cannot be written to this file",
+            str(path),
+            "NAME.csv for csv, NAME.json for json and coco",
+        )
         require_writable("--output", path, file=True)
         self._rows = list[dict[str, Any]]()
         self.files = 0

@@ -88,14 +88,16 @@ class Predictor:
         Raises:
             ConfigError: A prediction has no score; or, at the end, files could not be read.
         """
-        if threshold is not None and not 0 <= threshold <= 1:
-            raise ConfigError(
-                Problem("--threshold", "is not a valid score", threshold, "a number from 0 to 1")
-            )
-        if batch < 1:
-            raise ConfigError(
-                Problem("--batch", "is not a valid number of files", batch, "a whole number from 1")
-            )
+        ConfigError.raise_if(
+            threshold is not None and not 0 <= threshold <= 1,
+            "--threshold",
+            "is not a valid score",
+            threshold,
+            "a number from 0 to 1",
+        )
+        ConfigError.raise_if(
+            batch < 1, "--batch", "is not a valid number of files", batch, "a whole number from 1"
+        )
         problems: list[Problem] = []
         named_paths = zip(paths, names(paths), strict=True)
         for start in range(0, len(paths), batch):
@@ -107,8 +109,7 @@ class Predictor:
                     continue
                 chosen = prediction if threshold is None else prediction.at_least(threshold)
                 yield file, chosen, _save(chosen, file, output, name)
-        if problems:
-            raise ConfigError(*problems)
+        ConfigError.raise_all(problems)
 
     def batch_of(self, samples: Sequence[Any]) -> Batch:
         """Make a batch from files or samples, transformed as in evaluation, on the device.

@@ -17,7 +17,7 @@ from samewise.runner.config.compose import load
 from samewise.runner.config.fingerprint import data_places, fingerprint_of
 from samewise.runner.config.saved import satisfies
 from samewise.runner.config.tree import differences
-from samewise.runner.errors import ConfigError, DamagedFile, Problem
+from samewise.runner.errors import ConfigError, DamagedFile
 from samewise.runner.processes import variables
 from samewise.runner.processes.this_process import is_rank
 from samewise.runner.records import shapes, sources
@@ -154,15 +154,12 @@ def _modified_after(folder: RunFolder, places: Iterable[Path]) -> Iterator[Path]
 
 def _require_sound(composed: Composed) -> None:
     """Raise the config's problems, and print how the code has changed since it was last trained."""
-    if edited := sources.edited_since_import(composed.code):
-        raise ConfigError(
-            Problem(
-                ", ".join(edited),
-                "was edited after this process imported it, so the earlier version would train",
-                hint="start another process (in a notebook: restart the kernel), or "
-                "importlib.reload them",
-            )
-        )
+    ConfigError.raise_if(
+        (edited := sources.edited_since_import(composed.code)),
+        ", ".join(edited),
+        "was edited after this process imported it, so the earlier version would train",
+        hint="start another process (in a notebook: restart the kernel), or importlib.reload them",
+    )
     check(composed, composed.project)
     if not composed.code.files or composed.folder.path.exists():
         return

@@ -184,17 +184,16 @@ def _require_split(split: str, composed: Composed) -> None:
         raise ConfigError(
             Problem("--split", "no such split", split, ", ".join(splits), nearest(split, splits))
         )
-    if not split.startswith("valid") and any(
-        override.lstrip("+").startswith("evaluate.limit=") for override in composed.overrides
-    ):
-        raise ConfigError(
-            Problem(
-                "evaluate.limit",
-                f"limits the validation split, not {split}",
-                composed.cfg.evaluate.limit,
-                hint="leave it out",
-            )
-        )
+    ConfigError.raise_if(
+        not split.startswith("valid")
+        and any(
+            override.lstrip("+").startswith("evaluate.limit=") for override in composed.overrides
+        ),
+        "evaluate.limit",
+        f"limits the validation split, not {split}",
+        composed.cfg.evaluate.limit,
+        hint="leave it out",
+    )
 
 
 def _set_classes(cfg: DictConfig, project: Project, classes: Sequence[str]) -> None:

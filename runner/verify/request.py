@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from samewise.runner.config import saved
-from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.errors import ConfigError
 
 if TYPE_CHECKING:
     from samewise.runner.config.compose import Composed
@@ -50,22 +50,21 @@ class Request:
 
     def __post_init__(self) -> None:
         for option, number in (("--steps", self.steps), ("--audit", self.audit)):
-            if number is not None and number < 1:
-                raise ConfigError(Problem(option, "is too small", number, "at least 1"))
+            ConfigError.raise_if(
+                number is not None and number < 1, option, "is too small", number, "at least 1"
+            )
 
     def config_of(self, folder: RunFolder, *, trust: bool) -> Composed:
         """Read the run's config with the overrides, and without tracking and checkpoints."""
         for key, _, value in (override.lstrip("+~").partition("=") for override in self.overrides):
-            if key.partition(".")[0] == "trace":
-                raise ConfigError(
-                    Problem(
-                        key,
-                        "cannot be overridden here: both trainings are compared by the trace "
-                        "as it was recorded",
-                        value,
-                        hint="leave it out; --steps N compares fewer steps",
-                    )
-                )
+            ConfigError.raise_if(
+                key.partition(".")[0] == "trace",
+                key,
+                "cannot be overridden here: both trainings are compared by the trace "
+                "as it was recorded",
+                value,
+                hint="leave it out; --steps N compares fewer steps",
+            )
         return saved.trusted_config_of(
             folder,
             [*self.overrides, *QUIET],

@@ -26,9 +26,7 @@ def check(composed: Composed, project: Project) -> None:
 
     ConfigError with all problems, those of composing included. Imports torch.
     """
-    errors = problems(composed, project)
-    if errors:
-        raise ConfigError(*errors)
+    ConfigError.raise_all(problems(composed, project))
 
 
 def problems(composed: Composed, project: Project) -> list[Problem]:

@@ -95,19 +95,18 @@ class TorchSchedule(Schedule):
                 Problem("scheduler.scheduler", f"cannot be created: {error}", self.scheduler)
             ) from None
         step = getattr(scheduler, "step", None)
-        if not callable(step) or any(
-            parameter.default is parameter.empty
-            for parameter in inspect.signature(step).parameters.values()
-        ):
-            raise ConfigError(
-                Problem(
-                    "scheduler.scheduler",
-                    "its step() requires an argument",
-                    type(scheduler).__name__,
-                    "a step() without arguments",
-                    "use samewise.runner.optim.schedules.Plateau, or subclass Schedule",
-                )
-            )
+        ConfigError.raise_if(
+            not callable(step)
+            or any(
+                parameter.default is parameter.empty
+                for parameter in inspect.signature(step).parameters.values()
+            ),
+            "scheduler.scheduler",
+            "its step() requires an argument",
+            type(scheduler).__name__,
+            "a step() without arguments",
+            "use samewise.runner.optim.schedules.Plateau, or subclass Schedule",
+        )
         # Torch warns of a scheduler that steps before its optimizer.
         stand_in.step()
         self._running[name] = (stand_in, scheduler, 0)

@@ -164,16 +164,14 @@ class ByOptimizer(_Parallel):
         super().attach(span, groups)
         names = {group.optimizer for group in groups}
         unknown = sorted(self.schedules.keys() - names)
-        problems = [
+        ConfigError.raise_all(
             Problem(
                 f"scheduler.schedules.{name}",
                 "is not an optimizer of this recipe",
                 hint=nearest(name, names),
             )
             for name in unknown
-        ]
-        if problems:
-            raise ConfigError(*problems)
+        )
         for name, schedule in self.schedules.items():
             schedule.attach(span, [group for group in groups if group.optimizer == name])
 

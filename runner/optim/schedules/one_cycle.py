@@ -123,17 +123,14 @@ class OneCycle(Schedule):
                 self.max_lr,
                 f"{counts} values",
             )
-        if self.cycle_momentum and not all(
-            "momentum" in group.base or "betas" in group.base for group in groups
-        ):
-            raise ConfigError(
-                Problem(
-                    "scheduler.cycle_momentum",
-                    "the optimizer has neither momentum nor betas",
-                    True,
-                    hint="set scheduler.cycle_momentum=false",
-                )
-            )
+        ConfigError.raise_if(
+            self.cycle_momentum
+            and not all("momentum" in group.base or "betas" in group.base for group in groups),
+            "scheduler.cycle_momentum",
+            "the optimizer has neither momentum nor betas",
+            True,
+            hint="set scheduler.cycle_momentum=false",
+        )
 
     def cautions(self, path: str = "scheduler", steps: int | None = None) -> list[Problem]:
         problems = super().cautions(path, steps)

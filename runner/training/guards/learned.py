@@ -43,8 +43,7 @@ class LearnedElsewhere(Guard):
             problems.append(
                 Problem(path, message, expected="everything learned in the model", hint=hint)
             )
-        if problems:
-            raise ConfigError(*problems)
+        ConfigError.raise_all(problems)
         return ()
 
 

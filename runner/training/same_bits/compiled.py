@@ -189,8 +189,7 @@ def require_possible(
             for is_wrong, message, hint in reasons
             if is_wrong
         ]
-    if problems:
-        raise ConfigError(*problems)
+    ConfigError.raise_all(problems)
 
 
 def facts(settings: Any, device: torch.device) -> dict[str, Any]:

@@ -79,18 +79,15 @@ def require_deterministic(model: nn.Module, device: torch.device, settings: Any)
         for name, module in model.named_modules()
         if isinstance(module, nn.RNNBase)
     ]
-    if layers:
-        raise ConfigError(
-            *(
-                Problem(
-                    f"model.{name}".rstrip("."),
-                    f"cuDNN's {kind} {problem}",
-                    expected=expected,
-                    hint=hint,
-                )
-                for name, kind in layers
-            )
+    ConfigError.raise_all(
+        Problem(
+            f"model.{name}".rstrip("."),
+            f"cuDNN's {kind} {problem}",
+            expected=expected,
+            hint=hint,
         )
+        for name, kind in layers
+    )
 
 
 def memory_ran_short(device: torch.device) -> Problem | None:
@@ -187,17 +184,14 @@ def _require_no_block() -> None:
         if torch.is_autocast_enabled(device)
     ]
     blocks += ["torch.device(...)"] if torch.get_default_device().type != "cpu" else []
-    if blocks:
-        raise ConfigError(
-            *(
-                Problem(
-                    f"with {block}",
-                    "changes the bits of what runs within it",
-                    hint="call samewise outside of the block",
-                )
-                for block in blocks
-            )
+    ConfigError.raise_all(
+        Problem(
+            f"with {block}",
+            "changes the bits of what runs within it",
+            hint="call samewise outside of the block",
         )
+        for block in blocks
+    )
 
 
 def _require_reproducible_products() -> None:
