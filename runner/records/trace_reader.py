@@ -1,9 +1,12 @@
-"""Reads traces: whole, for comparison, or only the lines that lead to a run's checkpoints."""
+"""Reads traces: line by line, for comparison, or only the lines that lead to a run's checkpoints."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from heapq import merge
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -20,66 +23,107 @@ from samewise.runner.records.files import (
 from samewise.runner.records.folder import RunFolder
 
 
-def read_trace(path: Path) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
-    """Return a trace's head, and its lines by step.
+class Steps(list[int]):
+    """The first two steps and the last of some lines, and how many lines these were."""
+
+    total = 0
+
+    def add(self, step: int) -> None:
+        self.total += 1
+        self[2:] = [step]
+
+
+def read_trace(
+    path: Path, steps: Steps | None = None
+) -> tuple[dict[str, Any], Iterator[dict[str, Any]]]:
+    """Return a trace's head, and its lines in order, each of which is read when it is asked for.
 
     A missing file is an empty trace; an incomplete last line is left out.
 
+    Args:
+        path: The file.
+        steps: Gets the steps of the lines that have been read.
+
     Raises:
-        DamagedFile: A line is not as it was written, so that a comparison would mean nothing.
+        DamagedFile: A line is not as it was written, so that a comparison would mean nothing; for a
+            line after the head, when it is read.
     """
-    head, lines, previous = dict[str, Any](), dict[int, dict[str, Any]](), None
+    lines = _lines(path, Steps() if steps is None else steps)
+    return next(lines, {}), lines
+
+
+def _lines(path: Path, steps: Steps) -> Iterator[dict[str, Any]]:
+    """Yield a trace's head, then its lines."""
+    previous = 0
     for number, text in read_lines(path):
         if not text.endswith(b"\n"):
-            break
+            return
         line = _require_line(path, number, text)
-        if "step" not in line:
-            algorithm_of(path, head := line)
-            continue
-        step = line["step"]
-        # The chain before the first line is unknown if the trace begins later
-        chain = 0 if step == 1 else previous
-        if chain is not None and not _follows(line, chain):
-            raise damaged_file(
-                path,
-                f"line {number} does not follow from the one before "
-                f"it{f' (steps {max(lines)} and {step})' if lines else ''}",
-            )
-        previous = int(line["chain"], 16)
-        lines[step] = line
-    return head, lines
+        if number == 1:
+            algorithm_of(path, line)
+        else:
+            step = line["step"]
+            # The chain before the first line is unknown if the trace begins later
+            follows = _follows(line, previous) and step > max(steps, default=0)
+            if (steps or step == 1) and not follows:
+                raise damaged_file(
+                    path,
+                    f"line {number} does not follow from the one before "
+                    f"it{f' (steps {steps[-1]} and {step})' if steps else ''}",
+                )
+            previous = int(line["chain"], 16)
+            steps.add(step)
+        yield line
 
 
-def read_trace_of(folder: RunFolder) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
-    """Return the head and the lines of a run's trace.
+def common_lines(
+    lines: Iterable[dict[str, Any]], other_lines: Iterable[dict[str, Any]]
+) -> Iterator[list[dict[str, Any]]]:
+    """Yield both lines of each step that two traces have in common; read both to their ends."""
+    step_of = itemgetter("step")
+    for _, group in groupby(merge(lines, other_lines, key=step_of), key=step_of):
+        if len(pair := list(group)) == 2:
+            yield pair
+
+
+def read_trace_of(
+    folder: RunFolder, steps: Steps
+) -> tuple[dict[str, Any], Iterator[dict[str, Any]]]:
+    """Return the head and the lines of a run's trace, as `read_trace`.
 
     Raises:
         DamagedFile: The trace is damaged, empty, or shorter than the summary says.
     """
-    head, lines = read_trace(folder.trace)
+    head, lines = read_trace(folder.trace, steps)
     summary = read_json(folder.summary, shapes.SUMMARY) or {}
-    steps = int(summary.get("steps", 0))
-    if not head and folder.trace.exists() and steps:
+    taken = int(summary.get("steps", 0))
+    if not head and folder.trace.exists() and taken:
         raise damaged_file(folder.trace, "it is empty")
-    every = _interval(folder, lines)
-    last = steps - steps % every if lines and every else 0
-    if lines and max(lines) < last:
-        raise damaged_file(folder.trace, f"it ends at step {max(lines)}, but the run took {steps}")
-    return head, lines
+    return head, _whole(folder, lines, steps, taken)
 
 
-def _interval(folder: RunFolder, lines: Collection[int]) -> int:
+def _whole(
+    folder: RunFolder, lines: Iterator[dict[str, Any]], steps: Steps, taken: int
+) -> Iterator[dict[str, Any]]:
+    """Yield the lines of a run's trace; raise DamagedFile if the run has `taken` more steps."""
+    yield from lines
+    every = _interval(folder, steps)
+    if steps and every and steps[-1] < taken - taken % every:
+        raise damaged_file(folder.trace, f"it ends at step {steps[-1]}, but the run took {taken}")
+
+
+def _interval(folder: RunFolder, steps: Collection[int]) -> int:
     """Return the steps between a trace's last lines, by the run's config; 0 without lines."""
     # By the config and not by the lines, since a resumed run may have another interval
     match = re.search(
         r"^trace:\n(?:  .*\n)*?  every_steps: (\d+)$", read_text(folder.config) or "", re.MULTILINE
     )
-    return int(match[1]) if match else min(lines, default=0)
+    return int(match[1]) if match else min(steps, default=0)
 
 
-def missing_start(lines: Mapping[int, Any]) -> str:
+def missing_start(steps: Collection[int]) -> str:
     """Return a sentence if a trace lacks its first steps, otherwise ""."""
-    first, second = [*sorted(lines), 0, 0][:2]
+    first, second = [*steps, 0, 0][:2]
     return (
         f"its trace begins at step {first}: the steps before were not compared"
         if second and first != second - first

@@ -1,7 +1,7 @@
 """Finds the stage of a step, and the layer, in which two lines of a trace first differ."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ from samewise.runner.records import shapes
 from samewise.runner.records.files import read_json
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.trace import ANYWHERE, STAGES, describe_stage
+from samewise.runner.records.trace_reader import Steps, common_lines
 
 
 @dataclass(frozen=True)
@@ -198,57 +199,54 @@ def same_start(head: Mapping[str, Any], other: Mapping[str, Any], step: int) -> 
 def trace_divergence(
     folders: Sequence[RunFolder],
     heads: Sequence[Mapping[str, Any]],
-    traces: Sequence[Mapping[int, dict[str, Any]]],
+    traces: Sequence[Iterable[dict[str, Any]]],
+    common: Steps,
     *,
     stages: Sequence[str] = tuple(STAGES),
     settings: Collection[str] = (),
 ) -> Divergence | None:
-    """Find the first difference of two runs' traces.
+    """Find the first difference of two runs' traces, and read both to their ends.
 
     Args:
         folders: The two runs' folders.
         heads: The heads of their traces.
-        traces: The lines of their traces, by step.
+        traces: The lines of their traces, in order.
+        common: Gets the steps that they have in common.
         stages: The stages to compare.
         settings: The settings that differ, which may explain a difference.
     """
-    (head, other), (trace, other_trace) = heads, traces
-    if start := other_start(head, other):
+    (head, other), first = heads, None
+    for line, other_line in common_lines(*traces):
+        difference = first is None and first_divergence(
+            head, line, other_line, other=other, stages=stages
+        )
+        if difference:
+            first = line["step"], max(common, default=0), difference
+        common.add(line["step"])
+    if (start := other_start(head, other)) or not first:
         return start
-    both = sorted(trace.keys() & other_trace.keys())
-    for step in both:
-        difference = first_divergence(
-            head, trace[step], other_trace[step], other=other, stages=stages
-        )
-        if not difference:
-            continue
-        since = unknown_since(step, both)
-        is_same_before = same_start(head, other, step) or (
-            step > both[0]
-            and since == step
-            and "weights" in stages
-            and head["weights"] == other["weights"]
-        )
-        stage, layer = difference
-        reason = describe_stage(stage, layer, head, settings)
-        if stage in ("loss", "gradients"):
-            # A later phase computes its loss with weights that an earlier one has updated
-            if any(
-                len((read_json(folder.environment, shapes.ENVIRONMENT) or {}).get("optimizers", ()))
-                > 1
-                for folder in folders
-            ):
-                reason += (
-                    "; or, as a step has several phases, the gradients, the clipping or the "
-                    "optimizer of an earlier one in it"
-                )
-            # A step begins with weights, of which the trace has a digest only after a traced step
-            if not is_same_before:
-                reason += "; or the weights before that step differ" + (
-                    ", which a trace does not record" if step == both[0] else ""
-                )
-        return Divergence(step, stage, layer, reason, since=since)
-    return None
+    step, before, (stage, layer) = first
+    since = unknown_since(step, {*common[:2], before or step})
+    is_same_before = same_start(head, other, step) or (
+        before and since == step and "weights" in stages and head["weights"] == other["weights"]
+    )
+    reason = describe_stage(stage, layer, head, settings)
+    if stage in ("loss", "gradients"):
+        # A later phase computes its loss with weights that an earlier one has updated
+        if any(
+            len((read_json(folder.environment, shapes.ENVIRONMENT) or {}).get("optimizers", ())) > 1
+            for folder in folders
+        ):
+            reason += (
+                "; or, as a step has several phases, the gradients, the clipping or the "
+                "optimizer of an earlier one in it"
+            )
+        # A step begins with weights, of which the trace has a digest only after a traced step
+        if not is_same_before:
+            reason += "; or the weights before that step differ" + (
+                "" if before else ", which a trace does not record"
+            )
+    return Divergence(step, stage, layer, reason, since=since)
 
 
 def _by_name(names: Sequence[str], digests: str) -> dict[str, str]:

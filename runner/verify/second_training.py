@@ -54,12 +54,14 @@ class Comparison(Callback):
         self, folder: RunFolder, *, steps: int | None = None, is_audit: bool = False
     ) -> None:
         self._folder = folder
-        self._head, self._lines = trace_reader.read_trace_of(folder)
+        self.steps = trace_reader.Steps()
+        """The steps in the recorded run's trace."""
+        self._head, lines = trace_reader.read_trace_of(folder, self.steps)
         self.algorithm = trace_reader.algorithm_of(folder.trace, self._head)
         """The algorithm of the recorded digests, for the second training."""
-        self.total = sum(steps is None or step <= steps for step in self._lines)
+        self.total = sum(steps is None or line["step"] <= steps for line in lines)
         """The number of steps to compare: those in the trace, such as every hundredth."""
-        self.missing = trace_reader.missing_start(self._lines)
+        self.missing = trace_reader.missing_start(self.steps)
         """A description of lines that the trace lacks."""
         self.compared = 0
         # Train to the end if the summary is compared too
@@ -68,23 +70,23 @@ class Comparison(Callback):
         # A sparse trace ends earlier
         self._stopped, self._stop_at = (
             summary.get("stopped_early"),
-            max([summary.get("steps", 0), *self._lines]),
+            max([summary.get("steps", 0), *self.steps]),
         )
+        # The lines are read again, each at its step
+        _, self._lines = trace_reader.read_trace(folder.trace)
+        self._line = next(self._lines, {"step": 0})
         self._is_at_stop = self._has_begun = False
 
-    @property
-    def steps(self) -> Collection[int]:
-        """The steps in the recorded run's trace."""
-        return self._lines.keys()
-
     def on_step(self, run: RunView, outcome: Outcome) -> None:
-        expected, actual = self._lines.get(outcome.step), run.traced
+        while self._line["step"] < min(outcome.step, max(self.steps, default=0)):
+            self._line = next(self._lines)
+        expected, actual = self._line, run.traced
         # Only a run that stopped before its last step needs a reason
         self._is_at_stop = self._stop_at <= outcome.step < run.total_steps
         if not self._has_begun and other_start(self._head, _head_of(run)):
             raise Diverged(outcome.step)
         self._has_begun = True
-        if expected is None or actual.get("step") != outcome.step:
+        if not expected["step"] == actual.get("step") == outcome.step:
             return
         if first_divergence(self._head, expected, actual):
             raise Diverged(outcome.step)
@@ -99,8 +101,14 @@ class Comparison(Callback):
             settings: The settings that differ, which may explain it.
         """
         head, lines = trace_reader.read_trace(again.trace)
-        heads, traces = (self._head, head), (self._lines, lines)
-        divergence = trace_divergence((self._folder, again), heads, traces, settings=settings)
+        _, recorded = trace_reader.read_trace(self._folder.trace)
+        divergence = trace_divergence(
+            (self._folder, again),
+            (self._head, head),
+            (recorded, lines),
+            trace_reader.Steps(),
+            settings=settings,
+        )
         other_tensors = describe_tensors(
             [only_in(self._head, head), only_in(head, self._head)], ("there", "here")
         )

@@ -1,6 +1,7 @@
 """Inspects a step: digests each value that it computes, to name the first that differs."""
 
 import itertools
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
@@ -177,7 +178,11 @@ def explain_difference(
     Returns:
         Sentences, and the first value that differs, if known.
     """
-    head, lines = trace_reader.read_trace_of(folder)
+    head, traced = trace_reader.read_trace_of(folder, trace_reader.Steps())
+    # The step's line, if it has one, and the last before it
+    lines = {
+        line["step"]: line for line in deque((x for x in traced if x["step"] <= step), maxlen=2)
+    }
     logged = logged_values(folder.metrics)
     for run in (there, here):
         if run is not None:

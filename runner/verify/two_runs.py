@@ -10,6 +10,7 @@ from samewise.runner.config.tree import differences
 from samewise.runner.records import environment, kept_sources, shapes, sources, trace_reader
 from samewise.runner.records.files import read_json
 from samewise.runner.records.folder import RunFolder
+from samewise.runner.records.trace_reader import Steps
 from samewise.runner.results import Differences
 from samewise.runner.tracking.journal import last_evaluation, logged_values
 from samewise.runner.verify.divergence import (
@@ -33,14 +34,18 @@ _COMPARED = {
 def compare(first: RunFolder, second: RunFolder) -> Differences:
     """Compare two runs by their records, without training."""
     folders = first, second
-    (head, trace), (other, other_trace) = (trace_reader.read_trace_of(folder) for folder in folders)
-    both = sorted(trace.keys() & other_trace.keys())
-    tensors = [only_in(head, other), only_in(other, head)] if both else [[], []]
+    spans, common = (Steps(), Steps()), Steps()
+    (head, trace), (other, other_trace) = map(trace_reader.read_trace_of, folders, spans)
+    tensors = [only_in(head, other), only_in(other, head)] if head and other else [[], []]
     stages = comparable_stages(head, other)
     if any(tensors) and (
         # A line's digest of all tensors says nothing about those that both models have
         set(head["weights"]).isdisjoint(other["weights"])
-        or not all("layers" in line for lines in (trace, other_trace) for line in lines.values())
+        or not all(
+            "layers" in line
+            for folder in folders
+            for line in trace_reader.read_trace(folder.trace)[1]
+        )
     ):
         stages = tuple(stage for stage in stages if stage not in ("gradients", "weights"))
     configs = [saved.config_in(folder.config) for folder in folders]
@@ -49,16 +54,19 @@ def compare(first: RunFolder, second: RunFolder) -> Differences:
         folders,
         (head, other),
         (trace, other_trace),
+        common,
         stages=stages,
         settings=[path for path, _, _ in config],
     )
+    if not common.total:
+        tensors, stages = [[], []], comparable_stages(head, other)
     logged = {
         name: values
         for name, values in _logged_apart(first, second).items()
         # After the traces part, metrics differ anyway
         if not name.startswith(MEASURED) and (divergence is None or values[0] < divergence.step)
     }
-    divergence = _earlier_metric(logged, divergence, since=0 if both else 1)
+    divergence = _earlier_metric(logged, divergence, since=0 if common.total else 1)
     surroundings = environment.differences(
         *(read_json(folder.environment, shapes.ENVIRONMENT) or {} for folder in folders)
     )
@@ -84,7 +92,7 @@ def compare(first: RunFolder, second: RunFolder) -> Differences:
     ended = None not in weights and steps[0] == steps[1]
     same_metrics = not logged and not (at == at_other and differ)
     result = Differences(
-        same=bool(both or ended)
+        same=bool(common.total or ended)
         and not divergence
         and same_metrics
         and not any(tensors)
@@ -103,7 +111,7 @@ def compare(first: RunFolder, second: RunFolder) -> Differences:
             f"{name} at step {step}": (there, here) for name, (step, there, here) in logged.items()
         },
         same_metrics=same_metrics,
-        steps=len(both),
+        steps=common.total,
         digests=[
             trace_reader.algorithm_of(folder.trace, start)
             + (f" of {start['shards']} shards" if "shards" in start else "")
@@ -114,14 +122,14 @@ def compare(first: RunFolder, second: RunFolder) -> Differences:
         weights={
             "step": steps[0],
             "same": weights[0] == weights[1],
-            "traced": "weights" in stages and steps[0] in both,
+            "traced": "weights" in stages and steps[0] in common,
         }
         if ended
         else None,
         missing=[
             f"{folder.path}: {message}"
-            for folder, lines in zip(folders, (trace, other_trace), strict=True)
-            if (message := trace_reader.missing_start(lines))
+            for folder, span in zip(folders, spans, strict=True)
+            if (message := trace_reader.missing_start(span))
         ],
         parts=divergence and asdict(divergence),
     )

@@ -18,7 +18,7 @@ LAST_BATCH_OF_TWO = ["replicas=4", "loader.drop_last=false", "batch_size=24", "d
 
 def distance(folder: Path, other: Path, *, to_the_end: bool = True) -> float:
     """The largest relative difference between the losses of two runs, step by step; with `to_the_end` also of their final loss on the validation split."""
-    one, two = ([float.fromhex(line["loss"]) for line in trace_reader.read_trace(path / "trace.jsonl")[1].values()] for path in (folder, other))
+    one, two = ([float.fromhex(line["loss"]) for line in trace_reader.read_trace(path / "trace.jsonl")[1]] for path in (folder, other))
     assert len(one) == len(two) == 6
     if to_the_end:
         one[6:], two[6:] = ([json.loads((path / "summary.json").read_text())["metrics"]["final"]["valid/loss"]] for path in (folder, other))

@@ -95,8 +95,7 @@ def trace_lines(folder: Path, every: int) -> dict[int, dict[str, str]]:
         made.recorder.record(train_step(made, next(batches)))
     made.recorder.trace.close()
     return {
-        step: {stage: line[stage] for stage in ("batch", "input", "loss", "gradients", "weights")}
-        for step, line in read_trace(folder / "trace.jsonl")[1].items()
+        line["step"]: {stage: line[stage] for stage in ("batch", "input", "loss", "gradients", "weights")} for line in read_trace(folder / "trace.jsonl")[1]
     }
 
 

@@ -2,6 +2,7 @@
 
 import json
 import resource
+import tracemalloc
 
 import pytest
 import torch
@@ -43,6 +44,10 @@ def record(path, steps, *, change=lambda step, net: None, start=0, chain=0, ever
     return written.chain
 
 
+def lines_of(path):
+    return {line["step"]: line for line in trace_reader.read_trace(path)[1]}
+
+
 def test_the_same_training_gives_the_same_file(tmp_path):
     record(tmp_path / "a", 5), record(tmp_path / "b", 5)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
@@ -54,7 +59,7 @@ def test_the_same_training_gives_the_same_file(tmp_path):
 def test_a_resumed_trace_equals_an_undisturbed_one(tmp_path):
     record(tmp_path / "whole", 6)
     record(tmp_path / "cut", 5)
-    _, lines = trace_reader.read_trace(tmp_path / "cut")
+    lines = lines_of(tmp_path / "cut")
     with open(tmp_path / "cut", "a") as file:
         file.write('{"step": 6, "ba')  # killed while it wrote
     record(tmp_path / "cut", 6, start=3, chain=int(lines[3]["chain"], 16))
@@ -64,7 +69,7 @@ def test_a_resumed_trace_equals_an_undisturbed_one(tmp_path):
 def test_a_partly_written_line_is_an_error_and_leaves_no_gap_after_resuming(tmp_path, monkeypatch):
     monkeypatch.setattr(trace, "_EVERY_S", 0.0)
     record(tmp_path / "whole", 6)
-    _, lines = trace_reader.read_trace(tmp_path / "whole")
+    lines = lines_of(tmp_path / "whole")
     path, before = tmp_path / "full", resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def fill(step, _):  # from step 4 there is room again
@@ -81,9 +86,22 @@ def test_a_partly_written_line_is_an_error_and_leaves_no_gap_after_resuming(tmp_
 
 def divergence(tmp_path, change):
     record(tmp_path / "a", 4), record(tmp_path / "b", 4, change=change)
-    head, one = trace_reader.read_trace(tmp_path / "a")
-    _, two = trace_reader.read_trace(tmp_path / "b")
-    return next((step, *found) for step in one if (found := first_divergence(head, one[step], two[step])))
+    (head, one), (_, two) = (trace_reader.read_trace(tmp_path / name) for name in "ab")
+    return next((line["step"], *found) for line, other in trace_reader.common_lines(one, two) if (found := first_divergence(head, line, other)))
+
+
+def test_comparing_longer_traces_takes_no_more_memory(tmp_path):
+    peaks = []
+    for steps in (30, 30, 300):  # the first also imports
+        path = tmp_path / f"{steps}"
+        record(path, steps)
+        tracemalloc.start()
+        try:
+            assert sum(1 for _ in trace_reader.common_lines(*(trace_reader.read_trace(path)[1] for _ in range(2)))) == steps
+            peaks.append(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+    assert peaks[2] < 1.2 * peaks[1]
 
 
 def test_a_changed_gradient_is_found_at_its_step_and_layer(tmp_path):
