@@ -36,7 +36,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json",
         action="store_true",
-        help="print {name, fingerprint, problems, notes, layers} as JSON",
+        help="print {name, fingerprint, problems, notes, layers, checkpoint} as JSON",
     )
     parser.epilog = """\
 examples:
@@ -64,18 +64,21 @@ def run(args: argparse.Namespace) -> int:
         [] if composed.problems else backends.problems(backends.backends_of(composed.cfg.tracking))
     )
     summary: list[Layer] = []
-    table: list[str] = []
+    checkpoint, table = dict[str, int](), list[str]()
     if not found_problems and not args.static:
         try:
-            from samewise.runner.training import layers
+            from samewise.runner.training import layers, memory
             from samewise.runner.training.dry_run import dry_run
 
             notes = dry_run(
                 composed,
                 composed.project,
-                lambda run: summary.extend(layers.summarise(run, args.depth)),
+                lambda run: (
+                    summary.extend(layers.summarise(run, args.depth)),
+                    checkpoint.update(memory.checkpoint_of(run)),
+                ),
             )
-            table = list(layers.table_lines(summary))
+            table = [*layers.table_lines(summary), *memory.checkpoint_lines(checkpoint)]
         except ConfigError as error:
             if not args.json:
                 raise
@@ -94,6 +97,7 @@ def run(args: argparse.Namespace) -> int:
                     "problems": values,
                     "notes": notes,
                     "layers": summary,
+                    "checkpoint": checkpoint,
                 },
                 indent=2,
             )

@@ -49,11 +49,11 @@ def _digest(name: str, run_root: Path) -> str:
     if path.is_file():
         return weights_sha256(_state_in(path))
     if (path / "manifest.json").is_file():
-        return weights_sha256(checkpoint.load(path)["model"])
+        return weights_sha256(checkpoint.load_weights(path))
     folder = saved.find(name, run_root=run_root)
     checkpoint_entry = kept_checkpoints.choose_checkpoint(folder.checkpoints, "last")
     try:
-        state = checkpoint.load(checkpoint_entry.path)
+        weights = checkpoint.load_weights(checkpoint_entry.path)
     except DamagedCheckpoint as error:
         hint = (
             f"`samewise digest {shlex.quote(str(folder.checkpoints))}/step-XXXXXXXX` reads an "
@@ -65,7 +65,7 @@ def _digest(name: str, run_root: Path) -> str:
     kept_checkpoints.note_if_not_meant(
         folder.checkpoints, read_mapping(folder.summary, shapes.SUMMARY), "last"
     )
-    return weights_sha256(state["model"])
+    return weights_sha256(weights)
 
 
 def _state_in(path: Path) -> dict[str, Any]:

@@ -161,7 +161,8 @@ class Checkpoint:
     keep_every_steps: int | None = None
     """Keep permanently the checkpoints whose step is a multiple of this."""
     background: bool = True
-    """Write checkpoints in a thread, so that training does not wait."""
+    """Write checkpoints in a thread, from a copy, so that training does not wait. A state of more
+    than 1 GiB in the host's memory is not copied: training waits until it is written."""
     sharded: bool = False
     """Each process writes its own shards (strategy=fsdp), into a folder that all of them can
     access."""

@@ -128,6 +128,7 @@ def take_profile(composed: Composed, *, steps: int, traced: int, out: Path) -> d
         if run.strategy.device.type == "cuda":
             measurement["memory_peak"] = torch.cuda.max_memory_allocated()
         measurement["memory"] = memory.parts_of(run) | activations
+        measurement["checkpoint"] = memory.checkpoint_of(run)
         ranks = run.strategy.peers.gather(measurement)
         result: dict[str, Any] = {
             "name": composed.name,
@@ -282,6 +283,7 @@ def report_lines(result: Mapping[str, Any], out: Path, by: str) -> Iterator[str]
         for name in memory.PARTS
         if main_rank["memory"].get(name)
     )
+    yield from (f"  {line}" for line in memory.checkpoint_lines(main_rank["checkpoint"]))
     if by in main_rank:
         yield from operators.table_lines(main_rank, by)
         for rank, tables in enumerate(result["ranks"] if main_rank["communication"] else []):

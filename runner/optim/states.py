@@ -60,6 +60,10 @@ def load_state(
             },
         }
     optimizer.load_state_dict({**state, "param_groups": groups})
+    for values in optimizer.state.values():
+        # Torch takes over what is on the host already, such as parts of a checkpoint's file, which
+        # would stay open when the checkpoint is pruned
+        values.update({x: y.clone() for x, y in values.items() if getattr(y, "is_cpu", False)})
 
 
 def is_known(optimizer: Optimizer) -> bool:

@@ -16,9 +16,11 @@ from __future__ import annotations
 import pickle
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
 import torch
 from torch import Tensor
@@ -32,6 +34,7 @@ from samewise.runner.errors import (
     first_line,
 )
 from samewise.runner.records import shards
+from samewise.runner.records.digest import combine, tensor_digests
 from samewise.runner.records.files import (
     damaged_file,
     open_to_read,
@@ -146,7 +149,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def load_tensors(path: Path) -> Any:
-    """Load a torch.save file of tensors and plain values.
+    """Load a torch.save file of tensors and plain values; read its tensors when they are used.
 
     Nothing that the file names is created or called.
 
@@ -155,7 +158,8 @@ def load_tensors(path: Path) -> Any:
         Exception: It is not such a file.
     """
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        # Torch cannot map its format of before 2020 into memory
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))
     except pickle.UnpicklingError as error:
         # torch's own message advises to turn the protection off
         global_name = re.search(r"GLOBAL ([\w.]+)", str(error))
@@ -188,6 +192,23 @@ def load(path: Path) -> dict[str, Any]:
         CheckpointError: It cannot be read now.
     """
     return load_sharded(read(path), path)
+
+
+def load_weights(path: Path) -> dict[str, Tensor]:
+    """Return the model's state_dict in a checkpoint's folder; of a sound one, read nothing else.
+
+    Raises:
+        DamagedCheckpoint: It is incomplete, cut short or altered.
+        CheckpointError: It cannot be read now.
+    """
+    # Whatever is wrong, `load` says it
+    with suppress(Exception):
+        # Refuses pipes, which torch would wait for
+        files_of(path)
+        weights = load_tensors(path / "state.pt")["model"]
+        if f"{combine(tensor_digests(weights)):016x}" == read_manifest(path)["weights"]:
+            return weights
+    return load(path)["model"]
 
 
 def load_sharded(

@@ -11,11 +11,11 @@ import hashlib
 import os
 import shutil
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
+from io import BufferedWriter, FileIO
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from samewise.runner.errors import Problem, SamewiseError, TrainingError, first_line, make_room
-from samewise.runner.records.digest import combine, state_sha256, tensor_digests
+from samewise.runner.records.digest import combine, state_sha256, tensor_digests, tensors_in
 from samewise.runner.records.files import fsync_folder, set_aside, write_json
 from samewise.runner.records.folder import SHARDS
 from samewise.runner.records.kept_checkpoints import FORMAT, best_by, best_first, list_checkpoints
@@ -70,7 +70,8 @@ class Checkpoints:
     def save(self, step: int, state: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
         """Write a checkpoint with the metrics of the evaluation at its step.
 
-        To write in the background, it copies the state first, so that training may continue.
+        To write in the background, it copies the state first, so that training may continue. It
+        does not return before a state too large to copy is on disk.
 
         Args:
             step: The step, from 1.
@@ -83,7 +84,7 @@ class Checkpoints:
         """
         # The checkpoint before must be complete, and its failure is raised here
         self.wait()
-        if not self._settings.background:
+        if not self._settings.background or not is_copied(state):
             self._write(step, state, metrics)
             return
         self._thread = threading.Thread(
@@ -125,7 +126,7 @@ class Checkpoints:
             retry(final, partial(self._publish, temporary, final))
         except (OSError, RuntimeError, SamewiseError) as error:
             # Before the partial files are removed, which makes room
-            reason, code = _reason(error, self._folder)
+            reason, code = _reason(error)
             remedy = (
                 "raise the limit on the size of files (ulimit -f)"
                 if code == errno.EFBIG
@@ -148,17 +149,16 @@ class Checkpoints:
         # Without parents: if the run's folder has vanished, it is not made again for half a run
         self._folder.mkdir(exist_ok=True)
         folder.mkdir(exist_ok=True)
-        torch.save({"format": FORMAT, **state}, folder / "state.pt")
-        with open(folder / "state.pt", "rb") as handle:
-            sha256 = hashlib.file_digest(handle, "sha256").hexdigest()
-            os.fsync(handle.fileno())
+        with _HashedFile(FileIO(folder / "state.pt", "wb")) as file:
+            torch.save({"format": FORMAT, **state}, file)
+            os.fsync(file.fileno())
         weights = None if "shards" in state else f"{combine(tensor_digests(state['model'])):016x}"
         # Two runs of the same training have the same digest, whatever time they took
         content = state_sha256({name: value for name, value in state.items() if name != "seconds"})
         manifest = {
             "step": step,
             **self._lengths,
-            "sha256": sha256,
+            "sha256": file.sha256.hexdigest(),
             "content": content,
             "weights": weights,
             "metrics": dict(metrics),
@@ -241,6 +241,18 @@ class Checkpoints:
         ]
 
 
+class _HashedFile(BufferedWriter):
+    """A file that hashes what is written, so that it need not be read again."""
+
+    def __init__(self, raw: FileIO) -> None:
+        super().__init__(raw)
+        self.sha256 = hashlib.sha256()
+
+    def write(self, data: Any) -> int:
+        self.sha256.update(data)
+        return super().write(data)
+
+
 def retry(path: Path, write: Callable[[], None]) -> None:
     """Write something and, if that fails, write it again after a moment.
 
@@ -249,7 +261,7 @@ def retry(path: Path, write: Callable[[], None]) -> None:
     try:
         write()
     except (OSError, RuntimeError, SamewiseError) as error:
-        reason, _ = _reason(error, path.parent)
+        reason, _ = _reason(error)
         print(
             f"warning: {path}: writing failed, and is tried again in {_PAUSE_S:g} s: {reason}",
             file=sys.stderr,
@@ -261,24 +273,25 @@ def retry(path: Path, write: Callable[[], None]) -> None:
 _PAUSE_S = 3.0
 
 
-def _reason(error: Exception, folder: Path) -> tuple[str, int | None]:
-    """Return why writing to a folder failed, in the system's words, and the error number."""
-    # torch.save says only that its stream failed: a trial write gives the reason
-    code = error.errno if isinstance(error, OSError) else None
-    if isinstance(error, RuntimeError):
-        code = _write_error(folder)
+def _reason(error: Exception) -> tuple[str, int | None]:
+    """Return why writing failed, in the system's words, and the error number."""
+    # After the system's error, torch.save may raise another
+    code = getattr(error, "errno", None) or getattr(error.__context__, "errno", None)
     return os.strerror(code) if code else first_line(error), code
 
 
-def _write_error(folder: Path) -> int | None:
-    """Return the error number of a trial write of 64 MiB; None if it succeeds."""
-    try:
-        with tempfile.TemporaryFile(dir=folder) as probe:
-            # Reserves the space, which a file with holes would not
-            os.posix_fallocate(probe.fileno(), 0, 1 << 26)
-    except OSError as error:
-        return error.errno
-    return None
+LARGEST_COPY = 1 << 30
+"""Bytes of a state in the host's memory up to which it is copied, to be written in the background.
+"""
+
+
+def is_copied(state: Any) -> bool:
+    """Whether a state is copied before it is written in the background.
+
+    A copy of a large state could exceed the memory that holds the state already; what is on a
+    device is copied to the host in any case.
+    """
+    return sum(tensor.nbytes for tensor in tensors_in(state) if tensor.is_cpu) <= LARGEST_COPY
 
 
 def copy_to_cpu(value: Any) -> Any:

@@ -1,7 +1,7 @@
 """Measures the memory of each part of a step, and advises where there is not enough."""
 
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from math import ceil
 from typing import Any
@@ -13,7 +13,9 @@ from samewise.runner.data import streams
 from samewise.runner.data.device import copied
 from samewise.runner.data.loading import MicroBatch
 from samewise.runner.errors import Problem, requested_memory
+from samewise.runner.records.checkpoint_writer import is_copied
 from samewise.runner.records.digest import tensors_in
+from samewise.runner.strategies.layout import Layout
 from samewise.runner.strategies.tree import unchanged_buffers
 from samewise.runner.training.losses import first_samples, loss_of
 from samewise.runner.training.run import Run
@@ -36,6 +38,29 @@ def parts_of(run: Run) -> dict[str, int]:
         "optimizer state": size_of(value for values in states for value in values.values()),
         "averages": size_of(x for model in averaging for x in model.state_dict().values()),
     }
+
+
+def checkpoint_of(run: Run) -> dict[str, int]:
+    """Measure the bytes of a checkpoint on disk and of the copy that writing it takes, after a step.
+
+    Empty if other processes hold a part of it.
+    """
+    if type(run.strategy.layout) is not Layout:
+        return {}
+    states = [
+        run.model.state_dict(),
+        *(phase.optimizer.state for phase in run.phases),
+        *(callback.state_dict() for callback in run.callbacks.values()),
+    ]
+    disk, copied = size_of(states), run.checkpoint.background and is_copied(states)
+    return {"disk": disk, "memory": disk if copied else 0}
+
+
+def checkpoint_lines(sizes: Mapping[str, int]) -> list[str]:
+    """Describe the sizes from `checkpoint_of` in a line."""
+    places = {"disk": "on disk", "memory": "of memory for its copy"}
+    text = ", ".join(f"{format_bytes(sizes[name])} {places[name]}" for name in sizes)
+    return [f"a checkpoint: {text}"] if sizes else []
 
 
 def size_of(values: Iterable[Any]) -> int:

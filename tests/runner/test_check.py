@@ -221,7 +221,9 @@ def test_a_summary_has_the_published_parameters_and_operations(
     name = weights.partition("_Weights")[0].lower()
     given = [*PHOTOS, f"+model={{_target_: torchvision.models.{name}, num_classes: ${{dataset.num_classes}}}}"]
     done = samewise("check", *given, "--json", "--depth", 9, code=0)
-    model, *inner = json.loads(done.stdout)["layers"]
+    checked = json.loads(done.stdout)
+    model, *inner = checked["layers"]
+    assert checked["checkpoint"]["disk"] == pytest.approx(8 * published["num_params"], rel=0.002), "weights and momentum"
     assert model["name"] == ""
     assert model["output"] == [[2, 1000]]
     assert model["parameters"] == model["trained"] == published["num_params"]

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import struct
 import subprocess
 import sys
 
@@ -12,15 +13,31 @@ import torch
 from samewise_runner_keeping import keeper, state, steps_in, write
 
 from samewise.runner.errors import CheckpointError, DamagedCheckpoint
-from samewise.runner.records import checkpoint, kept_checkpoints
+from samewise.runner.records import checkpoint, checkpoint_writer, kept_checkpoints
 
 
-def test_training_can_continue_while_a_checkpoint_is_written(tmp_path):
-    kept, weights = keeper(tmp_path, background=True), torch.ones(1_000_000)
+@pytest.mark.parametrize("largest", [1 << 22, (1 << 22) - 1])
+def test_training_continues_while_a_checkpoint_is_written_or_if_it_is_large_once_it_is_without_a_copy(tmp_path, monkeypatch, largest):
+    kept, weights = keeper(tmp_path, background=True), torch.ones(1 << 20)
+    monkeypatch.setattr(checkpoint_writer, "LARGEST_COPY", largest)
+    if largest < weights.nbytes:
+        monkeypatch.delattr(checkpoint_writer, "copy_to_cpu")
     kept.save(1, {"model": {"weight": weights}}, {})
     weights.zero_()
     kept.wait()
     assert checkpoint.load(tmp_path / "step-00000001")["model"]["weight"].min() == 1
+
+
+def test_weights_are_read_alone_and_whatever_damages_them_is_found(tmp_path):
+    keeper(tmp_path).save(1, {"model": {"weight": torch.full((9,), 3.0)}, "optimizers": {"moment": torch.full((9,), 7.0)}}, {})
+    folder = tmp_path / "step-00000001"
+    damaged = bytearray((folder / "state.pt").read_bytes())
+    for number, refused in ((7.0, checkpoint.load), (3.0, checkpoint.load_weights)):
+        assert checkpoint.load_weights(folder)["weight"].tolist() == [3.0] * 9
+        damaged[damaged.index(struct.pack("<9f", *[number] * 9)) + 5] ^= 1
+        (folder / "state.pt").write_bytes(damaged)
+        with pytest.raises(DamagedCheckpoint):
+            refused(folder)
 
 
 def test_the_newest_and_the_best_are_kept(tmp_path):
@@ -79,7 +96,7 @@ WITH_LITTLE_MEMORY = """
 import resource, sys
 from pathlib import Path
 from samewise.runner.errors import CheckpointError
-from samewise.runner.records import checkpoint, kept_checkpoints
+from samewise.runner.records import checkpoint, checkpoint_writer, kept_checkpoints
 now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (now + (32 << 20), -1))
 try:

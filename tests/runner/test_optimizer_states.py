@@ -2,6 +2,7 @@
 
 import math
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,22 @@ from samewise.runner.optim.build import implementation
 from samewise.runner.optim.groups import freeze_groups
 from samewise.runner.optim.muon import COEFFICIENTS, Muon, orthogonalise
 from samewise.runner.optim.states import load_state
+from samewise.runner.records.checkpoint import load_tensors
+
+
+def test_a_state_that_is_loaded_keeps_no_file_in_memory(tmp_path: Path) -> None:
+    layer, file = nn.Linear(3, 3), tmp_path / "state.pt"
+    made = build(sgd(momentum=0.9), layer)["train"]
+    layer(torch.ones(1, 3)).sum().backward()
+    made.step()
+    expected = {name: value.clone() for name, value in made.state[layer.weight].items()}
+    torch.save(made.state_dict(), file)
+    state = load_tensors(file)
+    load_state(made, state)
+    assert str(file) in Path("/proc/self/maps").read_text()
+    del state
+    assert str(file) not in Path("/proc/self/maps").read_text()
+    assert [torch.equal(value, made.state[layer.weight][name]) for name, value in expected.items()] == [True]
 
 
 @pytest.mark.parametrize("nesterov", [False, True])

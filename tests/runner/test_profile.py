@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import pytest
 import torch
@@ -157,6 +158,9 @@ def test_a_profile_has_the_bits_of_training_and_touches_no_run(here: Path, samew
     trained = [json.loads(line) for line in next(here.glob("runs/*/*/trace.jsonl")).read_text().splitlines()]
     assert trained[-1]["step"] == 6
     assert first["chain"] == trained[-1]["chain"], "the steps that were measured and watched are those of training"
+    with ZipFile(next(here.glob("runs/*/*/checkpoints/latest/state.pt"))) as state:
+        written = sum(entry.file_size for entry in state.infolist() if "/data/" in entry.filename)
+    assert first["ranks"][0]["checkpoint"] == {"disk": written, "memory": written}
     before = digests(here / "runs")
     second = json.loads(samewise(*command).stdout)
     assert second["chain"] == first["chain"]
