@@ -5,7 +5,6 @@ import json
 import os
 import re
 import sys
-import unicodedata
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
@@ -21,6 +20,8 @@ _WORDS = (
 _TOKENS = r"(?:[\w.-]*[_.-])?(?:access|auth|api|bearer|refresh|session|security|tracking|hf|github|gitlab)[_-]token"
 """Not `unk_token`, which is a word of a vocabulary."""
 _NAMES = rf"(?i:{_WORDS}|{_TOKENS}|(?:[\w.-]*\.)?token)|[A-Z0-9_]+_TOKEN"
+_PARTS = ("pass", "pw", "secret", "key", "credential", "signature", "token")
+"""Each of these names has one of these."""
 _KEY = re.compile(rf"(?<![\w.-])-*(?:{_NAMES})")
 _WIDTH = re.compile(r"(?i:.*(?:pw|pass)\W+\d{1,4})")
 """`pw` is the width of a patch, too, and `pass` a number."""
@@ -78,8 +79,9 @@ SECRET_FILES = (
 )
 """Names of files and folders, in lower case, that are neither recorded nor handed on."""
 _NOTHING = ("null", "None", "none", "true", "false", HIDDEN, "")
-_TURNING = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
-"""Characters that turn the direction of writing, so that a line reads as another."""
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u202a-\u202e\u2066-\u2069]")
+"""Unicode's categories Cc, without line ends and tabs, and Cs; and characters that turn the direction
+of writing, so that a line reads as another."""
 
 
 def redact(text: str) -> str:
@@ -92,7 +94,8 @@ def redact(text: str) -> str:
         text = _QUERY.sub(_mask, _USER.sub(_mask, text))
     if "uthorization" in text:
         text = _HEADER.sub(_mask, text)
-    if _KEY.search(text):
+    lower = text.lower()
+    if (not text.isascii() or any(part in lower for part in _PARTS)) and _KEY.search(text):
         text = _GIVEN.sub(_mask, text)
     return _BARE.sub(_mask, text)
 
@@ -146,14 +149,7 @@ def printable(text: str) -> str:
 
     Line ends and tabs stay.
     """
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(
-        x
-        if x in "\n\t" or not (x in _TURNING or unicodedata.category(x) in ("Cc", "Cs"))
-        else _escape(x)
-        for x in text
-    )
+    return _CONTROLS.sub(_escape, text)
 
 
 def plain_cell(value: Any) -> Any:
@@ -262,5 +258,5 @@ def _mask(match: re.Match[str]) -> str:
     )
 
 
-def _escape(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
+def _escape(match: re.Match[str]) -> str:
+    return match[0].encode("unicode_escape").decode("ascii")

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from samewise.runner.runs.listing import ListedRun
 
 _MAX_SETTINGS = 8
+_MAY_GO = (State.failed, State.interrupted)
 _MAX_LENGTH = 40
 """Maximum length of a value."""
 
@@ -113,7 +114,9 @@ def run(args: argparse.Namespace) -> int:
         # A run may be named twice, or through a link
         folders = [saved.find(name, run_root=args.run_root) for name in args.names]
         different = {folder.path.resolve(): folder for folder in folders}.values()
-        return _delete(selection.matching(map(listing.read_run, different), conditions), args)
+        return _delete(
+            selection.matching(map(listing.read_run, different), conditions, args.run_root), args
+        )
     if args.names:
         raise ConfigError(
             Problem(
@@ -145,7 +148,7 @@ def run(args: argparse.Namespace) -> int:
             + (" that meet these conditions" if conditions else "")
         )
     else:
-        _print(runs, differing, args.sort.removeprefix("-") if args.sort else "")
+        _print(runs, differing, args.sort.removeprefix("-") if args.sort else "", args.run_root)
     return 0
 
 
@@ -192,22 +195,24 @@ def _write_tags(tags: Mapping[str, str]) -> str:
 
 def _select_failed(runs: Sequence[ListedRun]) -> list[ListedRun]:
     """Return the runs that failed or were interrupted; others are only deleted by name."""
-    skipped = [entry for entry in runs if entry.state not in (State.failed, State.interrupted)]
-    if skipped:
-        states = ", ".join(dict.fromkeys(entry.state.value for entry in skipped))
+    failed = [entry for entry in runs if entry.state in _MAY_GO]
+    if skipped := len(runs) - len(failed):
+        states = ", ".join(dict.fromkeys(x.state.value for x in runs if x.state not in _MAY_GO))
         print(
-            f"{len(skipped)} left out, as {states}: `samewise runs rm RUN ...` deletes "
-            "runs by name",
+            f"{skipped} left out, as {states}: `samewise runs rm RUN ...` deletes runs by name",
             file=sys.stderr,
         )
-    return [entry for entry in runs if entry not in skipped]
+    return failed
 
 
 def _delete(runs: Sequence[ListedRun], args: argparse.Namespace) -> int:
     from samewise.runner.runs import deletion
 
     deletion.require_no_links(runs)
-    children, unsent = deletion.trained_from(runs, args.run_root), deletion.unsent(runs)
+    children, unsent = (
+        deletion.trained_from(runs, args.run_root),
+        deletion.unsent(runs, args.run_root),
+    )
     if args.yes:
         deletion.delete(runs, args.run_root)
     verb = "deleted" if args.yes else "would be deleted"
@@ -249,7 +254,10 @@ def _delete(runs: Sequence[ListedRun], args: argparse.Namespace) -> int:
 
 
 def _print(
-    runs: Sequence[ListedRun], differing: Mapping[str, Mapping[str, Any]], sorted_by: str
+    runs: Sequence[ListedRun],
+    differing: Mapping[str, Mapping[str, Any]],
+    sorted_by: str,
+    run_root: Path,
 ) -> None:
     from samewise.runner.runs.listing import ListedRun, age
     from samewise.runner.runs.selection import values_of
@@ -271,7 +279,7 @@ def _print(
     sort_values = (
         {}
         if not sorted_by or sorted_by in shown_columns
-        else {sorted_by: values_of("--sort", sorted_by, runs)}
+        else {sorted_by: values_of("--sort", sorted_by, runs, run_root)}
     )
     has_tags, has_reasons = any(x.tags for x in runs), any(x.reason for x in runs)
     rows, has_codes = list[dict[str, str]](), len({entry.code for entry in runs}) > 1

@@ -187,6 +187,29 @@ def contents(whole: Mapping[str, Any]) -> dict[str, str]:
     return {path: x for path, x in values.items() if str(x).startswith(DIGEST)}
 
 
+def named_contents(
+    path: str, values: Sequence[Any], configs: Sequence[tuple[Mapping[str, Any], Mapping[str, str]]]
+) -> list[Any]:
+    """Return a setting of several runs with the users' names of files in place of their digests.
+
+    Where different files have one name, the beginning of the digest follows.
+
+    Args:
+        path: The setting.
+        values: The value in each run's `identity`.
+        configs: Each run's plain config, and how the user named files in it.
+    """
+    names = [
+        sources.get(path) or at(whole, path) if str(value).startswith(DIGEST) else value
+        for value, (whole, sources) in zip(values, configs, strict=True)
+    ]
+    is_unique = len({*map(str, names)}) == len({*map(str, values)})
+    return [
+        name if is_unique or name == value else f"{name} ({str(value)[:19]})"
+        for name, value in zip(names, values, strict=True)
+    ]
+
+
 def _spell_out(config: dict[str, Any]) -> None:
     """Write out defaults that changed since an older version.
 

@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from samewise.runner.config import compose
 from samewise.runner.config.check.settings import keys_are_known
 from samewise.runner.config.compose import Composed
-from samewise.runner.config.fingerprint import DIGEST, finds_data, is_outside
+from samewise.runner.config.fingerprint import finds_data, is_outside
 from samewise.runner.config.override_text import read_overrides
 from samewise.runner.config.overrides import try_override
 from samewise.runner.config.tree import at, differences, plain, same
@@ -92,27 +92,6 @@ def config_in(file: Path, overrides: Sequence[str] = ()) -> Composed:
             if key in sources or OmegaConf.select(cfg, key) == at(saved.whole, key)
         },
     )
-
-
-def named_contents(path: str, values: Sequence[Any], runs: Sequence[Composed]) -> list[Any]:
-    """Return a setting of several runs with the users' names of files in place of their digests.
-
-    Where different files have one name, the beginning of the digest follows.
-
-    Args:
-        path: The setting.
-        values: The value in each run's `identity`.
-        runs: The runs' configs.
-    """
-    names = [
-        run.sources.get(path) or at(run.whole, path) if str(value).startswith(DIGEST) else value
-        for value, run in zip(values, runs, strict=True)
-    ]
-    is_unique = len({*map(str, names)}) == len({*map(str, values)})
-    return [
-        name if is_unique or name == value else f"{name} ({str(value)[:19]})"
-        for name, value in zip(names, values, strict=True)
-    ]
 
 
 def changes(folder: RunFolder, composed: Composed) -> list[tuple[str, Any, Any]]:

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import IO, Any
 
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
@@ -12,10 +13,16 @@ from samewise.runner.secrets import printable, redact, unfiltered_stream
 
 def align(rows: Sequence[Sequence[str]], sides: str) -> Iterator[str]:
     """Yield rows of cells as lines of columns; a side is `<` or `>`, for each column."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    widths = [max(map(width_of, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = zip(row, sides, widths, strict=True)
-        yield "  ".join(f"{cell:{side}{width}}" for cell, side, width in cells).rstrip()
+        # Some characters are two columns wide, or none
+        yield "  ".join(f"{x:{side}{n + len(x) - width_of(x)}}" for x, side, n in cells).rstrip()
+
+
+def width_of(text: str) -> int:
+    """Return the columns of a terminal that a text takes."""
+    return len(text) if text.isascii() else cell_len(text)
 
 
 class PlainConsole(Console):

@@ -270,6 +270,11 @@ def warn_once(path: Path, problem: Problem) -> None:
         print(f"warning: {problem}", file=sys.stderr)
 
 
+def has_warned(folder: str) -> bool:
+    """Whether `warn_once` has warned of a file in a folder."""
+    return any(str(path.parent) == folder for path in _WARNED)
+
+
 _WARNED = set[Path]()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import resource
 import shutil
@@ -10,13 +11,11 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from samewise.runner.config.schema import SOURCES
-from samewise.runner.config.tree import at
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.records import kept_sources, locks
-from samewise.runner.records.files import read_text
 from samewise.runner.records.folder import RunFolder
-from samewise.runner.records.found import below
-from samewise.runner.runs.listing import ListedRun, settings_of
+from samewise.runner.records.found import candidates
+from samewise.runner.runs.listing import ListedRun, setting_lines, value_at
 from samewise.runner.tracking.backends import backends_of
 from samewise.runner.tracking.progress import is_behind
 
@@ -30,45 +29,44 @@ def trained_from(runs: Sequence[ListedRun], run_root: Path) -> list[str]:
     """
     deleted = {Path(run.folder).resolve() for run in runs}
     # The last root decides how a folder is written: as in `run_root`
-    roots = [
-        *dict.fromkeys(run.parent.parent for run in deleted),
-        run_root,
-    ]
-    remaining = {
-        folder.path.resolve(): str(folder.path) for root in roots for folder in below(root)
+    roots = [*dict.fromkeys(run.parent.parent for run in deleted), run_root]
+    naming = {
+        os.path.realpath(folder): folder
+        for root in roots
+        if deleted
+        for folder, lines in setting_lines(root, candidates(root)).items()
+        if _names_checkpoint(lines, deleted)
     }
-    return [
-        folder
-        for path, folder in remaining.items()
-        if path not in deleted and _names_checkpoint(folder, deleted)
-    ]
+    return [folder for path, folder in naming.items() if Path(path) not in deleted]
 
 
-def _names_checkpoint(folder: str, deleted: Collection[Path]) -> bool:
-    text, config = read_text(RunFolder(Path(folder)).config) or "", settings_of(folder)
-    values = [value for key in SOURCES if isinstance(value := at(config, key), str)]
+def _names_checkpoint(lines: str, deleted: Collection[Path]) -> bool:
+    values = [x for key in SOURCES if isinstance(x := value_at(lines, key), str)]
     # A link may lead to a checkpoint
     checkpoints = [Path(os.path.realpath(os.path.expanduser(value))) for value in values]
-    return any(
-        # The path may be relative to another folder
-        f"{path.name}/checkpoints/" in text
+    # The path may be relative to another folder
+    is_possible = bool(checkpoints) or "/checkpoints/" in lines
+    return is_possible and any(
+        f"{json.dumps(path.name)[1:-1]}/checkpoints/" in lines
         or any(checkpoint.is_relative_to(path) for checkpoint in checkpoints)
         for path in deleted
     )
 
 
-def unsent(runs: Sequence[ListedRun]) -> list[ListedRun]:
+def unsent(runs: Sequence[ListedRun], run_root: Path) -> list[ListedRun]:
     """Return the runs that are tracked in MLflow, which does not have everything yet."""
-    settings = {
-        run.folder: {
-            key: at(settings_of(run.folder), f"tracking.{key}") for key in ("enabled", "report_to")
-        }
-        for run in runs
-    }
+    lines = setting_lines(run_root, [run.folder for run in runs])
     return [
         run
         for run in runs
-        if "mlflow" in backends_of(settings[run.folder]) and is_behind(RunFolder(Path(run.folder)))
+        if "mlflow"
+        in backends_of(
+            {
+                key: value_at(lines[run.folder], f"tracking.{key}")
+                for key in ("enabled", "report_to")
+            }
+        )
+        and is_behind(RunFolder(Path(run.folder)))
     ]
 
 

@@ -5,23 +5,24 @@ Reads small files only, and imports neither torch nor mlflow.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 import yaml
 
-from samewise.runner.config import saved
 from samewise.runner.config.tree import at
 from samewise.runner.config.yaml_files import read_yaml, require_modest
 from samewise.runner.errors import ConfigError
-from samewise.runner.records import header, locks, shapes, sources
+from samewise.runner.records import header, index, locks, shapes, sources
 from samewise.runner.records.files import damaged_file, read_mapping, read_text, warn_once
 from samewise.runner.records.folder import RunFolder, require_root
+from samewise.runner.records.found import candidates
 from samewise.runner.sweeps.results import State, best_evaluations, latest
 
 
@@ -70,7 +71,7 @@ class ListedRun:
         """Return the fields as plain values, for programs; NaN becomes None."""
         return {
             key: None if isinstance(value, float) and math.isnan(value) else value
-            for key, value in {**asdict(self), "state": self.state.value}.items()
+            for key, value in {**vars(self), "state": self.state.value}.items()
         }
 
     def get(self, key: str) -> Any:
@@ -79,7 +80,7 @@ class ListedRun:
         None if the run lacks it, or it is NaN.
         """
         value = (
-            self.facts()[key]
+            getattr(self, key)
             if key in ListedRun.__dataclass_fields__
             else {**tagged(self.tags), **self.metrics, **self.also}.get(key)
         )
@@ -100,13 +101,38 @@ def list_runs(run_root: Path) -> list[ListedRun]:
         ConfigError: The folder does not exist.
     """
     require_root(run_root)
+    folders = candidates(run_root)
+    texts = dict(index.entries(run_root, "run", _FILES, folders, _read_facts))
     return sorted(
-        (read_run(folder) for folder in saved.below(run_root)), key=lambda run: run.changed
+        (_make_run(folder, texts[folder]) for folder in folders if folder in texts),
+        key=lambda run: run.changed,
     )
 
 
 def read_run(folder: RunFolder) -> ListedRun:
     """Read one run."""
+    return _make_run(str(folder.path), _read_facts(folder))
+
+
+_FILES = (
+    *("config.yaml", "metrics.jsonl", "summary.json", "failure.json", "environment.json"),
+    *("sources.json", "tags.json", "notes.json"),
+)
+"""The files that `_read_facts` reads."""
+
+
+def _make_run(folder: str, facts: str) -> ListedRun:
+    values: dict[str, Any] = json.loads(facts)
+    state = State(values["state"])
+    # No file shows that a run goes on: its lock ends with its process, however that ends
+    if state is not State.finished and locks.holder(RunFolder(Path(folder)).lock) is not None:
+        values["reason"], state = "", State.running
+    values |= {"state": state, "folder": folder}
+    return ListedRun(**values)
+
+
+def _read_facts(folder: RunFolder) -> str:
+    """Return the fields of a run that nobody trains, as JSON."""
     monitor, modes, label, config_tags = _read_config(folder)
     notes = read_mapping(folder.notes, shapes.NOTES)
     tags = {
@@ -133,30 +159,28 @@ def read_run(folder: RunFolder) -> ListedRun:
         }
         evaluations = {**(results.get("also") or {}), monitor: {**evaluated, **best}}
     else:
-        # The lock ends with its process: a killed run could not record that it has ended
-        is_running = locks.holder(folder.lock) is not None
-        state = State.running if is_running else State.failed if failure else State.interrupted
+        state = State.failed if failure else State.interrupted
         step, evaluations = latest(folder, monitor)[0], best_evaluations(folder, modes)
     metrics = evaluations.pop(monitor, {})
     error = str(failure.get("error") or "") if state is State.failed else ""
-    return ListedRun(
-        name=notes.get("name") or folder.path.absolute().parent.name,
-        run=folder.path.name,
-        label=label,
-        code=sources.code_name(folder.sources),
-        state=state,
-        step=step,
-        steps=int(read_mapping(folder.environment, shapes.ENVIRONMENT).get("total_steps") or 0),
-        monitor=monitor,
-        value=metrics.get(monitor, math.nan),
-        also={name: evaluation[name] for name, evaluation in evaluations.items()},
-        metrics={name: value for name, value in metrics.items() if name != "step"},
-        seconds=summary["timings"]["training_s"] if state is State.finished else math.nan,
-        changed=changed,
-        reason=re.sub(r"^\w+Error: ", "", error).partition("\n")[0],
-        folder=str(folder.path),
-        tags={key: str(value) for key, value in tags.items() if value is not None},
-    )
+    facts = {
+        "name": notes.get("name") or folder.path.absolute().parent.name,
+        "run": folder.path.name,
+        "label": label,
+        "code": sources.code_name(folder.sources),
+        "state": state,
+        "step": step,
+        "steps": int(read_mapping(folder.environment, shapes.ENVIRONMENT).get("total_steps") or 0),
+        "monitor": monitor,
+        "value": metrics.get(monitor, math.nan),
+        "also": {name: evaluation[name] for name, evaluation in evaluations.items()},
+        "metrics": {name: value for name, value in metrics.items() if name != "step"},
+        "seconds": summary["timings"]["training_s"] if state is State.finished else math.nan,
+        "changed": changed,
+        "reason": re.sub(r"^\w+Error: ", "", error).partition("\n")[0],
+        "tags": {key: str(value) for key, value in tags.items() if value is not None},
+    }
+    return json.dumps(facts)
 
 
 def _read_config(folder: RunFolder) -> tuple[str, dict[str, str], str, Mapping[str, Any]]:
@@ -196,40 +220,80 @@ def warn_of(config: Path, error: Exception) -> None:
     warn_once(config, problem.problems[0])
 
 
-def settings_of(folder: str) -> Mapping[str, Any]:
-    """Return a run's settings; empty without a file, or, with a warning, if that is damaged."""
-    file = RunFolder(Path(folder)).config
+def setting_lines(run_root: Path, folders: Iterable[str]) -> dict[str, str]:
+    """Return runs' settings by folder: the config's first lines of comments, then `as_lines`.
+
+    Empty without a config, or, with a warning, if that is damaged.
+    """
+    texts = index.entries(run_root, "settings", ("config.yaml",), folders, _read_settings)
+    return dict.fromkeys(folders, "") | dict(texts)
+
+
+def _read_settings(folder: RunFolder) -> str:
     try:
         # Runs of an MLflow store may have been trained on another machine
-        if (text := read_text(file)) is None:
-            return {}
-        require_modest(text, str(file), interpolations="none")
+        text = read_text(folder.config) or ""
+        require_modest(text, str(folder.config), interpolations="none")
         header.read(text)
         # Untyped, since types would take a hundred times as long
         settings: Any = read_yaml(text)
-        if isinstance(settings, Mapping):
-            return cast(Mapping[str, Any], settings)
-        raise ValueError("it has no settings")
-    except (ConfigError, ValueError, yaml.YAMLError) as error:
-        warn_of(file, error)
-        return {}
+        if not isinstance(settings, Mapping):
+            raise ValueError("it has no settings")
+        comments = re.findall(r"\A(?:#.*\n)*", text)[0] or "#\n"
+        return comments + as_lines(_leaves(cast(Mapping[str, Any], settings)))
+    except (ConfigError, TypeError, ValueError, yaml.YAMLError) as error:
+        warn_of(folder.config, error)
+        return ""
 
 
-def differing(configs: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def _leaves(node: Mapping[str, Any], under: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield paths and values; a list and an empty mapping are values."""
+    for key, value in node.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(cast(Mapping[str, Any], value), f"{under}{key}.")
+        else:
+            yield f"{under}{key}", value
+
+
+def as_lines(settings: Iterable[tuple[str, Any]]) -> str:
+    """Format settings as a line of JSON for each: path and value."""
+    return "".join(json.dumps(pair, default=str) + "\n" for pair in settings)
+
+
+def setting(lines: str, key: str) -> Any:
+    """Return a setting in `setting_lines`; for a group, the choice that the config names."""
+    value = value_at(lines, key)
+    return header.read(lines)[0].get(key) if lines and isinstance(value, Mapping | None) else value
+
+
+def value_at(lines: str, key: str) -> Any:
+    """Return a value in `setting_lines`; None if it is missing, or a mapping that is not empty."""
+    parts = key.split(".")
+    for end in range(len(parts), 0, -1):
+        # The path may lead into a list
+        start = lines.find(f"\n[{json.dumps('.'.join(parts[:end]))}, ") + 1
+        if start:
+            return at(json.loads(lines[start : lines.index("\n", start)])[1], parts[end:])
+    return None
+
+
+def differing(settings: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     """Return the values that differ between runs, by folder and path.
 
     Args:
-        configs: Values by folder and path; runs without any are not compared.
+        settings: `as_lines` by folder; runs without any are not compared.
     """
-    paths = [
-        path
-        for path in dict.fromkeys(path for config in configs.values() for path in config)
-        # By repr, since values may be lists
-        if len({repr(config.get(path, "-")) for config in configs.values() if config}) > 1
-    ]
+    compared = [lines for lines in settings.values() if lines]
+    common = set(compared[0].splitlines() if compared else ())
+    for lines in compared:
+        common.intersection_update(lines.splitlines())
+    values = {
+        folder: dict(json.loads(x) for x in lines.splitlines() if x not in common)
+        for folder, lines in settings.items()
+    }
+    paths = dict.fromkeys(path for config in values.values() for path in config)
     return {
-        folder: {path: config.get(path, "-") for path in paths}
-        for folder, config in configs.items()
+        folder: {path: config.get(path, "-") for path in paths} for folder, config in values.items()
     }
 
 

@@ -6,29 +6,29 @@ Imports neither torch nor mlflow.
 from __future__ import annotations
 
 import contextlib
+import json
 import operator
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from samewise.runner.config import saved
-from samewise.runner.config.compose import Composed
-from samewise.runner.config.fingerprint import identity
+from samewise.runner.config.fingerprint import identity, named_contents
 from samewise.runner.config.schema import SOURCES
 from samewise.runner.config.tree import at, flat
 from samewise.runner.config.yaml_files import read_yaml
 from samewise.runner.errors import ConfigError, Problem, nearest
-from samewise.runner.records import header
-from samewise.runner.records.files import read_text
+from samewise.runner.records import index
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.runs.listing import (
     ListedRun,
+    as_lines,
     differing,
     list_runs,
-    settings_of,
+    setting,
+    setting_lines,
     tagged,
     warn_of,
 )
@@ -46,13 +46,16 @@ _COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
 }
 
 
-def matching(runs: Iterable[ListedRun], conditions: Sequence[str]) -> list[ListedRun]:
+def matching(
+    runs: Iterable[ListedRun], conditions: Sequence[str], run_root: Path
+) -> list[ListedRun]:
     """Return the runs that meet all conditions.
 
     Args:
         runs: The runs.
         conditions: `state=failed`, `valid/accuracy>0.9`, `label~lr=0.1`, `scheduler=cosine`,
             `clip_norm=null`.
+        run_root: The run root whose index is used.
 
     Raises:
         ConfigError: A condition cannot be parsed, names a value that no run has, or compares it
@@ -73,7 +76,7 @@ def matching(runs: Iterable[ListedRun], conditions: Sequence[str]) -> list[Liste
                 )
             )
         key, sign, text = match.groups()
-        values = values_of("--where", key, all_runs)
+        values = values_of("--where", key, all_runs, run_root)
         _require_value(condition, key, list(values.values()), sign, text)
         selected = [run for run in selected if _holds(values[run.folder], sign, text)]
     return selected
@@ -93,18 +96,19 @@ def _holds(value: Any, sign: str, text: str) -> bool:
     return _COMPARISONS[sign](str(value), text)
 
 
-def sort_runs(runs: Sequence[ListedRun], key: str) -> list[ListedRun]:
+def sort_runs(runs: Sequence[ListedRun], key: str, run_root: Path) -> list[ListedRun]:
     """Sort by a field or metric, the largest first; runs without it last.
 
     Args:
         runs: The runs.
         key: Name of the field or metric; with `-` before it, the smallest is first.
+        run_root: The run root whose index is used.
 
     Raises:
         ConfigError: No run has it.
     """
     name, sign = key.removeprefix("-"), 1 if key.startswith("-") else -1
-    values = values_of("--sort", name, runs)
+    values = values_of("--sort", name, runs, run_root)
     with_value = [x for x in runs if values[x.folder] is not None]
     are_numbers = all(isinstance(values[x.folder], int | float) for x in with_value)
     ordered = sorted(
@@ -113,13 +117,14 @@ def sort_runs(runs: Sequence[ListedRun], key: str) -> list[ListedRun]:
     return [*ordered, *(x for x in runs if values[x.folder] is None)]
 
 
-def values_of(option: str, key: str, runs: Sequence[ListedRun]) -> dict[str, Any]:
+def values_of(option: str, key: str, runs: Sequence[ListedRun], run_root: Path) -> dict[str, Any]:
     """Return each run's value of a field, metric, setting or choice of a group, by folder.
 
     Args:
         option: The command's option, for the error.
         key: Name of the value. A run that lacks it has None.
         runs: The runs.
+        run_root: The run root whose index is used.
 
     Raises:
         ConfigError: No run has it.
@@ -134,37 +139,26 @@ def values_of(option: str, key: str, runs: Sequence[ListedRun]) -> dict[str, Any
     ]
     if key in names:
         return {run.folder: run.get(key) for run in runs}
-    configs = {run.folder: settings_of(run.folder) for run in runs}
-    values = {folder: _setting(folder, config, key) for folder, config in configs.items()}
-    if (
-        runs
-        and all(value is None for value in values.values())
-        and key not in (settings := dict(flat(next(filter(None, configs.values()), {}))))
-    ):
-        # For `lr`, `optimizer.lr`
-        full_path = next((path for path in settings if path.endswith(f".{key}")), None)
-        raise ConfigError(
-            Problem(
-                option,
-                "no such column, metric or setting",
-                key,
-                hint=f"did you mean '{full_path}'?" if full_path else nearest(key, names),
+    lines = setting_lines(run_root, [run.folder for run in runs])
+    values = {folder: setting(x, key) for folder, x in lines.items()}
+    if runs and all(value is None for value in values.values()):
+        first = next(filter(None, lines.values()), "")
+        paths = [json.loads(line)[0] for line in first.splitlines() if line[0] == "["]
+        if key not in paths:
+            # For `lr`, `optimizer.lr`
+            full_path = next((path for path in paths if path.endswith(f".{key}")), None)
+            raise ConfigError(
+                Problem(
+                    option,
+                    "no such column, metric or setting",
+                    key,
+                    hint=f"did you mean '{full_path}'?" if full_path else nearest(key, names),
+                )
             )
-        )
     return {
         folder: str(value).lower() if isinstance(value, bool) else value
         for folder, value in values.items()
     }
-
-
-def _setting(folder: str, config: Mapping[str, Any], key: str) -> Any:
-    """Return a setting; for a group, the choice that the config's header names."""
-    value = at(config, key)
-    return (
-        header.read(read_text(RunFolder(Path(folder)).config) or "")[0].get(key)
-        if config and isinstance(value, Mapping | None)
-        else value
-    )
 
 
 def _require_value(condition: str, key: str, values: Sequence[Any], sign: str, text: str) -> None:
@@ -206,36 +200,44 @@ def select(
     between them follow, by folder and path.
     """
     runs, stored = list_stored(uri) if uri else (list_runs(run_root), {})
-    selected = matching(runs, where)
-    ordered = sort_runs(selected, sort) if sort else selected
-    return ordered, (stored if uri else varying(ordered)) if diff else {}
+    selected = matching(runs, where, run_root)
+    ordered = sort_runs(selected, sort, run_root) if sort else selected
+    return ordered, (stored if uri else varying(ordered, run_root)) if diff else {}
 
 
-def varying(runs: Sequence[ListedRun]) -> dict[str, dict[str, Any]]:
+def varying(runs: Sequence[ListedRun], run_root: Path) -> dict[str, dict[str, Any]]:
     """Return the settings that affect the result and differ between runs, by folder and path.
 
     A damaged config gives a warning.
     """
-    composed = {run.folder: _composed(RunFolder(Path(run.folder)).config) for run in runs}
-    settings = differing(
-        {
-            folder: dict(flat(identity(config.whole))) if config else {}
-            for folder, config in composed.items()
-        }
-    )
+    folders = [run.folder for run in runs]
+    texts = dict(index.entries(run_root, "identity", ("config.yaml",), folders, _read_identity))
+    # Other files, which may have changed, decide too where weights are taken over
+    with_files = {
+        x: json.loads(text)["whole and names"] for x, text in texts.items() if text[:1] == "{"
+    }
+    texts |= {x: as_lines(flat(identity(whole))) for x, (whole, _) in with_files.items()}
+    settings = differing({folder: texts.get(folder, "") for folder in folders})
     # Files by the users' names
     for path in SOURCES:
-        naming = {x: run for x, run in composed.items() if run and path in settings[x]}
-        values = [settings[folder][path] for folder in naming]
-        names = saved.named_contents(path, values, [*naming.values()])
-        for folder, name in zip(naming, names, strict=True):
+        naming = [x for x in folders if texts.get(x) and path in settings[x]]
+        values = [settings[x][path] for x in naming]
+        configs = [with_files.get(x, ({}, {})) for x in naming]
+        for folder, name in zip(naming, named_contents(path, values, configs), strict=True):
             settings[folder][path] = name
     return settings
 
 
-def _composed(file: Path) -> Composed | None:
+def _read_identity(folder: RunFolder) -> str:
+    """Return the settings that affect the result, `as_lines`; with files of weights, all of them."""
+    # Imported late, as OmegaConf and Hydra are slow to import
+    from samewise.runner.config import saved
+
     try:
-        return saved.config_in(file)
+        config = saved.config_in(folder.config)
     except ConfigError as error:
-        warn_of(file, error)
-        return None
+        warn_of(folder.config, error)
+        return ""
+    if any(isinstance(at(config.whole, path), str) for path in SOURCES):
+        return json.dumps({"whole and names": (config.whole, config.sources)})
+    return as_lines(flat(identity(config.whole)))

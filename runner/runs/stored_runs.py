@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from samewise.runner.config.fingerprint import is_outside
 from samewise.runner.errors import Problem
-from samewise.runner.runs.listing import ListedRun, differing
+from samewise.runner.runs.listing import ListedRun, as_lines, differing
 from samewise.runner.sweeps.results import State
 from samewise.runner.tracking.address import check_uri, remove_password, require_there
 from samewise.runner.tracking.best import PREFIX, column
@@ -67,11 +67,11 @@ def list_stored(uri: str) -> tuple[list[ListedRun], dict[str, dict[str, Any]]]:
             file=sys.stderr,
         )
     configs = {
-        entry.folder: {
-            path: value
+        entry.folder: as_lines(
+            (path, value)
             for path, value in run.data.params.items()
             if not path.startswith("choices.") and not is_outside(path)
-        }
+        )
         for entry, run in zip(listed, own_runs, strict=True)
     }
     return sorted(listed, key=lambda run: run.changed), differing(configs)

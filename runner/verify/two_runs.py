@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from samewise.runner.config import saved
-from samewise.runner.config.fingerprint import finds_data, identity
+from samewise.runner.config.fingerprint import finds_data, identity, named_contents
 from samewise.runner.config.tree import differences
 from samewise.runner.records import environment, kept_sources, shapes, sources, trace_reader
 from samewise.runner.records.files import read_json
@@ -50,6 +50,7 @@ def compare(first: RunFolder, second: RunFolder) -> Differences:
         stages = tuple(stage for stage in stages if stage not in ("gradients", "weights"))
     configs = [saved.config_in(folder.config) for folder in folders]
     config = differences(*(identity(config.whole) for config in configs))
+    named = [(config.whole, config.sources) for config in configs]
     divergence = trace_divergence(
         folders,
         (head, other),
@@ -98,7 +99,7 @@ def compare(first: RunFolder, second: RunFolder) -> Differences:
         and not any(tensors)
         and not (ended and weights[0] != weights[1]),
         config=[
-            *((path, *saved.named_contents(path, values, configs)) for path, *values in config),
+            *((path, *named_contents(path, values, named)) for path, *values in config),
             # Where the data are decides nothing, unless they differ
             *(x for x in places if any(line.startswith("data.") for line in surroundings)),
         ],

@@ -5,12 +5,12 @@ import math
 import shlex
 from collections import Counter
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
-from rich.table import Table
 from rich.text import Text
 
-from samewise.runner.records.console import PlainConsole
+from samewise.runner.records.console import PlainConsole, align, width_of
 from samewise.runner.records.sweep_folder import Point, SweepFolder, label
 from samewise.runner.sweeps.report.rows import (
     PARETO,
@@ -32,6 +32,7 @@ from samewise.runner.sweeps.settings import (
 )
 
 _MAX_ROWS = 30
+_UNLIMITED = 10_000
 
 
 def point_values(point: Point) -> dict[str, Any]:
@@ -187,37 +188,42 @@ def print_rows(rows: Sequence[Row], *, right: Sequence[str] = ()) -> None:
 
 def _print_table(console: PlainConsole, rows: Sequence[Row], *, right: Sequence[str] = ()) -> None:
     """Print rows as a table."""
-    table = _table(rows, columns(rows), right=right)
-    if (
-        console.measure(table, options=console.options.update(max_width=_UNLIMITED)).maximum
-        > console.width
-    ):
-        # What is the same in all rows goes above the table; rich wraps the rest
-        shared = [
-            name
-            for name in columns(rows)
-            if len(rows) > 1 and name and len({str(row.get(name, "")) for row in rows}) == 1
-        ]
+    cells = {name: [name, *(str(row.get(name, "")) for row in rows)] for name in columns(rows)}
+    if rows and sum(map(_width, cells.values())) + 2 * (len(cells) - 1) > console.width:
+        # What is the same in all rows goes above the table; the longest cells are wrapped
+        shared = [x for x in cells if len(rows) > 1 and x and len({*cells[x][1:]}) == 1]
         if shared:
-            console.print(
-                "in all: " + "  ".join(f"{name} {rows[0].get(name) or '-'}" for name in shared)
-            )
-        table = _table(rows, [name for name in columns(rows) if name not in shared], right=right)
-    console.print(table)
+            console.print("in all: " + "  ".join(f"{x} {rows[0].get(x) or '-'}" for x in shared))
+        cells = {name: column for name, column in cells.items() if name not in shared}
+        widths = [*map(_width, cells.values())]
+        room = console.width - 2 * (len(cells) - 1)
+        limits = range(max([*widths, 1]), 0, -1)
+        limit = next((x for x in limits if sum(min(x, width) for width in widths) <= room), 1)
+        for name, column in cells.items():
+            cells[name] = [
+                cell if width_of(cell) <= limit else "\n".join(_wrap(console, cell, limit))
+                for cell in column
+            ]
+    lines = align(
+        [
+            parts
+            for row in zip(*cells.values(), strict=True)
+            for parts in zip_longest(*(cell.split("\n") for cell in row), fillvalue="")
+        ],
+        "".join(">" if name in right else "<" for name in cells),
+    )
+    console.print(Text(next(lines, ""), style="bold"))
+    # By rich, each line would take a millisecond
+    for line in lines:
+        print(line)
 
 
-_UNLIMITED = 10_000
+def _width(column: Sequence[str]) -> int:
+    return max(map(width_of, column))
 
 
-def _table(rows: Sequence[Row], names: Sequence[str], *, right: Sequence[str]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in names:
-        # By default rich cuts off long cells
-        table.add_column(Text(name), justify="right" if name in right else "left", overflow="fold")
-    for row in rows:
-        # As Text, so that brackets in a value are no markup
-        table.add_row(*(Text(str(row.get(name, ""))) for name in names))
-    return table
+def _wrap(console: PlainConsole, cell: str, width: int) -> list[str]:
+    return [line.plain.rstrip() for line in Text(cell).wrap(console, width, overflow="fold")]
 
 
 def _console() -> PlainConsole:
