@@ -22,6 +22,7 @@ from samewise.runner.records.files import has_warned
 from samewise.runner.records.folder import RunFolder
 
 FILE = ".index.sqlite"
+_BATCH = 1000
 _WAIT_S = 0.1
 _SETTLED_NS = 2_000_000_000
 """Within a tick of the file system's clock, two changes have one time: what is younger is not
@@ -52,25 +53,38 @@ def entries(
         elif stamp == _stamp(folder, files)[0] and digest == _digest(run, stamp, content):
             del pending[folder]
             yield folder, content
-    for folder in pending:
-        now, (stamp, changed_ns) = time.time_ns(), _stamp(folder, files)
-        if stamp:
-            content, run = read(RunFolder(Path(folder))), folder.removeprefix(under)
-            is_settled = changed_ns < now - _SETTLED_NS and not has_warned(folder)
-            if is_settled and under + run == folder and run.isprintable():
-                rows.append((kind, run, stamp, _digest(run, stamp, content), content))
-            yield folder, content
-    if gone or rows:
-        with _replacing_damaged(index), contextlib.closing(_connect(index)) as connection:
-            # Without waiting for the disk: the digests show what a crash has left
-            connection.executescript(
-                "PRAGMA journal_mode = MEMORY; PRAGMA synchronous = OFF;"
-                "CREATE TABLE IF NOT EXISTS entries (kind TEXT, run TEXT, stamp TEXT, digest TEXT,"
-                " content TEXT, PRIMARY KEY (kind, run)) WITHOUT ROWID"
-            )
-            connection.executemany("DELETE FROM entries WHERE kind = ? AND run = ?", gone)
-            connection.executemany("REPLACE INTO entries VALUES (?, ?, ?, ?, ?)", rows)
-            connection.commit()
+    try:
+        for folder in pending:
+            now, (stamp, changed_ns) = time.time_ns(), _stamp(folder, files)
+            if stamp:
+                content, run = read(RunFolder(Path(folder))), folder.removeprefix(under)
+                is_settled = changed_ns < now - _SETTLED_NS and not has_warned(folder)
+                if is_settled and under + run == folder and run.isprintable():
+                    rows.append((kind, run, stamp, _digest(run, stamp, content), content))
+                yield folder, content
+            if len(rows) == _BATCH:
+                _store(index, rows)
+                rows.clear()
+    finally:
+        # Also what was read until an interruption
+        _store(index, rows, gone)
+
+
+def _store(
+    index: Path, rows: Sequence[tuple[str, ...]], gone: Sequence[tuple[str, str]] = ()
+) -> None:
+    if not rows and not gone:
+        return
+    with _replacing_damaged(index), contextlib.closing(_connect(index)) as connection:
+        # Without waiting for the disk: the digests show what a crash has left
+        connection.executescript(
+            "PRAGMA journal_mode = MEMORY; PRAGMA synchronous = OFF;"
+            "CREATE TABLE IF NOT EXISTS entries (kind TEXT, run TEXT, stamp TEXT, digest TEXT,"
+            " content TEXT, PRIMARY KEY (kind, run)) WITHOUT ROWID"
+        )
+        connection.executemany("DELETE FROM entries WHERE kind = ? AND run = ?", gone)
+        connection.executemany("REPLACE INTO entries VALUES (?, ?, ?, ?, ?)", rows)
+        connection.commit()
 
 
 def _select(index: Path, kind: str) -> Iterator[tuple[str, str, str, str]]:
@@ -111,10 +125,10 @@ def _stamp(folder: str, files: Sequence[str]) -> tuple[str, int]:
     for name in files:
         try:
             state = os.stat(f"{folder}/{name}")
-        except (FileNotFoundError, NotADirectoryError, PermissionError):
+        except OSError as error:
             if name == files[0]:
                 return "", 0
-            states.append("-")
+            states.append(f"-{error.errno}")
         else:
             # Unlike the time of writing, `touch` and `cp -a` cannot set that of the last change
             states.append(f"{state.st_ctime_ns},{state.st_size},{state.st_ino}")
