@@ -20,7 +20,7 @@ SMALL = {
     # zero to three targets per image, batch norm, clipping, micro-batches; the last batch of 5 images is cut unevenly
     "detection": [
         *("experiment=retinanet_coco", "transforms=detection_flips", "model.channels=16", "dataset.samples=37", "batch_size=8", "accumulate=2"),
-        *("clip_norm=1.0", "evaluate.every_epochs=2", PARTIAL),
+        *("clip_norm=1.0", "memory_format=channels_last", "evaluate.every_epochs=2", PARTIAL),
     ],
     # utterances and transcripts of many lengths, clipping, micro-batches, plateau; the last batch leaves micro-batches without samples
     "speech_recognition": [
