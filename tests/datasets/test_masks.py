@@ -287,8 +287,8 @@ def annotate(voc: Path, name: str, objects: list[tuple[str, tuple[float, ...]]],
 @pytest.fixture
 def voc(tmp_path: Path) -> Path:
     """Four images: a has two boxes, b one, c none, d (of the validation list) one."""
-    for unlisted_voc in ("JPEGImages", "Annotations", "ImageSets/Main"):
-        (tmp_path / unlisted_voc).mkdir(parents=True)
+    for part in ("JPEGImages", "Annotations", "ImageSets/Main"):
+        (tmp_path / part).mkdir(parents=True)
     for number, name in enumerate("abcd"):
         Image.new("RGB", (40, 30), (60 * number, 100, 100)).save(tmp_path / "JPEGImages" / f"{name}.jpg")
     annotate(tmp_path, "a", [("dog", (1, 2, 20, 22)), ("cat", (5, 5, 40, 30))])
