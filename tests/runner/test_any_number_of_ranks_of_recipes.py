@@ -41,7 +41,7 @@ SMALL = {
     "separation": ["experiment=conv_tasnet_spoken_digits", "dataset.samples=54", "clip_norm=0.5", *EMA, PARTIAL],
 }
 
-KILLED_OFTEN = ("classification", "detection")
+KILLED_OFTEN = ("classification",)
 
 
 @pytest.mark.slow

@@ -182,7 +182,7 @@ def test_a_channels_last_step_with_replicas_is_close_to_a_contiguous_one(experim
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", ["classification", "adversarial"])  # detection is among the recipes that are killed on ranks
+@pytest.mark.parametrize("recipe", ["classification", "adversarial"])  # detection is among the recipes that are tried on ranks
 def test_four_processes_give_the_bits_of_one(tmp_path: Path, recipe: str) -> None:
     overrides = [f"experiment={RECIPES[recipe]}", *TINY, "memory_format=channels_last", "strategy=elastic"]
     alone = jobs.run(tmp_path / "alone", 1, experiment=overrides)
