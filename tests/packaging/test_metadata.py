@@ -83,9 +83,6 @@ def test_the_wheel_holds_the_four_folders_and_the_starter_and_nothing_more(repos
     assert packaged == expected | {"samewise/__init__.py", "samewise/__main__.py"}
 
 
-FILES = ("CITATION.cff", "CONTRIBUTING.md", "Dockerfile", "SECURITY.md", ".dockerignore", ".pre-commit-config.yaml")
-
-
 def test_the_citation_is_of_this_version(repository: Path, project: dict[str, Any]) -> None:
     citation = yaml.safe_load((repository / "CITATION.cff").read_text())
     assert {"cff-version", "message", "title", "authors"} <= citation.keys()

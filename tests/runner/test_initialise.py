@@ -284,9 +284,6 @@ def test_an_impossible_whitening_is_reported(layer: nn.Module, settings: dict[st
         initialise(nn.Sequential(layer), rules(a=given), images=lambda samples: photographs(64))
 
 
-CONFIGS = Path(__file__).parents[2] / "configs"
-
-
 def lora(match: str, **settings: Any) -> dict[str, Any]:
     return {"parametrisations": {"lora": {"match": match, "kind": "lora", **settings}}}
 
