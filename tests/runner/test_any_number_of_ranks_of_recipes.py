@@ -7,6 +7,8 @@ import pytest
 from samewise_runner_jobs import Job, assert_same, run
 from samewise_tiny import QUIET
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
 COMMON = [*QUIET, "replicas=4", "max_steps=12", "reproducibility.threads=1", "strategy=elastic", "strategy.bucket_mb=0.1"]
 LOSS_FALLS_NEVER = [
     *("scheduler=plateau", "~scheduler.pct_start", "~scheduler.cycle_momentum", "scheduler.metric=valid/loss", "scheduler.mode=min", "scheduler.patience=0"),
@@ -44,8 +46,6 @@ SMALL = {
 KILLED_OFTEN = ("classification",)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.long)])
 @pytest.mark.parametrize("recipe", [pytest.param(one, marks=pytest.mark.long if one in KILLED_OFTEN else ()) for one in SMALL])
 def test_every_recipe_gives_the_same_bits_on_any_number_of_ranks(recipe, ranks, tmp_path):
@@ -53,8 +53,6 @@ def test_every_recipe_gives_the_same_bits_on_any_number_of_ranks(recipe, ranks, 
     require_same(tmp_path, recipe, (ranks,))
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("recipe", [pytest.param(one, marks=() if one in KILLED_OFTEN else pytest.mark.long) for one in SMALL])
 def test_every_recipe_killed_on_4_ranks_and_on_2_finishes_on_1_with_the_same_bits(recipe, tmp_path):
     experiment = [*COMMON, *SMALL[recipe], "max_steps=14", "checkpoint.every_steps=2", "checkpoint.keep_last=3"]
@@ -69,8 +67,6 @@ def test_every_recipe_killed_on_4_ranks_and_on_2_finishes_on_1_with_the_same_bit
 
 
 @pytest.mark.gpu
-@pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("recipe", SMALL)
 def test_processes_that_share_a_gpu_give_the_bits_of_one_process(recipe, precision, tmp_path):

@@ -10,6 +10,8 @@ from samewise_tiny import work_in_project
 
 from samewise.runner.records import checkpoint, trace_reader
 
+pytestmark = pytest.mark.slow
+
 # Few steps at a small rate: rounding has no time to grow, and mistakes are far larger than rounding.
 MILD = ["strategy=ddp", "replicas=2", "optimizer.lr=0.01", "max_steps=6", "callbacks=none", "evaluate.pictures=false"]
 LAST_BATCH_OF_TWO = ["replicas=4", "loader.drop_last=false", "batch_size=24", "dataset.samples=50"]
@@ -37,20 +39,17 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run(tmp_path_factory.mktemp("alone"), 1, *MILD, "strategy=single")
 
 
-@pytest.mark.slow
 def test_ddp_agrees_with_one_process(plain, alone):
     assert distance(plain, alone) < 1e-5
     assert json.loads((plain / "summary.json").read_text())["level"] == "R0"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("hook", "least", "most"), [pytest.param("fp16", 1e-7, 1e-2, marks=pytest.mark.long), ("bf16", 1e-6, 1e-2), ("powersgd", 1e-5, 0.2)])
 def test_hooks_compress_the_gradients_and_stay_close(plain, tmp_path, hook, least, most):
     found = distance(run(tmp_path, 2, *MILD, f"strategy.hook={hook}", "strategy.powersgd_start_step=2"), plain)
     assert least < found < most
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("further", [["accumulate=2"], ["strategy.hook=bf16"], ["strategy.static_graph=true"]])
 def test_a_last_batch_with_fewer_samples_than_processes_is_trained_on(tmp_path, further):
     """Without more settings a case of tests/steps does so."""
@@ -62,7 +61,6 @@ def test_a_last_batch_with_fewer_samples_than_processes_is_trained_on(tmp_path, 
     assert found < (1e-2 if "strategy.hook=bf16" in further else 1e-3)
 
 
-@pytest.mark.slow
 def test_a_checkpoint_of_sharded_optimizer_state_equals_the_whole_one(plain, tmp_path):
     sharded = run(tmp_path, 2, *MILD, "strategy.zero=true")
     one, two = (checkpoint.load(folder / "checkpoints" / "latest")["optimizers"]["train"] for folder in (sharded, plain))
@@ -71,7 +69,6 @@ def test_a_checkpoint_of_sharded_optimizer_state_equals_the_whole_one(plain, tmp
     assert all(torch.equal(one["state"][number]["momentum_buffer"], two["state"][number]["momentum_buffer"]) for number in two["state"])
 
 
-@pytest.mark.slow
 def test_sharded_optimizer_state_resumes_on_two_ranks_with_the_same_bits(plain, tmp_path):
     job = Job(tmp_path, 2, *MILD, "strategy.zero=true", "checkpoint.every_steps=1")
     job.wait_for_step(3)
@@ -94,7 +91,6 @@ class Scaled:
 """
 
 
-@pytest.mark.slow
 def test_a_hook_of_ones_own_exchanges_the_gradients(plain, tmp_path, monkeypatch):
     work_in_project(tmp_path, monkeypatch, "own", OWN_HOOK)
     hook = "strategy.hook={_target_: own.Scaled, factor: FACTOR}"
@@ -122,7 +118,6 @@ class Dropping(nn.Module):
 """
 
 
-@pytest.mark.slow
 def test_a_rank_that_leaves_out_a_layer_ends_the_run_with_its_name_instead_of_a_wait(tmp_path, monkeypatch):
     work_in_project(tmp_path, monkeypatch, "own", DROPPING, {"model/own": "# A model\n_target_: own.Dropping\n"})
     given = ["recipe=classification", "model=own", "dataset=digits", "transforms=images", "batch_size=32", "max_steps=1", "tracking=none", "evaluate.limit=1"]

@@ -15,6 +15,8 @@ from samewise_runner_exported import TINY
 
 from samewise.runner.records.tensor_file import read_tensors, write_tensors
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 
 MODEL = """\
@@ -82,7 +84,6 @@ def check_client(command: list[str], folder: Path, tmp_path: Path) -> None:
     assert "cut short" in ended.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_an_aotinductor_package_runs_in_cpp(tmp_path: Path) -> None:
@@ -97,7 +98,6 @@ def test_an_aotinductor_package_runs_in_cpp(tmp_path: Path) -> None:
     check_client([str(clients / "cpp" / "build" / "verify")], folder, tmp_path)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_an_onnx_model_runs_in_node(samewise: Callable[..., Any], tmp_path: Path) -> None:
     for package in ("onnxscript", "onnxruntime"):
@@ -139,7 +139,6 @@ runpy.run_path(sys.path[0] + "/verify.py", run_name="__main__")
 """
 
 
-@pytest.mark.slow
 def test_an_onnx_model_runs_in_python_without_samewise_or_torch(tmp_path: Path) -> None:
     for package in ("onnxscript", "onnxruntime"):
         pytest.importorskip(package, reason=f"{package} is not installed")
@@ -214,7 +213,6 @@ JAVA_API = {
 """The part of onnxruntime's Java API that the client uses, with onnxruntime's results from a file."""
 
 
-@pytest.mark.slow
 def test_the_java_client_reads_an_export_and_compares_results(tmp_path: Path) -> None:
     for package in ("onnxscript", "onnxruntime"):
         pytest.importorskip(package, reason=f"{package} is not installed")

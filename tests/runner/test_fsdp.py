@@ -10,6 +10,8 @@ from samewise_runner_jobs import Job, run, weights
 from samewise.runner.records import checkpoint, trace, trace_reader
 from samewise.runner.records.digest import combine, digests
 
+pytestmark = [pytest.mark.fsdp, pytest.mark.slow]
+
 MILD = ["replicas=2", "optimizer.lr=0.01", "max_steps=6", "max_epochs=20", "callbacks=none", "evaluate.pictures=false"]
 FSDP = ["strategy=fsdp", "strategy.shard=[layer3,BasicBlock]"]
 MORE = ["clip_norm=0.5", "accumulate=2", "callbacks=ema", "callbacks.ema.every_steps=2", "optimizer=adamw", "~optimizer.momentum", "~optimizer.nesterov"]
@@ -68,8 +70,6 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run(tmp_path_factory.mktemp("two"), 2, *MILD, *FSDP)
 
 
-@pytest.mark.slow
-@pytest.mark.fsdp
 def test_fsdp_agrees_with_one_process_and_records_its_level(samewise, alone, two, tmp_path):
     assert_close(two, alone)
     assert json.loads((two / "summary.json").read_text())["level"] == "R1"
@@ -82,8 +82,6 @@ def test_fsdp_agrees_with_one_process_and_records_its_level(samewise, alone, two
     assert head["initial"] == {"step": 0, "weights": trace.shorten(list((whole | in_shards).values()))}
 
 
-@pytest.mark.slow
-@pytest.mark.fsdp
 def test_a_killed_and_resumed_run_has_the_bits_of_an_undisturbed_one(two, tmp_path):
     job = Job(tmp_path, 2, *MILD, *FSDP, "checkpoint.every_steps=1")
     job.wait_for_step(3)
@@ -94,8 +92,6 @@ def test_a_killed_and_resumed_run_has_the_bits_of_an_undisturbed_one(two, tmp_pa
     assert (again / "trace.jsonl").read_bytes() == (two / "trace.jsonl").read_bytes()
 
 
-@pytest.mark.slow
-@pytest.mark.fsdp
 def test_clipping_averages_and_adamw_agree_and_recomputing_keeps_the_bits(tmp_path):
     reference = run(tmp_path / "alone", 1, *MILD, *MORE, "strategy=single")
     folder = run(tmp_path / "two", 2, *MILD, *FSDP, *MORE)
@@ -106,8 +102,6 @@ def test_clipping_averages_and_adamw_agree_and_recomputing_keeps_the_bits(tmp_pa
     assert weights(recomputed) == weights(folder)
 
 
-@pytest.mark.slow
-@pytest.mark.fsdp
 def test_groups_of_processes_with_copies_agree_with_one_process(tmp_path):
     reference = run(tmp_path / "alone", 1, *MILD, *MORE, "strategy=single", "replicas=4")
     folder = run(tmp_path / "four", 4, *MILD, *FSDP, *MORE, "replicas=4", "strategy.shard_size=2", "checkpoint.sharded=true")
@@ -117,14 +111,10 @@ def test_groups_of_processes_with_copies_agree_with_one_process(tmp_path):
     assert head["initial"] == other["initial"], "both have two shards"
 
 
-@pytest.mark.slow
-@pytest.mark.fsdp
 def test_weights_kept_on_the_cpu_keep_the_bits(two, tmp_path):
     assert weights(run(tmp_path, 2, *MILD, *FSDP, "strategy.offload=cpu")) == weights(two)
 
 
-@pytest.mark.slow
-@pytest.mark.fsdp
 @pytest.mark.parametrize("options", [["strategy.param_dtype=bfloat16", "strategy.reduce_dtype=float32"], ["precision=fp16", "memory_format=channels_last"]])
 def test_half_precision_stays_close(two, tmp_path, options):
     folder = run(tmp_path, 2, *MILD, *FSDP, *options)
@@ -133,8 +123,6 @@ def test_half_precision_stays_close(two, tmp_path, options):
     assert {tensor.dtype for tensor in final(folder).values()} == {torch.float32, torch.int64}
 
 
-@pytest.mark.slow
-@pytest.mark.fsdp
 def test_checkpoints_move_between_strategies_and_numbers_of_processes(alone, two, tmp_path):
     """From one process to two with shards on disk, then to optimizer state in shards, then to one again."""
     path = alone / "checkpoints" / "step-00000002"
@@ -145,8 +133,6 @@ def test_checkpoints_move_between_strategies_and_numbers_of_processes(alone, two
         path = folder / "checkpoints" / f"step-{step:08d}"
 
 
-@pytest.mark.slow
-@pytest.mark.fsdp
 def test_a_run_with_sharded_checkpoints_resumes_and_its_damage_is_named(samewise, two, tmp_path):
     in_shards = [*MILD, *FSDP, "checkpoint.sharded=true", "checkpoint.every_steps=1"]
     job = Job(tmp_path, 2, *in_shards)
@@ -167,8 +153,6 @@ def test_a_run_with_sharded_checkpoints_resumes_and_its_damage_is_named(samewise
     assert "__1_0.distcp" in done.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.fsdp
 def test_processes_whose_losses_depend_on_different_layers_agree_with_elastic(tmp_path):
     """Both layers have as many weights: torch would add the gradients of one to those of the other, without an error."""
     # AdamW divides by the size of a gradient: with its own eps it makes the rounding of tiny gradients, which both strategies add in
@@ -181,8 +165,6 @@ def test_processes_whose_losses_depend_on_different_layers_agree_with_elastic(tm
     assert torch.equal(final(folder)[unused], final(reference)[unused]), "weight decay does not move it"
 
 
-@pytest.mark.slow
-@pytest.mark.fsdp
 def test_processes_that_call_different_layers_are_refused_before_a_step_is_made(tmp_path):
     job = Job(tmp_path, 2, *MILD, *FSDP, "checkpoint.every_steps=1", before=CALLS_ONE_LAYER)
     assert set(job.wait()) == {2}
