@@ -49,8 +49,7 @@ def artifacts(store: tuple[str, str]) -> Path:
 @pytest.mark.slow
 def test_a_run_is_verified_by_its_mlflow_id_alone_and_its_owner_needs_no_trust(samewise: Callable[..., Any], trained: tuple[Path, str]) -> None:
     root, run_id = trained
-    done = samewise("verify", run_id, "--run-root", root)
-    assert done.returncode == 0, done.stderr
+    done = samewise("verify", run_id, "--run-root", root, code=0)
     assert "the same bits: 3 of 3 steps compared, weights" in done.stdout
     other = samewise("verify", f"runs:/{run_id}", "--uri", f"sqlite:///{root}/mlflow.db", "--json", "optimizer.weight_decay=0.1")
     assert json.loads(other.stdout)["parts"]["stage"] == "weights"
@@ -59,13 +58,11 @@ def test_a_run_is_verified_by_its_mlflow_id_alone_and_its_owner_needs_no_trust(s
 def test_an_altered_artifact_is_found(samewise: Callable[..., Any], store: tuple[str, str]) -> None:
     summary = artifacts(store) / "summary.json"
     summary.write_text(summary.read_text().replace(json.loads(summary.read_text())["weights_sha256"], "0" * 64))
-    done = samewise("verify", store[1], "--uri", store[0])
-    assert done.returncode == 1
+    done = samewise("verify", store[1], "--uri", store[0], code=1)
     assert "summary.json: weights_sha256 is recorded as '0000" in done.stdout
     state = artifacts(store) / "checkpoint" / "state.pt"
     state.write_bytes(state.read_bytes()[:-1])
-    done = samewise("verify", store[1], "--uri", store[0])
-    assert done.returncode == 1
+    done = samewise("verify", store[1], "--uri", store[0], code=1)
     assert "step 3: " in done.stdout
 
 
@@ -73,8 +70,7 @@ def test_a_config_of_somebody_else_from_a_store_is_not_used_unless_trusted(samew
     from samewise.runner.tracking import sending
 
     (artifacts(store) / sending.SIGNATURE).write_text("0" * 64)
-    done = samewise("verify", store[1], "--uri", store[0])
-    assert done.returncode == 2
+    done = samewise("verify", store[1], "--uri", store[0], code=2)
     assert "--trust" in done.stderr
     assert samewise("verify", store[1], "--uri", store[0], "--trust", "--steps", 1).returncode == 0
 
@@ -84,6 +80,5 @@ def test_a_store_that_points_to_files_elsewhere_is_not_followed(samewise: Callab
 
     with sqlite3.connect(store[0].removeprefix("sqlite:///")) as connection:
         connection.execute("update runs set artifact_uri = 's3://elsewhere/artifacts'")
-    done = samewise("verify", store[1], "--uri", store[0])
-    assert done.returncode == 2
+    done = samewise("verify", store[1], "--uri", store[0], code=2)
     assert "s3://elsewhere" in done.stderr

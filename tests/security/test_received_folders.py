@@ -50,13 +50,11 @@ def test_a_received_run_runs_nothing_until_trusted_and_trust_is_remembered(samew
     mark = tmp_path / "mark"
     received(run, mark)
     given = (command, run, *([picture] if command == "predict" else []), *(["--anyway"] if command == "verify" else []))
-    done = samewise(*given)
-    assert done.returncode == 2, done.stdout
+    done = samewise(*given, code=2)
     assert "is not signed by you: someone else made it, it was altered" in done.stderr
     assert "--trust" in done.stderr
     assert not mark.exists()
-    trusted = samewise(*given, "--trust")
-    assert trusted.returncode == 0
+    trusted = samewise(*given, "--trust", code=0)
     assert mark.exists() or command == "predict"  # which needs no data
     assert samewise(*given).returncode == trusted.returncode
     (run / "config.yaml").write_text((run / "config.yaml").read_text() + "\n")  # trusted as it was
@@ -91,8 +89,7 @@ def test_commands_that_only_read_need_no_trust(samewise, run, sweep) -> None:
     (run / ".signature").unlink()
     (sweep / ".signature").unlink()
     for given in (("diff", run, run), ("digest", run), ("sweep", sweep, "--status"), ("sweep", "--status"), ("report", sweep)):
-        done = samewise(*given)
-        assert done.returncode == 0, (given, done.stderr)
+        samewise(*given, code=0)
 
 
 def test_train_continues_an_unsigned_run_without_trust_and_signs_it(samewise, run) -> None:
@@ -127,12 +124,10 @@ def put_on_a_cluster(sweep: Path, **changes: Any) -> None:
 def test_a_received_sweep_is_shown_but_its_launcher_runs_only_if_trusted(samewise, sweep, cluster) -> None:
     put_on_a_cluster(sweep)
     for given in (("sweep", sweep, "--status"), ("report", sweep)):
-        done = samewise(*given)
-        assert done.returncode == 0, done.stderr
+        done = samewise(*given, code=0)
         assert "Its launcher is not asked" in done.stderr
     for given in (("sweep", sweep, "--cancel"), ("sweep", sweep), ("sweep", sweep, "--list"), ("sweep", *TINY, "name=swept", "seed=0,1", "launcher.jobs=1")):
-        done = samewise(*given)
-        assert done.returncode == 2, done.stdout
+        done = samewise(*given, code=2)
         assert "--trust" in done.stderr
     assert not cluster.exists()
     samewise("sweep", sweep, "--status", "--trust")
@@ -143,7 +138,6 @@ def test_a_copy_of_a_sweep_cannot_be_continued(samewise, home, sweep) -> None:
     shutil.copytree(sweep, home / "copy")
     mine = {file: file.stat().st_mtime_ns for file in sweep.rglob("*")}
     for given in (("sweep", "copy"), ("sweep", "copy", "--retry-failed"), ("sweep", "copy", "--list")):
-        done = samewise(*given)
-        assert done.returncode == 2, done.stdout
+        done = samewise(*given, code=2)
         assert "copy: is a copy, or was started in a folder other than the current one" in done.stderr
     assert {file: file.stat().st_mtime_ns for file in sweep.rglob("*")} == mine

@@ -158,6 +158,5 @@ def deny(handler: _Stranger) -> None:
 def test_a_server_that_asks_for_a_password_is_reported_in_one_line(samewise: Callable[..., Any], stranger: Any) -> None:
     kind, address = stranger
     kind.answer = deny
-    done = samewise("runs", "--uri", address)
-    assert done.returncode == 2
+    done = samewise("runs", "--uri", address, code=2)
     assert f"--uri: MLflow cannot read it: {LOG_IN}" in done.stderr.splitlines()[0]

@@ -101,6 +101,5 @@ def test_the_report_and_the_csv_hold_the_runs_values(reported: tuple[Path, str, 
 
 
 def test_a_missing_sweep_is_reported(samewise, tmp_path) -> None:
-    done = samewise("report", "nothing", "--run-root", str(tmp_path))
-    assert done.returncode == 2
+    done = samewise("report", "nothing", "--run-root", str(tmp_path), code=2)
     assert "no such sweep" in done.stderr

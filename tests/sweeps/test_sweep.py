@@ -40,8 +40,7 @@ def points(samewise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Cal
 
     def status(folder: Path, name: str) -> list[dict[str, Any]]:
         monkeypatch.chdir(folder)
-        done = samewise("sweep", name, "--status", "--json")
-        assert done.returncode == 0, done.stderr
+        done = samewise("sweep", name, "--status", "--json", code=0)
         return json.loads(done.stdout)["points"]
 
     return status
@@ -82,8 +81,7 @@ def test_the_finished_runs_of_a_sweep_are_evaluated_once_and_the_results_recorde
     folder, _, name = swept
     finished = [one["folder"] for one in points(folder, name)[2:]]
     evaluate = ["eval", name, "--split", "train", "--csv", tmp_path / "train.csv"]
-    done = samewise(*evaluate, "--json")
-    assert done.returncode == 0, done.stderr
+    done = samewise(*evaluate, "--json", code=0)
     told = json.loads(done.stdout)["points"]
     assert [one["state"] for one in told] == ["failed", "failed", "finished", "finished"]
     for place, one in zip(finished, told[2:], strict=True):
@@ -120,8 +118,7 @@ def test_a_sweep_in_python_repeats_nothing_and_a_retry_runs_what_failed(swept, p
 
 
 def test_points_are_listed_without_running_any(samewise: Callable[..., Any], tmp_path: Path) -> None:
-    done = samewise("sweep", "--list", *TINY, "optimizer.lr=0.1,0.2", f"run_root={tmp_path}")
-    assert done.returncode == 0
+    done = samewise("sweep", "--list", *TINY, "optimizer.lr=0.1,0.2", f"run_root={tmp_path}", code=0)
     assert "lr=0.2" in done.stdout
     told = json.loads(samewise("sweep", "--list", "--json", *TINY, "optimizer.lr=0.1,0.2", f"run_root={tmp_path}").stdout)
     assert [(one["point"], one["number"], one["seed"], one["values"]) for one in told["points"]] == [
@@ -139,8 +136,7 @@ def test_points_whose_jobs_are_refused_are_not_submitted(samewise: Callable[...,
         (tmp_path / name).write_text(f"#!/bin/sh\n{says}\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    refused = samewise("sweep", *TINY, "optimizer.lr=0.1,0.2", f"run_root={tmp_path / 'runs'}", "launcher=slurm", "launcher.partition=gpu")
-    assert refused.returncode == 2
+    refused = samewise("sweep", *TINY, "optimizer.lr=0.1,0.2", f"run_root={tmp_path / 'runs'}", "launcher=slurm", "launcher.partition=gpu", code=2)
     assert "launcher.partition: SLURM refused the jobs: Batch job submission failed: Invalid partition name specified" in refused.stderr
     assert "launcher.partition is gpu" in refused.stderr
     (folder,) = (tmp_path / "runs" / "sweeps").iterdir()
@@ -187,8 +183,7 @@ def test_a_job_whose_run_another_process_begins_first_is_tried_again(tmp_path: P
 
 
 def test_several_values_make_a_sweep_of_train(samewise: Callable[..., Any], tmp_path: Path) -> None:
-    done = samewise("train", *TINY, "optimizer.lr=0.1,-2", f"run_root={tmp_path}")
-    assert done.returncode == 2
+    done = samewise("train", *TINY, "optimizer.lr=0.1,-2", f"run_root={tmp_path}", code=2)
     assert "optimizer.lr" in done.stderr
     assert "1 of 2 points" in done.stderr
     assert list(tmp_path.iterdir()) == []
