@@ -96,17 +96,12 @@ def test_an_mp3_without_a_xing_header_is_read_to_its_end(tmp_path, mode, level, 
         read_audio(plain, start=len(whole) - 10, frames=11)
 
 
-@pytest.fixture
-def audio_encoder(ffmpeg):
+@pytest.mark.parametrize(("name", "channels"), [("a.m4a", 1), ("a.m4a", 2), ("a.aac", 1)])
+def test_formats_unknown_to_soundfile_are_read_by_torchcodec(tmp_path, ffmpeg, name, channels):
     from torchcodec.encoders import AudioEncoder
 
-    return AudioEncoder
-
-
-@pytest.mark.parametrize(("name", "channels"), [("a.m4a", 1), ("a.m4a", 2), ("a.aac", 1)])
-def test_formats_unknown_to_soundfile_are_read_by_torchcodec(tmp_path, audio_encoder, name, channels):
     path, rate = tmp_path / name, 16000
-    audio_encoder(tone(rate, rate=rate).expand(channels, -1), sample_rate=rate).to_file(str(path))
+    AudioEncoder(tone(rate, rate=rate).expand(channels, -1), sample_rate=rate).to_file(str(path))
     with pytest.raises(soundfile.LibsndfileError):
         soundfile.SoundFile(path)
     waveform, given = read_audio(path, mono=False)

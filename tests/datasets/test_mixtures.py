@@ -22,17 +22,12 @@ def record(path: Path, frames: int = 1500, *, value: float | None = None, rate: 
     soundfile.write(path, (noise if value is None else torch.full((frames,), value)).numpy(), rate, subtype="FLOAT")
 
 
-@pytest.fixture
-def speakers(tmp_path: Path) -> Path:
-    """Three speakers, each with a constant value of their own, which shows whose recording is heard where."""
+def test_a_mixture_is_the_sum_of_two_different_speakers(tmp_path):
+    """Each speaker has a constant value, which shows whose recording is heard where."""
     for number, name in enumerate(("ann", "bob", "cy"), start=1):
         for take in range(3):
             record(tmp_path / f"{take}_{name}_{take}.wav", 1000 + 300 * take, value=0.1 * number)
-    return tmp_path
-
-
-def test_a_mixture_is_the_sum_of_two_different_speakers(speakers):
-    data = SpeakerMixtures(root=str(speakers), pattern=DIGITS, length=40, seconds=0.5)
+    data = SpeakerMixtures(root=str(tmp_path), pattern=DIGITS, length=40, seconds=0.5)
     assert (len(data), data.speakers) == (40, ["ann", "bob", "cy"])
     names = set()
     for index in range(40):

@@ -34,12 +34,8 @@ CUDA = torch.device("cuda", 0)
 BATCH: dict[str, Any] = {"image": torch.arange(48.0).view(1, 3, 4, 4), "boxes": [torch.ones(2), torch.zeros(1)], "name": "one"}
 
 
-@pytest.fixture
-def ahead(device: PretendedDevice) -> Prefetcher:
-    return Prefetcher(CUDA, mover(CUDA, channels_last=True), pin=True)
-
-
-def test_a_batch_arrives_unchanged_and_nothing_waits(device: PretendedDevice, ahead: Prefetcher) -> None:
+def test_a_batch_arrives_unchanged_and_nothing_waits(device: PretendedDevice) -> None:
+    ahead = Prefetcher(CUDA, mover(CUDA, channels_last=True), pin=True)
     with device.counting() as counts:
         sent = ahead.send(BATCH)()
         doubled = sent["image"] * 2

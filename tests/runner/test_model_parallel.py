@@ -337,12 +337,6 @@ SETTINGS = ["--config-dir", "configs", "recipe=classification", "model=own", "da
 SETTINGS += ["max_steps=6", "tracking=none", "evaluate.limit=1", "optimizer=sgd", "clip_norm=0.5", "callbacks=ema", "checkpoint.every_steps=2"]
 
 
-@pytest.fixture
-def project(tmp_path, monkeypatch):
-    work_in_project(tmp_path, monkeypatch, "own", MODEL, {"model/own": "# A model\n_target_: own.Divided\n"})
-    return tmp_path
-
-
 def assert_close(folder, reference):
     states = [checkpoint.load(path / "checkpoints" / "latest") for path in (folder, reference)]
     for one, other in (states, [state["callbacks"]["ema"]["averaged"] for state in states]):
@@ -352,17 +346,18 @@ def assert_close(folder, reference):
 
 
 @pytest.mark.slow
-def test_two_processes_agree_with_one_resume_with_the_same_bits_and_one_process_goes_on(project):
-    two = run(project / "two", 2, "strategy=tensor_parallel", experiment=SETTINGS)
-    alone = run(project / "alone", 1, "strategy=single", experiment=SETTINGS)
+def test_two_processes_agree_with_one_resume_with_the_same_bits_and_one_process_goes_on(tmp_path, monkeypatch):
+    work_in_project(tmp_path, monkeypatch, "own", MODEL, {"model/own": "# A model\n_target_: own.Divided\n"})
+    two = run(tmp_path / "two", 2, "strategy=tensor_parallel", experiment=SETTINGS)
+    alone = run(tmp_path / "alone", 1, "strategy=single", experiment=SETTINGS)
     assert_close(two, alone)
     assert json.loads((two / "summary.json").read_text())["level"] == "R1"
-    job = Job(project / "killed", 2, "strategy=tensor_parallel", experiment=SETTINGS)
+    job = Job(tmp_path / "killed", 2, "strategy=tensor_parallel", experiment=SETTINGS)
     job.wait_for_step(3)
     job.ranks[1].kill()
     job.wait()
-    assert weights(run(project / "killed", 2, "strategy=tensor_parallel", experiment=SETTINGS)) == weights(two)
-    moved = run(project / "moved", 1, "strategy=single", f"resume_from={two / 'checkpoints' / 'step-00000004'}", experiment=SETTINGS)
+    assert weights(run(tmp_path / "killed", 2, "strategy=tensor_parallel", experiment=SETTINGS)) == weights(two)
+    moved = run(tmp_path / "moved", 1, "strategy=single", f"resume_from={two / 'checkpoints' / 'step-00000004'}", experiment=SETTINGS)
     assert_close(moved, alone)
 
 

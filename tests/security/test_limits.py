@@ -77,20 +77,15 @@ COMMANDS = {
 }
 
 
-@pytest.fixture
-def own(tmp_path: Path) -> Path:
+@pytest.mark.parametrize("kind", COMMANDS)
+def test_an_experiment_file_may_not_set_what_a_launcher_runs(kind: str, tmp_path: Path) -> None:
     for group in ("experiment", "launcher"):
         (tmp_path / group).mkdir()
-    return tmp_path
-
-
-@pytest.mark.parametrize("kind", COMMANDS)
-def test_an_experiment_file_may_not_set_what_a_launcher_runs(kind: str, own: Path) -> None:
     choice, text, path = COMMANDS[kind]
-    (own / "experiment" / "of_others.yaml").write_text(
+    (tmp_path / "experiment" / "of_others.yaml").write_text(
         f"# @package _global_\ndefaults:\n  - /experiment/resnet18_digits\n  - override /launcher: {choice}\n{text}"
     )
-    project = Project(own, configs=(own,))
+    project = Project(tmp_path, configs=(tmp_path,))
     found = problems(compose(["experiment=of_others"], project=project), project)
     assert [problem.path for problem in found] == [path]
     assert "of_others.yaml" in found[0].where
