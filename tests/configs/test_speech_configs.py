@@ -23,9 +23,9 @@ def train(samewise, tmp_path):
     return train_to_end
 
 
-def record(path: Path, seconds: float, rate: int) -> None:
+def record(path: Path, waveform: torch.Tensor, rate: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    soundfile.write(path, (0.3 * torch.sin(torch.arange(round(seconds * rate)) * 0.3)).numpy(), rate)
+    soundfile.write(path, waveform.numpy(), rate)
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def librispeech(tmp_path: Path) -> Path:
     for number, subset in enumerate(("train-clean-100", "train-clean-360", "train-other-500", "dev-clean", "test-clean")):
         folder = tmp_path / "LibriSpeech" / subset / str(number) / "7"
         for utterance in range(2):
-            record(folder / f"{number}-7-{utterance:04d}.flac", 0.4 + 0.1 * utterance, 16000)
+            record(folder / f"{number}-7-{utterance:04d}.flac", 0.3 * torch.sin(torch.arange(6400 + 1600 * utterance) * 0.3), 16000)
         (folder / f"{number}-7.trans.txt").write_text(f"{number}-7-0000 A BALL\n{number}-7-0001 IT'S\n")
     return tmp_path
 
@@ -61,11 +61,6 @@ def test_a_few_steps_train_on_data_in_librispeechs_layout(train, librispeech, tr
     assert summary["steps"] == 2
 
 
-def record_at_8_khz(path: Path, waveform: torch.Tensor) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    soundfile.write(path, waveform.numpy(), 8000)
-
-
 @pytest.fixture
 def mixtures(tmp_path: Path) -> Path:
     """Both layouts of generated mixtures below one folder."""
@@ -75,7 +70,7 @@ def mixtures(tmp_path: Path) -> Path:
             for number in range(4):
                 one, other = 0.1 * torch.randn(2, 2000 + 100 * number)
                 for part, waveform in ((mixture, one + other), ("s1", one), ("s2", other)):
-                    record_at_8_khz(tmp_path / top / subset / part / f"{number}.wav", waveform)
+                    record(tmp_path / top / subset / part / f"{number}.wav", waveform, 8000)
     return tmp_path
 
 
@@ -107,24 +102,20 @@ NARROW_WAVERNN = ["model.n_res_block=1", "model.n_rnn=16", "model.n_fc=16", "mod
 FEW = ["batch_size=2", "max_steps=2", "evaluate.batch_size=2", "recipe.resynthesise=0"]
 
 
-def record_noise(path: Path, rate: int, frames: int = 4000) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    soundfile.write(path, (0.1 * torch.randn(frames)).numpy(), rate)
-
-
 @pytest.fixture
 def recordings(tmp_path: Path) -> Path:
     """LJSpeech, LibriTTS and spoken digits below one folder."""
+    noise = 0.1 * torch.randn(4000)
     names = [f"LJ001-{number:04d}" for number in range(1, 11)]
     for name in names:
-        record_noise(tmp_path / "LJSpeech-1.1" / "wavs" / f"{name}.wav", 22050)
+        record(tmp_path / "LJSpeech-1.1" / "wavs" / f"{name}.wav", noise, 22050)
     (tmp_path / "LJSpeech-1.1" / "metadata.csv").write_text("".join(f"{name}|Text|Text\n" for name in names))
     for subset in ("train-clean-100", "dev-clean", "test-clean"):
         for number in range(3):
-            record_noise(tmp_path / "LibriTTS" / subset / "1" / "2" / f"{number}.wav", 24000)
+            record(tmp_path / "LibriTTS" / subset / "1" / "2" / f"{number}.wav", noise, 24000)
     for take in (0, 1, 5, 6, 17):
-        record_noise(tmp_path / f"3_jackson_{take}.wav", 8000)
-        record_noise(tmp_path / f"3_theo_{take}.wav", 8000)
+        record(tmp_path / f"3_jackson_{take}.wav", noise, 8000)
+        record(tmp_path / f"3_theo_{take}.wav", noise, 8000)
     return tmp_path
 
 

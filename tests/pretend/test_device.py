@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from pretended_cuda import Counts, DeviceError, PretendedDevice
+from pretended_cuda import DeviceError, PretendedDevice
 from torch import Tensor, nn
 
 from samewise.runner.data import streams
@@ -18,12 +18,6 @@ from samewise.runner.optim.muon import Muon
 
 def ours(*shape: int) -> Tensor:
     return torch.ones(*shape, device="cuda")
-
-
-def count(device: PretendedDevice, what: Callable[[], Any]) -> Counts:
-    with device.counting() as counts:
-        what()
-    return counts
 
 
 def network() -> nn.Module:
@@ -108,7 +102,8 @@ WAITS: dict[str, tuple[Callable[[Tensor], Any], int, int]] = {  # what, waits, c
 def test_waits_are_counted(device: PretendedDevice, case: str):
     what, waits, copies = WAITS[case]
     tensor = ours(4)
-    found = count(device, lambda: what(tensor))
+    with device.counting() as found:
+        what(tensor)
     assert (found.waits, found.copies_out) == (waits, copies)
 
 

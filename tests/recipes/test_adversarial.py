@@ -59,11 +59,6 @@ def test_impossible_settings_are_refused(setting, words):
         GenerativeAdversarial(**setting)
 
 
-def summary(done) -> dict:
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 def logged(folder: Path, metric: str) -> list[float]:
     lines = (json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines())
     return [line["metrics"][metric] for line in lines if metric in line.get("metrics", {})]
@@ -73,8 +68,7 @@ def test_it_trains_with_everything_that_a_run_may_have(samewise, tmp_path):
     """A schedule, clipping, an average of weights, parameter groups and an optimizer of another kind for one phase, all at once."""
     further = ["scheduler=cosine", "clip_norm=0.5", "callbacks=[default,ema]", "param_groups=no_decay_on_norms", "optimizer@optimizer.generator=sgd"]
     values = ["optimizer.generator.momentum=0.5", "optimizer.generator.lr=0.01", "~optimizer.generator.betas", "accumulate=2", "initialise=normal"]
-    done = samewise("train", *GAN, *further, *values, f"run_root={tmp_path}", "--json")
-    made = summary(done)
+    made = json.loads(samewise("train", *GAN, *further, *values, f"run_root={tmp_path}", "--json", code=0).stdout.splitlines()[-1])
     folder = Path(made["folder"])
     environment = json.loads((folder / "environment.json").read_text())
     assert [optimizer["class"] for optimizer in environment["optimizers"].values()] == ["Adam", "SGD"]
@@ -88,4 +82,4 @@ def test_it_trains_with_everything_that_a_run_may_have(samewise, tmp_path):
     assert logged(folder, "train/lr/generator")[0] == 0.01
     assert logged(folder, "train/lr/generator")[-1] < 0.01
     assert (folder / "artifacts" / "valid" / "generated.png").is_file()
-    done = samewise("eval", folder, "--json", code=0)
+    samewise("eval", folder, "--json", code=0)

@@ -122,11 +122,6 @@ def pictures(tmp_path_factory):
     return root
 
 
-def find(root, name):
-    (folder,) = root.glob(f"runs/{name}/*/")
-    return folder
-
-
 WHOLE = ("dataset.shares.valid=1", "dataset.shares.test=0")
 
 
@@ -134,7 +129,8 @@ WHOLE = ("dataset.shares.valid=1", "dataset.shares.test=0")
 def test_other_data_are_evaluated_with_the_classes_of_the_run(samewise, pictures, name) -> None:
     def evaluate(data):
         given = [f"dataset.table_path={pictures}/{data}.csv", *WHOLE] if name == "table" else [f"dataset.root={pictures}/{data}"]
-        return samewise("eval", find(pictures, name), *given, "--json")
+        (folder,) = pictures.glob(f"runs/{name}/*/")
+        return samewise("eval", folder, *given, "--json")
 
     found = {data: json.loads(evaluate(data).stdout) for data in ("same", "fewer", "one")}
     assert {data: one["samples"] for data, one in found.items()} == {"same": 24, "fewer": 16, "one": 8}

@@ -50,15 +50,11 @@ def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
 def alter_vectors(folder: Path, to: Path, by: float) -> Path:
     """A copy with vectors that expect other outputs of the model."""
     vectors = read_tensors(folder / "vectors.safetensors")
-    about = header(folder / "vectors.safetensors")["__metadata__"]
+    held = (folder / "vectors.safetensors").read_bytes()
+    about = json.loads(held[8 : 8 + int.from_bytes(held[:8], "little")])["__metadata__"]
     shutil.copytree(folder, to)
     write_tensors(to / "vectors.safetensors", vectors | {"output/output": vectors["output/output"] * (1 + by)}, about)
     return to
-
-
-def header(path: Path) -> dict[str, Any]:
-    held = path.read_bytes()
-    return json.loads(held[8 : 8 + int.from_bytes(held[:8], "little")])
 
 
 def check_client(command: list[str], folder: Path, tmp_path: Path) -> None:

@@ -73,10 +73,6 @@ TINY = [
 ]
 
 
-def forget() -> None:
-    sys.modules.pop(PACKAGE, None)
-
-
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory):
     place, before = tmp_path_factory.mktemp("lab"), Path.cwd()
@@ -87,7 +83,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory):
     yield place
     os.chdir(before)
     sys.path[:] = [path for path in sys.path if Path(path) != place]
-    forget()
+    sys.modules.pop(PACKAGE, None)
 
 
 @pytest.fixture(scope="module")
