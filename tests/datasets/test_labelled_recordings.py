@@ -7,8 +7,11 @@ import soundfile
 import torch
 
 from samewise.datasets.labelled_recordings import LabelledRecordings
+from samewise.datasets.librimix import LibriMix
 from samewise.datasets.libritts import LibriTTS
+from samewise.datasets.speaker_mixtures import SpeakerMixtures
 from samewise.datasets.wav_folder import WavFolder
+from samewise.datasets.wsj0_mix import WSJ0Mix
 from samewise.runner.data import streams
 from samewise.runner.errors import ConfigError, DataError
 
@@ -117,3 +120,77 @@ def test_libritts_has_the_requested_subsets(tmp_path):
         LibriTTS(root=str(tmp_path), subsets=["train-clean-100"], **SIZE)
     with pytest.raises(ConfigError, match="did you mean 'dev-clean'"):
         LibriTTS(root=str(tmp_path), subsets=["devclean"], **SIZE)
+
+
+RATE = 8000
+DIGITS = r"\d_(?P<speaker>[a-z]+)_\d+\.wav"
+
+
+def record_value(path: Path, frames: int = 1500, *, value: float | None = None, rate: int = RATE, seed: int = 0) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    noise = 0.1 * torch.randn(frames, generator=torch.Generator().manual_seed(seed))
+    soundfile.write(path, (noise if value is None else torch.full((frames,), value)).numpy(), rate, subtype="FLOAT")
+
+
+def test_a_mixture_is_the_sum_of_two_different_speakers(tmp_path):
+    """Each speaker has a constant value, which shows whose recording is heard where."""
+    for number, name in enumerate(("ann", "bob", "cy"), start=1):
+        for take in range(3):
+            record_value(tmp_path / f"{take}_{name}_{take}.wav", 1000 + 300 * take, value=0.1 * number)
+    data = SpeakerMixtures(root=str(tmp_path), pattern=DIGITS, length=40, seconds=0.5)
+    assert (len(data), data.speakers) == (40, ["ann", "bob", "cy"])
+    names = set()
+    for index in range(40):
+        with streams.scope(0, "sample", 0, index):
+            sample = data[index]
+        assert (sample["mixture"].shape, sample["sources"].shape, sample["length"]) == ((4000,), (2, 4000), 4000)
+        assert torch.equal(sample["mixture"], sample["sources"].sum(0))
+        one, other = sample["name"].split()[1].split("+")
+        assert one != other
+        names.add(frozenset((one, other)))
+    assert len(names) == 3
+
+
+def test_a_speaker_whose_name_is_written_in_two_ways_is_not_two(tmp_path):
+    for name in ("Jos\u00e9", "Jose\u0301"):
+        record_value(tmp_path / name / "a.wav")
+    with pytest.raises(DataError, match=r"has two speaker names that look the same: .*U\+0301"):
+        SpeakerMixtures(root=str(tmp_path))
+
+
+def generate(folder: Path, mixture: str, names: int = 3, *, rate: int = RATE) -> None:
+    for number in range(names):
+        for part, value in ((mixture, 0.3), ("s1", 0.1), ("s2", 0.2)):
+            record_value(folder / part / f"{number}.wav", 4000 + 500 * number, value=value, rate=rate)
+
+
+def librimix(root: Path, **settings):
+    return LibriMix(root=str(root), subset="dev", **settings)
+
+
+def wsj0_mix(root: Path, **settings):
+    return WSJ0Mix(root=str(root), split="valid", **settings)
+
+
+LAYOUTS = [(librimix, "Libri2Mix/wav8k/min/dev", "mix_clean"), (wsj0_mix, "2speakers/wav8k/min/cv", "mix")]
+
+
+@pytest.mark.parametrize(("made", "folder", "mixture"), LAYOUTS)
+def test_missing_mixtures_are_named(tmp_path, made, folder, mixture):
+    with pytest.raises(DataError, match=r"was not found[\s\S]*set dataset.root=FOLDER"):
+        made(tmp_path)
+    generate(tmp_path / folder, mixture)
+    (tmp_path / folder / "s2" / "1.wav").unlink()
+    with pytest.raises(DataError, match=r"s2: files of mixtures are missing: 1\.wav"):
+        made(tmp_path)
+
+
+@pytest.mark.parametrize("frames", [4400, 4600])
+@pytest.mark.parametrize(("made", "folder", "mixture"), LAYOUTS)
+def test_a_source_not_as_long_as_its_mixture_is_named(tmp_path, made, folder, mixture, frames):
+    generate(tmp_path / folder, mixture)
+    data = made(tmp_path)
+    record_value(tmp_path / folder / "s2" / "1.wav", frames)
+    for read in (lambda: data[1], lambda: made(tmp_path)):
+        with pytest.raises(DataError, match=r"s2/1\.wav: is not as long as its mixture"):
+            read()
