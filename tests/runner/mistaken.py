@@ -1,4 +1,4 @@
-"""Models, recipes, optimizers and schedules with mistakes, or what looks like one: the module `own` of the project in test_hidden_state.py."""
+"""Models, recipes, optimizers and schedules with mistakes, or what looks like one: the module `own` of the project in test_own_recipes.py."""
 
 import torch
 from torch import nn
