@@ -1,33 +1,26 @@
 """Data sets of Hugging Face: images or recordings in one column, their classes in another."""
 
-import abc
-import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from hashlib import blake2b
 from typing import Any, Literal, final
 
 import torch
-from torch import Tensor
-from torch.utils.data import Dataset
 
 from samewise.datasets.parts.arrow_rows import class_names, state_of_files, tables
-from samewise.datasets.parts.audio_files import audio_preparation, read_audio
 from samewise.datasets.parts.classes import require_count, require_known, sort_classes
 from samewise.datasets.parts.contents import CONTENTS, spaced_indices
-from samewise.datasets.parts.decode import Mode, decode_file, image_preparation
+from samewise.datasets.parts.decode import Mode
+from samewise.datasets.parts.encoded_samples import EncodedSamples, ImageSamples, RecordingSamples
 from samewise.datasets.parts.in_memory import Transform
 from samewise.datasets.parts.keyed_split import select_split
 from samewise.datasets.parts.names import require_distinct
-from samewise.datasets.parts.recordings import crop_or_pad, warn_of_silence
-from samewise.datasets.parts.upright import turn_upright
 from samewise.runner.errors import DataError, Problem
 
 _HASHED = dict[Any, list[str]]()
 """Digests of one data set's rows, by the state of its files and the column."""
 
 
-class _Rows(Dataset[dict[str, Any]], abc.ABC):
+class _Rows(EncodedSamples):
     """Rows of a split, each with encoded bytes and a label.
 
     If the data set has the split's own rows, the split is these. Otherwise a hash of the column
@@ -116,9 +109,11 @@ class _Rows(Dataset[dict[str, Any]], abc.ABC):
     def __len__(self) -> int:
         return len(self._places)
 
-    def name_of(self, index: int) -> str:
-        """Return a sample's name for messages."""
-        return f"{self.root}, row {self._places[index]}"
+    def content(self, index: int) -> tuple[bytes, str, str]:
+        return self._bytes(index), self.root, f"row {self._places[index]}"
+
+    def label(self, index: int) -> int:
+        return int(self.labels[index])
 
     def _bytes(self, index: int) -> bytes:
         return self._read_encoded(self._places[index])
@@ -181,7 +176,7 @@ class _Rows(Dataset[dict[str, Any]], abc.ABC):
 
 
 @final
-class HuggingFaceImages(_Rows):
+class HuggingFaceImages(ImageSamples, _Rows):
     """Samples `{"image": uint8[C, H, W], "label": int}` of a Hugging Face data set.
 
     Args:
@@ -212,9 +207,7 @@ class HuggingFaceImages(_Rows):
         classes: Sequence[str] | None = None,
         num_classes: int | None = None,
     ) -> None:
-        self._mode: Mode = mode
-        self._upright = upright
-        self._transform = transform
+        self.mode, self.upright, self.transform = mode, upright, transform
         super().__init__(
             root=root,
             split=split,
@@ -227,23 +220,9 @@ class HuggingFaceImages(_Rows):
             num_classes=num_classes,
         )
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        raw = self._bytes(index)
-        image: Tensor = decode_file(raw, self.name_of(index), mode=self._mode)
-        image = turn_upright(image, raw, self.name_of(index)) if self._upright else image
-        return {
-            "image": image if self._transform is None else self._transform(image),
-            "label": int(self.labels[index]),
-        }
-
-    @property
-    def preparation(self) -> dict[str, Any]:
-        """How a file becomes an image, for programs that prepare images elsewhere."""
-        return image_preparation(self._mode, upright=self._upright)
-
 
 @final
-class HuggingFaceRecordings(_Rows):
+class HuggingFaceRecordings(RecordingSamples, _Rows):
     """Samples `{"waveform": float32[T], "length": int, "label": int, "name": str}`.
 
     All samples have length T; `length` excludes the silence at the end.
@@ -275,7 +254,7 @@ class HuggingFaceRecordings(_Rows):
         classes: Sequence[str] | None = None,
         num_classes: int | None = None,
     ) -> None:
-        self.sample_rate, self._frames, self._training = (
+        self.sample_rate, self.frames, self.is_training = (
             sample_rate,
             max(1, round(seconds * sample_rate)),
             split == "train",
@@ -291,36 +270,6 @@ class HuggingFaceRecordings(_Rows):
             classes=classes,
             num_classes=num_classes,
         )
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        # The decoders read files, not bytes
-        with tempfile.NamedTemporaryFile(prefix="samewise-") as file:
-            file.write(self._bytes(index))
-            file.flush()
-            try:
-                waveform, _ = read_audio(file.name, sample_rate=self.sample_rate)
-            except DataError as error:
-                raise DataError(
-                    *(replace(x, path=self.name_of(index)) for x in error.problems)
-                ) from None
-        if not waveform.any():
-            warn_of_silence(self.name_of(index))
-        spare = len(waveform) - self._frames
-        start = (
-            0 if spare <= 0 else int(torch.randint(spare + 1, ())) if self._training else spare // 2
-        )
-        section = waveform[start : start + self._frames]
-        return {
-            "waveform": crop_or_pad(section, self._frames),
-            "length": len(section),
-            "label": int(self.labels[index]),
-            "name": f"row {self._places[index]}",
-        }
-
-    @property
-    def preparation(self) -> dict[str, Any]:
-        """How a recording becomes a waveform, for programs that prepare recordings elsewhere."""
-        return audio_preparation(self.sample_rate, frames=self._frames)
 
 
 def _require_single(labels: Mapping[str, list[Any]], column: str, root: str) -> None:

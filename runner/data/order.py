@@ -214,12 +214,68 @@ def _hash(values: npt.NDArray[np.uint64], key: np.uint64) -> npt.NDArray[np.uint
     return mixed ^ (mixed >> np.uint64(31))
 
 
+class Windowed(InOrder):
+    """Permutation of samples in shards, keyed by (seed, epoch), of few shards at a time.
+
+    The shards come in the order of a `Bijection`, and the samples of so many neighbours in that
+    order as `window` says in the order of another. So each batch needs the samples of at most
+    `window` shards, or of twice as many if it ends one window and begins the next. A position is
+    found by arithmetic on the shards' sizes, which alone are in memory.
+
+    Args:
+        dataset: Data set whose attribute `shard_sizes` has the number of samples of each shard, in
+            the order of the data set's indices; `window`, or 16, is the number of shards to mix.
+        seed: The experiment's `seed`.
+
+    Raises:
+        ConfigError: The sizes do not add up to the data set's length, or the window is below 1.
+    """
+
+    def __init__(self, dataset: Sized, *, seed: int) -> None:
+        super().__init__(dataset, seed=seed)
+        described: Any = dataset
+        self._sizes = np.asarray(described.shard_sizes, dtype=np.int64)
+        self._window = int(getattr(dataset, "window", 16))
+        require_at_least({"dataset.window": self._window})
+        if self._sizes.sum() != self._length:
+            reason = f"{type(dataset).__name__}.shard_sizes do not add up to its length"
+            expected = f"{self._length}, the length"
+            raise ConfigError(Problem("dataset", reason, int(self._sizes.sum()), expected))
+        self._starts = np.cumsum(self._sizes) - self._sizes
+        self._shards = Bijection(self._sizes, seed=streams.key(seed, "shards") >> 1)
+        self._drawn: tuple[int, Indices, Indices] | None = None
+
+    def at(self, epoch: int, positions: Indices) -> Indices:
+        if self._drawn is None or self._drawn[0] != epoch:
+            shards = self._shards.at(epoch, np.arange(len(self._sizes)))
+            self._drawn = epoch, shards, np.cumsum(self._sizes[shards])
+        _, shards, ends = self._drawn
+        stops = np.append(ends[self._window - 1 : -1 : self._window], ends[-1])
+        places, windows = np.empty_like(positions), np.searchsorted(stops, positions, "right")
+        for window in np.unique(windows).tolist():
+            start = int(stops[window - 1]) if window else 0
+            inside = windows == window
+            mixed = Bijection(
+                range(start, int(stops[window])),
+                seed=streams.key(self._seed, "window", window) >> 1,
+            )
+            places[inside] = start + mixed.at(epoch, positions[inside] - start)
+        slots = np.searchsorted(ends, places, "right")
+        chosen = shards[slots]
+        return self._starts[chosen] + places - (ends[slots] - self._sizes[chosen])
+
+
 LARGEST_PERMUTATION = 10_000_000
 """Samples above which `Bijection` is the default: a permutation takes 8 bytes and 70 ns each."""
 
 
 def shuffled(dataset: Sized, *, seed: int) -> Order:
-    """Make the default order of training: `Shuffled`, or `Bijection` for a large data set."""
+    """Make the default order of training.
+
+    It is `Windowed` for a data set in shards, else `Shuffled`, or `Bijection` for a large one.
+    """
+    if hasattr(dataset, "shard_sizes"):
+        return Windowed(dataset, seed=seed)
     kind = Bijection if len(dataset) > LARGEST_PERMUTATION else Shuffled
     return kind(dataset, seed=seed)
 

@@ -19,7 +19,7 @@ from samewise.runner.data import streams
 from samewise.runner.data.aspect_ratio import GroupedByAspectRatio, groups_of
 from samewise.runner.data.dataset import Joined, fingerprint, sample_name
 from samewise.runner.data.keyed import training_keys
-from samewise.runner.data.order import Bijection, Checked, InOrder, Order, RepeatedAugmentation, Shuffled, shuffled
+from samewise.runner.data.order import Bijection, Checked, InOrder, Order, RepeatedAugmentation, Shuffled, Windowed, shuffled
 from samewise.runner.data.plan import Plan
 from samewise.runner.data.weighted import Mixed, Weighted
 from samewise.runner.errors import ConfigError
@@ -77,13 +77,47 @@ def test_a_bijection_holds_each_sample_once_in_every_epoch(size: int) -> None:
     assert size < 10 or not torch.equal(order.indices(0), order.indices(1))
 
 
-def test_a_bijection_mixes_as_well_as_a_permutation() -> None:
-    """Chi-square of 30 epochs over 16 x 16 cells, of (position, index) and of neighbours, with 15 x 15 degrees of freedom."""
+def sharded(sizes: list[int], window: int) -> Windowed:
+    members = {"shard_sizes": sizes, "window": window, "__len__": lambda self: sum(sizes)}
+    return Windowed(type("Shards", (), members)(), seed=3)
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 16])
+@pytest.mark.parametrize("sizes", [[1], [5, 0, 7], [3] * 9, [40, 1, 13, 2, 0, 25, 8]])
+def test_samples_in_shards_come_once_in_every_epoch_from_a_window_of_shards_at_a_time(sizes: list[int], window: int) -> None:
+    order, ends = sharded(sizes, window), np.cumsum(sizes)
+    for epoch in range(3):
+        indices = order.indices(epoch).numpy()
+        assert sorted(indices.tolist()) == list(range(sum(sizes)))
+        assert [order.at(epoch, np.array([place])).item() for place in range(len(indices))] == indices.tolist()
+        shards = np.searchsorted(ends, indices, "right")
+        # From the first to the last sample of a shard, at most the others of its window come
+        for shard in set(shards.tolist()):
+            (places,) = np.nonzero(shards == shard)
+            assert len(set(shards[places[0] : places[-1] + 1].tolist())) <= window
+    assert sum(sizes) < 10 or not np.array_equal(order.indices(0), order.indices(1))
+
+
+def test_a_billion_samples_in_shards_are_sought_without_memory() -> None:
+    order = sharded([9_999, 10_001] * 50_000, 16)
+    order.at(0, np.arange(8))
+    tracemalloc.start()
+    indices = order.at(5, np.arange(999_900_000, 10**9))
+    assert tracemalloc.get_traced_memory()[1] < 20e6
+    tracemalloc.stop()
+    assert len(set(indices.tolist())) == 100_000
+    assert order.at(5, np.array([999_950_000])).item() == indices[50_000]
+
+
+@pytest.mark.parametrize("shards", [1, 12])
+def test_a_bijection_mixes_as_well_as_a_permutation(shards: int) -> None:
+    """Also within a window of shards. Chi-square of 30 epochs over 16 x 16 cells, of (position, index) and of neighbours, with 15 x 15 degrees of freedom."""
     size = 50_000
     counts = np.zeros((2, 30))
     fixed, adjacent = 0, 0
+    order = Bijection(range(size), seed=0) if shards == 1 else sharded([4_000] * 11 + [6_000], 16)
     for epoch in range(30):
-        indices = Bijection(range(size), seed=0).indices(epoch).numpy()
+        indices = order.indices(epoch).numpy()
         for number, pair in enumerate(((np.arange(size), indices), (indices[:-1], indices[1:]))):
             cells = np.histogram2d(*pair, bins=16, range=((0, size), (0, size)))[0]
             counts[number, epoch] = ((cells - cells.mean()) ** 2 / cells.mean()).sum()

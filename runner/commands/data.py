@@ -1,0 +1,60 @@
+"""Index shards of samples, or verify that they have not changed."""
+
+import argparse
+from pathlib import Path
+
+from samewise.runner.errors import ConfigError, Problem, number_of
+
+EXAMPLES = """examples:
+  samewise data index data/pictures                  the shards in data/pictures, or in train, valid and test below it
+  samewise data index data/pictures --label species  the label is in a column, or a field of .json, called species
+  samewise data verify data/pictures                 read all shards and compare them with their index
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "action",
+        choices=("index", "verify"),
+        help="index: find the samples of new and changed shards; verify: read all bytes again, and "
+        "name the shards that have changed",
+    )
+    parser.add_argument(
+        "root", type=Path, metavar="FOLDER", help="the shards, as for dataset=shards"
+    )
+    parser.add_argument(
+        "--label",
+        default="label",
+        metavar="NAME",
+        help="the column or member with the label, as dataset.label (default: label)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from samewise.runner.records.console import show_progress
+    from samewise.runner.shards.index import digest, open_index, split_folders
+
+    root = args.root.expanduser()
+    changed = list[Problem | str]()
+    for folder in split_folders(root).values() or [root]:
+        index = open_index(
+            folder, args.label, accepts_changes=args.action == "index", show=show_progress
+        )
+        if args.action == "verify":
+            changed += [
+                Problem(
+                    str(folder / shard.name),
+                    "has other content than when it was indexed",
+                    hint="get it again from where it came from",
+                )
+                for shard in show_progress(index.shards, len(index.shards))
+                if digest(str(folder / shard.name)) != shard.digest
+            ]
+        size = sum(shard.size for shard in index.shards)
+        print(
+            f"{folder}: {number_of(len(index.samples), 'sample')} in {number_of(len(index.shards), 'shard')}, "
+            f"{size:,} bytes, {number_of(len(index.labels), 'label')}; {index.path}"
+        )
+    if changed:
+        raise ConfigError(*changed)
+    return 0

@@ -1,0 +1,254 @@
+"""ShardIndex of a folder of shards: from a sample's number to its shard and place in it.
+
+A file has a line of JSON for each shard; another has a row of 28 bytes for each sample, which is
+mapped into memory and not read before it is used. They are made once, by `samewise data index` or
+the first training, and are the same for the same shards.
+"""
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, NamedTuple, final
+from urllib.parse import quote
+
+import numpy as np
+import xxhash
+from filelock import FileLock
+
+from samewise.runner.errors import DataError, Problem, number_of
+from samewise.runner.shards import storage
+from samewise.runner.shards.reader import Reader, Sample
+from samewise.runner.shards.tables import Arrow, Parquet
+from samewise.runner.shards.tar import Tar
+
+READERS: Mapping[str, Reader] = {".tar": Tar(), ".parquet": Parquet(), ".arrow": Arrow()}
+"""The formats, by the endings of their files."""
+SAMPLE = np.dtype([("offset", "<u8"), ("length", "<u8"), ("label", "<i4"), ("key", "<u8")])
+"""A row of the index: `label` is a place among the index's labels, `key` a hash."""
+Show = Callable[[Iterable[Any], int], Iterable[Any]]
+"""Shows the progress over items, whose number is the second argument."""
+
+
+class Shard(NamedTuple):
+    """A shard in the index."""
+
+    name: str
+    size: int
+    mtime: int
+    digest: str
+    """Hash of all its bytes."""
+    units: list[int]
+    """Samples of each part that is read at once."""
+    labels: list[str]
+    """Labels that no shard before has."""
+
+
+@final
+class ShardIndex:
+    """An index that has been made, or a part of one.
+
+    Args:
+        path: The file of the shards; that of the samples is beside it.
+        folder: The folder of the shards.
+
+    Attributes:
+        shards: The shards, by name.
+        labels: All labels that occur.
+        samples: `SAMPLE`[N], mapped into memory.
+        unit_ends: int64[U], the number of samples up to the end of each unit.
+
+    Raises:
+        DataError: The files are damaged.
+    """
+
+    def __init__(self, path: Path, folder: Path) -> None:
+        self.path, self.folder = path, folder
+        with storage.readable(str(path)):
+            self.shards = [Shard(*json.loads(line)) for line in path.read_text().splitlines()]
+            units = [size for shard in self.shards for size in shard.units]
+            self.unit_ends = np.cumsum(np.array(units, dtype=np.int64))
+            count = int(self.unit_ends[-1])
+            mapped = np.memmap(path.with_suffix(".samples"), SAMPLE, "r", shape=(count,))
+        self.samples = mapped.view(np.ndarray)
+        self.labels = [label for shard in self.shards for label in shard.labels]
+        self._shard_of_unit = np.repeat(
+            np.arange(len(self.shards)), [len(shard.units) for shard in self.shards]
+        )
+
+    # Workers that are not forked map the file themselves
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ShardIndex, (self.path, self.folder)
+
+    def shard_path(self, number: int) -> str:
+        """Return the shard of a sample."""
+        unit = self.unit_ends.searchsorted(number, "right")
+        return f"{self.folder}/{self.shards[self._shard_of_unit[unit]].name}"
+
+    def read(self, number: int, fields: Sequence[str], *, units: int) -> tuple[str, dict[str, Any]]:
+        """Return the shard of a sample and its fields, as its format's `Reader.read` does.
+
+        Raises:
+            DataError: The shard is damaged.
+        """
+        path, sample = self.shard_path(number), self.samples[number]
+        with storage.readable(path):
+            reader = READERS[path[path.rindex(".") :]]
+            offset, length, _, _ = sample.tolist()
+            return path, reader.read(path, offset, length, fields, units=units)
+
+    def fits(self, files: Sequence[storage.File]) -> bool:
+        """Return whether the shards are those files, by names, sizes and times."""
+        return [shard[:3] for shard in self.shards] == [*map(tuple, files)]
+
+
+def split_folders(root: Path) -> dict[str, Path]:
+    """Return the folders of the splits below a root; empty if it has no `train`."""
+    folders = {name: root / name for name in ("train", "valid", "test") if (root / name).is_dir()}
+    return folders if "train" in folders else {}
+
+
+def digest(path: str) -> str:
+    """Return a hash of all bytes of a shard."""
+    state = xxhash.xxh3_128()
+    with storage.readable(path), open(storage.local(path), "rb") as file:
+        while block := file.read(1 << 22):
+            state.update(block)
+    return state.hexdigest()
+
+
+def open_index(
+    folder: Path,
+    label: str,
+    *,
+    accepts_changes: bool = False,
+    show: Show = lambda items, total: items,
+) -> ShardIndex:
+    """Open the index of a folder's shards, and make it first if there is none.
+
+    It lies in the folder `.samewise` beside the shards; if that cannot be written, in the user's
+    cache. Shards that are done are kept if the work is interrupted.
+
+    Args:
+        folder: The folder.
+        label: The field with the label (`reader.label_text`).
+        accepts_changes: Whether shards may have changed since they were indexed.
+        show: Shows the progress.
+
+    Raises:
+        DataError: A shard is damaged, has no samples, or has changed.
+    """
+    files = storage.list_files(folder, READERS)
+    home, name = Path.home() / ".cache", os.fsencode(folder.resolve())
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or home, "samewise", "shards")
+    places = [
+        place / f"{quote(label, safe='')}.shards"
+        for place in (folder / ".samewise", cache / blake2b(name, digest_size=16).hexdigest())
+    ]
+    beside = places[0].parent
+    target = places[not os.access(beside if beside.exists() else folder, os.W_OK)]
+    if (index := _fitting(places, folder, files)) is None:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(target.with_suffix(".lock")):
+            # Another process may have made it meanwhile
+            if (index := _fitting(places, folder, files)) is None:
+                older = next(
+                    (ShardIndex(place, folder) for place in places if place.exists()), None
+                )
+                before = (
+                    {} if older is None or accepts_changes else {x[0]: x[3] for x in older.shards}
+                )
+                index = _make(target, folder, files, label, older, before, show)
+    return index
+
+
+def _fitting(
+    places: Iterable[Path], folder: Path, files: Sequence[storage.File]
+) -> ShardIndex | None:
+    indexes = (ShardIndex(place, folder) for place in places if place.exists())
+    return next((index for index in indexes if index.fits(files)), None)
+
+
+def _make(
+    target: Path,
+    folder: Path,
+    files: Sequence[storage.File],
+    label: str,
+    older: ShardIndex | None,
+    before: Mapping[str, str],
+    show: Show,
+) -> ShardIndex:
+    """Make an index shard by shard as a draft, which the next start continues if it is interrupted.
+
+    Args:
+        target: Its file of the shards.
+        folder: The folder.
+        files: The shards.
+        label: The field with the label.
+        older: An index of the folder: if its shards are the first of the files, others are added.
+        before: Digests by shard; those must still be the same.
+        show: Shows the progress.
+
+    Raises:
+        DataError: A shard is damaged, has no samples, or has another digest than before.
+    """
+    draft = target.with_name(f"draft-{target.name}")
+    rows_file, draft_rows = target.with_suffix(".samples"), draft.with_suffix(".samples")
+    base = ShardIndex(draft, folder) if draft.exists() else older
+    done = files[: len(base.shards)] if base else []
+    if base is None or not base.fits(done):
+        base, done = None, []
+        draft.unlink(missing_ok=True)
+        draft_rows.unlink(missing_ok=True)
+    elif not draft.exists():
+        shutil.copy(base.path.with_suffix(".samples"), draft_rows)
+        shutil.copy(base.path, draft)
+    numbers = {name: number for number, name in enumerate(base.labels if base else ())}
+    count, pending = len(base.samples) if base else 0, files[len(done) :]
+    print(f"indexing {number_of(len(pending), 'shard')} in {folder}", file=sys.stderr)
+    pool = ThreadPoolExecutor(os.cpu_count())
+    try:
+        paths = [f"{folder}/{file.name}" for file in pending]
+        scans = pool.map(_scan, paths, [label] * len(pending))
+        for file, (content, units) in zip(pending, show(scans, len(pending)), strict=True):
+            earlier_labels, rows = len(numbers), [row for unit in units for row in unit]
+            samples = [
+                (
+                    *(row.offset, row.length, numbers.setdefault(row.label, len(numbers))),
+                    xxhash.xxh3_64_intdigest(os.fsencode(row.key)),
+                )
+                for row in rows
+            ]
+            mode, count = "r+" if count else "w+", count + len(rows)
+            mapped = np.memmap(draft_rows, SAMPLE, mode, shape=(count,))
+            mapped[count - len(rows) :] = np.array(samples, dtype=SAMPLE)
+            mapped.flush()
+            shard = Shard(*file, content, [*map(len, units)], [*numbers][earlier_labels:])
+            with open(draft, "a") as lines:
+                print(json.dumps(shard), file=lines)
+    finally:
+        # After an error, nothing further is read
+        pool.shutdown(cancel_futures=True)
+    digests = {shard.name: shard.digest for shard in ShardIndex(draft, folder).shards}
+    for name, earlier in before.items():
+        if digests.get(name) != earlier:
+            reason = "has other content than" if name in digests else "is missing, but was there"
+            hint = f"restore it; or, if this is meant, `samewise data index {folder}`"
+            raise DataError(Problem(str(folder / name), f"{reason} when it was indexed", hint=hint))
+    os.truncate(draft_rows, count * SAMPLE.itemsize)
+    os.replace(draft_rows, rows_file)
+    os.replace(draft, target)
+    return ShardIndex(target, folder)
+
+
+def _scan(path: str, label: str) -> tuple[str, list[Sequence[Sample]]]:
+    """Return the digest of a shard, and the samples of its units."""
+    with storage.readable(path):
+        units = list(READERS[os.path.splitext(path)[1]].scan(path, label))
+    if not any(units):
+        raise DataError(Problem(path, "has no samples", hint="remove it"))
+    return digest(path), units

@@ -1,0 +1,75 @@
+"""The one door to the bytes of shards: everything that reads a shard goes through here."""
+
+import os
+from collections.abc import Collection, Generator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from samewise.runner.errors import DataError, Problem, first_few, first_line
+
+
+class File(NamedTuple):
+    """A shard as it lies in its folder."""
+
+    name: str
+    size: int
+    mtime: int
+    """Modification time in nanoseconds."""
+
+
+@contextmanager
+def readable(path: str) -> Generator[None]:
+    """Raise a DataError that names the file, in place of an error of reading or unpacking it."""
+    try:
+        yield
+    # The last four are those of pyarrow and of unpacking
+    except (OSError, ValueError, KeyError, TypeError, IndexError, NotImplementedError) as error:
+        reason = getattr(error, "strerror", None) or first_line(error)
+        raise DataError(Problem(path, f"cannot be read, or is damaged: {reason}")) from None
+
+
+def list_files(folder: Path, endings: Collection[str]) -> list[File]:
+    """List the files directly in a folder that have one of the endings, sorted by name.
+
+    Raises:
+        DataError: The folder cannot be read, or has no such file.
+    """
+    with readable(str(folder)):
+        names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
+        chosen = [name for name in names if os.path.splitext(name)[1] in endings]
+        states = [os.stat(folder / name) for name in chosen]
+    if not chosen:
+        raise DataError(
+            Problem(
+                str(folder),
+                f"has no shards ({first_few(names, 5) or 'it is empty'})",
+                expected=f"files {', '.join(endings)} directly in this folder, or in train, valid "
+                "and test below it",
+                hint="unpack .tar.gz to .tar" if any(".tar." in name for name in names) else "",
+            )
+        )
+    return [File(name, x.st_size, x.st_mtime_ns) for name, x in zip(chosen, states, strict=True)]
+
+
+def read(path: str, offset: int, length: int) -> bytes:
+    """Read a range of bytes of a shard.
+
+    Raises:
+        ValueError: The shard ends before the range.
+    """
+    raw = os.pread(_opened(path).fileno(), length, offset)
+    if len(raw) < length:
+        raise ValueError(f"it ends at byte {offset + len(raw):,}, before {offset + length:,}")
+    return raw
+
+
+def local(path: str) -> str:
+    """Return the path of a shard's whole content on the local disk."""
+    return path
+
+
+@lru_cache(maxsize=64)
+def _opened(path: str) -> BinaryIO:
+    return open(path, "rb")

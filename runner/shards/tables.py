@@ -1,0 +1,88 @@
+"""Parquet and Arrow files: a row is a sample, a row group or record batch is read at once."""
+
+import abc
+import os
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Any, final
+
+import pyarrow as pa
+from pyarrow import parquet
+
+from samewise.runner.shards import storage
+from samewise.runner.shards.reader import CLASS, KEY, Reader, Sample, label_text
+
+_KEPT = OrderedDict[tuple[str, int, tuple[str, ...]], Any]()
+"""This process's unpacked groups, the last used one last."""
+
+
+class _Tables(Reader):
+    """Reads the rows of a file group by group: a sample's offset is its group, its length its row.
+
+    A row's key is in the column `__key__`, or else is made of the file's name and the row's number.
+    """
+
+    @abc.abstractmethod
+    def groups(self, path: str, columns: Sequence[str], number: int | None = None) -> Iterator[Any]:
+        """Yield the requested columns, as far as they exist, of all groups or one."""
+
+    def scan(self, path: str, label: str) -> Iterator[Sequence[Sample]]:
+        row = 0
+        for number, group in enumerate(self.groups(path, [label, CLASS, "json", KEY])):
+            rows = list[Sample]()
+            for place, fields in enumerate(group.to_pylist() or [{}] * group.num_rows):
+                key = str(fields.get(KEY, f"{os.path.basename(path)}/{row}"))
+                rows.append(
+                    Sample(key, number, place, label_text(fields, label, f"{path}, row {row}"))
+                )
+                row += 1
+            yield rows
+
+    def read(
+        self, path: str, offset: int, length: int, fields: Sequence[str], *, units: int
+    ) -> dict[str, Any]:
+        key = (path, offset, tuple(fields))
+        if key not in _KEPT:
+            (_KEPT[key],) = self.groups(path, [*fields, KEY], offset)
+            # Offsets of a damaged file may point beyond the buffer
+            _KEPT[key].validate(full=True)
+        _KEPT.move_to_end(key)
+        while len(_KEPT) > units:
+            _KEPT.popitem(last=False)
+        (row,) = _KEPT[key].slice(length, 1).to_pylist()
+        # Hugging Face's columns of files have the content beside the path
+        content = {x: y.get("bytes") if isinstance(y, dict) else y for x, y in row.items()}
+        return {KEY: f"row {length} of group {offset}", **content}
+
+
+@final
+class Parquet(_Tables):
+    """Unpacks a row group at once."""
+
+    def groups(self, path: str, columns: Sequence[str], number: int | None = None) -> Iterator[Any]:
+        with open(storage.local(path), "rb") as opened, parquet.ParquetFile(opened) as file:
+            for group in range(file.num_row_groups) if number is None else [number]:
+                yield file.read_row_group(group, columns=[*columns], use_threads=False)
+
+
+@final
+class Arrow(_Tables):
+    """Maps record batches of a stream or a file, without a copy."""
+
+    def groups(self, path: str, columns: Sequence[str], number: int | None = None) -> Iterator[Any]:
+        names, batches = _batches(path)
+        for batch in batches if number is None else [batches[number]]:
+            yield batch.select([x for x in columns if x in names])
+
+
+@lru_cache(maxsize=64)
+def _batches(path: str) -> tuple[list[str], list[Any]]:
+    mapped = pa.memory_map(storage.local(path))
+    try:
+        opened = pa.ipc.open_stream(mapped)
+        return opened.schema.names, [*opened]
+    # Hugging Face's library writes streams; other programs write files, which end in a footer
+    except pa.ArrowInvalid:
+        opened = pa.ipc.open_file(mapped)
+        return opened.schema.names, [*map(opened.get_batch, range(opened.num_record_batches))]

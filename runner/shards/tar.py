@@ -1,0 +1,96 @@
+"""Tar files in WebDataset's layout: members KEY.ENDING, those of one key beside each other."""
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from mmap import ACCESS_READ, mmap
+from operator import attrgetter
+from typing import Any, NamedTuple, final
+
+from samewise.runner.errors import DataError, Problem
+from samewise.runner.shards import storage
+from samewise.runner.shards.reader import CLASS, KEY, Reader, Sample, label_text
+
+_NAME = re.compile(r"((?:.*/)?[^/.]+)\.([^/]*)", re.DOTALL)
+"""A member's name: the key, and the ending from the first dot of the last part on."""
+_LONG_NAME = re.compile(rb"\d+ path=([^\n]*)\n")
+"""The record of a name in an extended header of POSIX."""
+_BLOCK = 512
+
+
+class _Member(NamedTuple):
+    """A member: where its headers start and its content stops."""
+
+    key: str
+    ending: str
+    start: int
+    stop: int
+    content: bytes
+
+
+@final
+class Tar(Reader):
+    """Reads the members of a sample, which lie one after the other, as one range of bytes."""
+
+    def scan(self, path: str, label: str) -> Iterator[Sequence[Sample]]:
+        rows, keys = list[Sample](), set[str]()
+        with (
+            open(storage.local(path), "rb") as file,
+            mmap(file.fileno(), 0, access=ACCESS_READ) as raw,
+        ):
+            for key, group in groupby(_members(raw), attrgetter("key")):
+                members = [*group]
+                fields = {
+                    x.ending: x.content for x in members if x.ending in (label, CLASS, "json")
+                }
+                where = f"{path}, sample {key}"
+                if key in keys or len({x.ending for x in members}) < len(members):
+                    reason, hint = (
+                        "comes twice, or has two members of one ending",
+                        "tar --sort=name --create --file=SHARD.tar FOLDER keeps those of a sample "
+                        "together",
+                    )
+                    raise DataError(Problem(where, reason, hint=hint))
+                keys.add(key)
+                start, stop = members[0].start, members[-1].stop
+                rows.append(Sample(key, start, stop - start, label_text(fields, label, where)))
+        yield rows
+
+    def read(
+        self, path: str, offset: int, length: int, fields: Sequence[str], *, units: int
+    ) -> dict[str, Any]:
+        # Two empty blocks end an archive
+        raw = storage.read(path, offset, length) + bytes(2 * _BLOCK)
+        content = dict[str, Any]()
+        for member in _members(raw):
+            content |= {KEY: member.key, member.ending: member.content}
+        return content
+
+
+def _members(raw: bytes | mmap) -> Iterator[_Member]:
+    """Yield the files among the members, in a fraction of the time of `tarfile`.
+
+    Raises:
+        ValueError: It is not a tar file, or is cut short.
+    """
+    start, place, long_name = 0, 0, b""
+    while len(header := raw[place : place + _BLOCK]) == _BLOCK and any(header):
+        if header[257:262] != b"ustar":
+            raise ValueError(f"byte {place:,} begins no member of a tar file, not compressed")
+        stop = place + _BLOCK + int(header[124:136].rstrip(b" \0") or b"0", 8)
+        content = raw[place + _BLOCK : stop]
+        place, kind = -(-stop // _BLOCK) * _BLOCK, header[156:157]
+        if kind == b"L":
+            long_name = content.rstrip(b"\0")
+        elif kind == b"x" and (record := _LONG_NAME.search(content)):
+            long_name = record[1]
+        elif kind in (b"0", b"\0"):
+            # In a header of POSIX the folders may stand at the end
+            folders = header[345:500].rstrip(b"\0") if header[257:263] == b"ustar\0" else b""
+            name = long_name or (folders + b"/" if folders else b"") + header[:100].rstrip(b"\0")
+            if match := _NAME.fullmatch(name.decode(errors="surrogateescape")):
+                yield _Member(match[1], match[2].lower(), start, stop, content)
+        if kind not in b"Lx":
+            start, long_name = place, b""
+    if len(header) < _BLOCK:
+        raise ValueError(f"it is cut short: its end is missing after byte {len(raw):,}")

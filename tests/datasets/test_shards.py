@@ -1,0 +1,219 @@
+"""Samples in shards: read as those of files, from an index that notices every change."""
+
+import io
+import os
+import pickle
+import shutil
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import soundfile
+import torch
+from PIL import Image
+from pyarrow import parquet
+
+from samewise.datasets.image_folder import ImageFolder
+from samewise.datasets.labelled_recordings import LabelledRecordings
+from samewise.datasets.shards import ShardImages, ShardRecordings
+from samewise.runner.errors import DataError
+from samewise.runner.shards import index as indexing
+from samewise.runner.shards.index import open_index
+
+Samples = list[tuple[str, str, bytes]]
+"""Name, label and content of each."""
+SHARES = {"valid": 0.3, "test": 0.2}
+
+
+def pictures(folder: Path, count: int = 24) -> Samples:
+    """Pictures in folders by class, and their list in the order of the folders."""
+    draws = np.random.default_rng(0)
+    for number in range(count):
+        place = folder / "train" / ("ant", "bee", "cat")[number % 3] / f"{number:03}.png"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(draws.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(place)
+    files = sorted((folder / "train").glob("*/*"))
+    return [(f"{file.parent.name}/{file.name}", file.parent.name, file.read_bytes()) for file in files]
+
+
+def tar(place: Path, samples: Samples, *, form: int = tarfile.GNU_FORMAT, mtime: float = 0, prefix: str = "", labels: str = "cls") -> None:
+    with tarfile.open(place, "w", format=form) as archive:
+        for name, label, raw in samples:
+            content = label.encode() if labels == "cls" else f'{{"kind": {{}}, "label": "{label}"}}'.encode()
+            for member, data in ((name, raw), (f"{name.rpartition('.')[0]}.{labels}", content)):
+                header = tarfile.TarInfo(prefix + member)
+                header.size, header.mtime = len(data), mtime
+                archive.addfile(header, io.BytesIO(data))
+
+
+def table(samples: Samples, *, struct: bool = True) -> pa.Table:
+    names, labels, contents = zip(*samples, strict=True)
+    images = [{"bytes": raw, "path": None} for raw in contents] if struct else contents
+    return pa.table({"image": images, "label": labels, "__key__": names})
+
+
+def arrow(place: Path, samples: Samples, kind: Callable[..., Any]) -> None:
+    with kind(str(place), table(samples, struct=False).schema) as writer:
+        writer.write_table(table(samples, struct=False), max_chunksize=3)
+
+
+FORMATS: dict[str, tuple[str, Callable[[Path, Samples], Any]]] = {
+    "tar": (".tar", tar),
+    "tar as webdataset writes it": (".tar", lambda *given: tar(*given, form=tarfile.PAX_FORMAT, mtime=12.5)),
+    "tar with long names": (".tar", lambda *given: tar(*given, prefix="long/" * 50)),
+    "tar with long names of POSIX": (".tar", lambda *given: tar(*given, form=tarfile.PAX_FORMAT, prefix="\u00e9/" * 90)),
+    "tar with .json": (".tar", lambda *given: tar(*given, labels="json")),
+    "parquet": (".parquet", lambda place, samples: parquet.write_table(table(samples), place, row_group_size=4)),
+    "arrow stream": (".arrow", lambda *given: arrow(*given, pa.ipc.new_stream)),
+    "arrow file": (".arrow", lambda *given: arrow(*given, pa.ipc.new_file)),
+}
+
+
+def write(folder: Path, samples: Samples, name: str = "tar", *, size: int = 10) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    ending, how = FORMATS[name]
+    for start in range(0, len(samples), size):
+        how(folder / f"{start:04}{ending}", samples[start : start + size])
+    return folder
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_samples_in_shards_are_those_of_files(tmp_path: Path, name: str) -> None:
+    samples = pictures(tmp_path / "files")
+    files = ImageFolder(root=str(tmp_path / "files"), folder="train")
+    write(tmp_path / "shards" / "train", samples, name)
+    shards = ShardImages(root=str(tmp_path / "shards"), split="train", shares=SHARES, window=2)
+    assert shards.classes == files.classes
+    assert torch.equal(shards.labels, files.labels)
+    order = torch.randperm(len(files)).tolist()
+    for data in (shards, pickle.loads(pickle.dumps(shards))):
+        for place in order:
+            assert torch.equal(data[place]["image"], files[place]["image"])
+            assert data[place]["label"] == files[place]["label"]
+    assert not len(ShardImages(root=str(tmp_path / "shards"), split="test", shares=SHARES))
+
+
+def test_recordings_in_shards_are_those_of_files(tmp_path: Path) -> None:
+    draws, samples = np.random.default_rng(0), Samples()
+    for number in range(6):
+        place = tmp_path / "files" / f"{number % 2}_{number}.wav"
+        place.parent.mkdir(exist_ok=True)
+        soundfile.write(place, draws.uniform(-0.5, 0.5, 300 + 900 * number), 8000)
+        samples.append((place.name, str(number % 2), place.read_bytes()))
+    common: dict[str, Any] = {"split": "train", "shares": {}, "seconds": 0.2, "sample_rate": 4000}
+    files = LabelledRecordings(root=str(tmp_path / "files"), pattern=r"(?P<label>\d)_.*", **common)
+    shards = ShardRecordings(root=str(write(tmp_path / "shards", sorted(samples))), **common)
+    for place in range(6):
+        pair = []
+        for data in (files, shards):
+            torch.manual_seed(place)
+            pair.append(data[place])
+        assert torch.equal(*(sample.pop("waveform") for sample in pair))
+        assert pair[0] == pair[1]
+
+
+def test_a_hash_splits_one_folder_and_further_shards_move_no_sample(tmp_path: Path) -> None:
+    samples = pictures(tmp_path / "files", 60)
+
+    def images(root: Path, split: str) -> set[bytes]:
+        data = ShardImages(root=str(root), split=split, shares=SHARES, classes=["ant", "bee", "cat"])  # type: ignore[arg-type]
+        assert sum(data.shard_sizes) == len(data)
+        return {data[place]["image"].numpy().tobytes() for place in range(len(data))}
+
+    few, many = write(tmp_path / "few", samples[:40]), write(tmp_path / "many", samples)
+    parts = [(images(few, split), images(many, split)) for split in ("train", "valid", "test")]
+    assert all(before <= after for before, after in parts)
+    assert sum(len(after) for _, after in parts) == len(set.union(*(after for _, after in parts))) == 60
+
+
+def test_the_same_shards_give_the_same_index_also_after_an_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = write(tmp_path / "whole", pictures(tmp_path / "files"), size=4)
+    shutil.copytree(whole, tmp_path / "again")
+    index = open_index(whole, "label")
+    damaged, scanned = tmp_path / "again" / "0012.tar", list[str]()
+    state, content, scan = damaged.stat(), damaged.read_bytes(), indexing._scan
+    monkeypatch.setattr(indexing, "_scan", lambda path, label: (scanned.append(Path(path).name), scan(path, label))[1])
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    damaged.write_bytes(content[:-9000])
+    with pytest.raises(DataError, match=r"0012\.tar: cannot be read, or is damaged: .*cut short"):
+        open_index(damaged.parent, "label")
+    before = scanned.copy()
+    damaged.write_bytes(content)
+    os.utime(damaged, ns=(state.st_atime_ns, state.st_mtime_ns))
+    again = open_index(damaged.parent, "label")
+    assert [again.path.with_suffix(x).read_bytes() for x in (".shards", ".samples")] == [
+        index.path.with_suffix(x).read_bytes() for x in (".shards", ".samples")
+    ]
+    assert scanned == [*before, "0012.tar", "0016.tar", "0020.tar"]
+    shutil.copy(damaged, damaged.with_name("0024.tar"))
+    assert open_index(damaged.parent, "label").samples[:24].tolist() == index.samples.tolist()
+    assert scanned[len(before) + 3 :] == ["0024.tar"]
+
+
+def cut_in_place(place: Path) -> None:
+    place.write_bytes(place.read_bytes()[:-20_000])
+
+
+def change_a_byte(place: Path) -> None:
+    place.write_bytes(place.read_bytes().replace(b"IDAT", b"iDAT", 1))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (Path.unlink, r"0010\.tar: is missing, but was there when it was indexed; hint: restore it"),
+        (cut_in_place, r"0010\.tar: cannot be read, or is damaged: .*cut short"),
+        (change_a_byte, r"0010\.tar: has other content than when it was indexed; hint: restore it"),
+    ],
+)
+def test_a_shard_that_changed_is_named(tmp_path: Path, samewise: Callable[..., Any], change: Callable[[Path], Any], message: str) -> None:
+    folder = write(tmp_path / "shards", pictures(tmp_path / "files"))
+    before = open_index(folder, "label").path.read_bytes()
+    data = ShardImages(root=str(folder), split="train", shares={})
+    os.utime(folder / "0000.tar", ns=(1, 1))  # a copy has another time and the same content
+    assert len(open_index(folder, "label").samples) == 24
+    change(folder / "0010.tar")
+    for _ in range(2):
+        with pytest.raises(DataError, match=message):
+            open_index(folder, "label")
+    if change is cut_in_place:
+        with pytest.raises(DataError, match=r"0010\.tar: cannot be read, or is damaged: it ends at byte"):
+            [data[place] for place in range(20)]
+    assert samewise("data", "index", folder).returncode == 2 * (change is cut_in_place)
+    assert change is cut_in_place or open_index(folder, "label").path.read_bytes() != before
+
+
+def test_verify_names_the_shard_whose_content_changed_unseen(tmp_path: Path, samewise: Callable[..., Any]) -> None:
+    folder = write(tmp_path / "shards", pictures(tmp_path / "files"))
+    assert samewise("data", "verify", folder).returncode == 0
+    state = (folder / "0010.tar").stat()
+    change_a_byte(folder / "0010.tar")
+    os.utime(folder / "0010.tar", ns=(state.st_atime_ns, state.st_mtime_ns))
+    done = samewise("data", "verify", folder)
+    assert done.returncode == 2
+    assert "0010.tar: has other content than when it was indexed" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("samples", "settings", "message"),
+    [
+        (
+            [("a.png", "1", b""), ("b.png", "0", b""), ("a.jpg", "1", b"")],
+            {},
+            r"sample a: comes twice, or has two members of one ending; hint: tar --sort=name",
+        ),
+        ([("a.png", "", b"")], {}, r"sample a: has no single label; hint: dataset\.label=NAME"),
+        ([("a.txt", "1", b"")], {}, r"0000\.tar, a: has no image; hint: dataset\.image=NAME(.|\n)*'cls', 'txt'"),
+        ([("a.png", "1", b"x")], {}, r"0000\.tar, a\.png: is a text file, not an image"),
+        ([("a.png", "1", b"")], {"num_classes": 2}, r"has 1 classes \(1\); hint: set dataset\.num_classes=1"),
+        ([("a.png", "1", b"")], {"classes": ["x"]}, r"belongs to an unknown class"),
+    ],
+)
+def test_wrong_shards_are_refused(tmp_path: Path, samples: Samples, settings: Any, message: str) -> None:
+    root = write(tmp_path, samples)
+    with pytest.raises(DataError, match=message):
+        ShardImages(root=str(root), split="train", shares={}, **settings)[0]
