@@ -141,7 +141,11 @@ def class_folders(folder: Path, *, content: str = "images") -> list[str]:
                 str(folder),
                 f"has no class folders ({f'only {x}' if (x := files.left_out) else 'it is empty'})",
                 expected=expected,
-                hint="unpack the archives" if files.other_counts.keys() & _ARCHIVES else "",
+                hint="dataset=shards reads tar files as they are; others must be unpacked"
+                if ".tar" in files.other_counts
+                else "unpack the archives"
+                if files.other_counts.keys() & _ARCHIVES
+                else "",
             )
         )
     return names

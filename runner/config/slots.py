@@ -64,7 +64,8 @@ DATASET = Kind(
 )
 MAP_STYLE = (
     "a data set must be map-style, with __len__ and __getitem__: any sample must be loadable "
-    "by its index, so that a run can be resumed at any step"
+    "by its index, so that a run can be resumed at any step; docs/shards.md has an example for "
+    "data that are read as a stream elsewhere"
 )
 TRANSFORM = Kind(
     "a transform",

@@ -310,6 +310,16 @@ def _make_from_root(make: Make, path: str, root: Any) -> Any:
             or not missing.is_relative_to(folder_given)
         ):
             raise
+        if "://" in root:
+            raise DataError(
+                Problem(
+                    "dataset.root",
+                    "is an address, but data are read from the local disk only",
+                    root,
+                    "a folder",
+                    "copy the data first, for example by `rclone copy` or `aws s3 sync`",
+                )
+            ) from error
         if not folder_given.exists():
             # The first part of the path that is missing is the one that may be misspelled
             above = next(folder for folder in folder_given.absolute().parents if folder.is_dir())

@@ -108,7 +108,7 @@ def packed(path: Path) -> None:
     [
         (
             lambda root: [root.mkdir(), packed(root / "ant.tar"), packed(root / "bee.tar")],
-            r"train: has no class folders \(only 2 \.tar files\); hint: unpack the archives",
+            r"train: has no class folders \(only 2 \.tar files\); hint: dataset=shards reads tar files",
         ),
         (lambda root: [root.mkdir(), picture().save(root / "0.jpg")], r"train: has no class folders \(only 1 \.jpg file\); expected: a folder for each class"),
         (lambda root: root.mkdir(), r"train: has no class folders \(it is empty\)"),
