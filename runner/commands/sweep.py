@@ -193,9 +193,7 @@ def _list(prepared: PreparedSweep, *, as_json: bool) -> int:
         first=0,
     )
     soundness.require_sound(points, prepared.project, elsewhere=prepared.launcher.detached)
-    note = soundness.require_separate(
-        [x.point for x in points], lambda point: points[point.number].composed
-    )
+    note = soundness.require_separate([x.point for x in points], prepared.composer)
     if note:
         print(f"note: {note}", file=sys.stderr)
     for caution in soundness.cautions(points, set()):

@@ -139,7 +139,7 @@ def reached_code(whole: Mapping[str, Any], packages: Sequence[str]) -> sources.C
     return sources.reach(
         [
             name
-            for name in targets(whole)
+            for name in (targets(whole) if packages else ())
             if any(name.startswith(f"{package}.") for package in packages)
         ],
         packages,

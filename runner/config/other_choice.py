@@ -17,7 +17,7 @@ from samewise.runner.config.instantiate import SPECIAL
 from samewise.runner.config.loader import Loader
 from samewise.runner.config.origins import FileValue, values_in, values_of
 from samewise.runner.config.project import override_of_experiment
-from samewise.runner.config.tree import at
+from samewise.runner.config.tree import at, overlaps
 from samewise.runner.errors import Problem
 
 _FILES = "experiment/"
@@ -114,7 +114,7 @@ def settle(cfg: DictConfig, changed: Sequence[Change], overrides: Sequence[str])
             value
             for value in change.settings
             # An override may have removed the value, or set it
-            if at(whole, value.path, ...) is not ... and not _overlaps(value.path, by_user)
+            if at(whole, value.path, ...) is not ... and not overlaps(value.path, by_user)
         ]
         removed = {value.path: _misfit(whole, value.path, change) for value in settings}
         here = {
@@ -208,10 +208,6 @@ def _kept_caution(change: Change, retained: Sequence[FileValue]) -> Problem:
         hint=f"set what you want; {change.now}'s own values: {settings}" if own else "",
         where=retained[0].where,
     )
-
-
-def _overlaps(path: str, keys: set[str]) -> bool:
-    return any(f"{path}.".startswith(f"{key}.") or key.startswith(f"{path}.") for key in keys)
 
 
 def _text(names: Sequence[str]) -> str:

@@ -6,7 +6,7 @@ copies too.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -34,28 +34,68 @@ config may come from somebody else."""
 
 def find_references(cfg: DictConfig) -> dict[str, str]:
     """Return the text of each value that only refers to others, by path."""
-    references = dict[str, str]()
-    _collect(OmegaConf.to_container(cfg, resolve=False), (), references)
-    return references
+    return {
+        ".".join(map(str, path)): value
+        for path, value in _leaves(OmegaConf.to_container(cfg, resolve=False))
+        if isinstance(value, str)
+        and _refers_only(value)
+        # The text is written into config.yaml, where a secret should not be
+        and redact(value) == value
+        # The joined path would lead elsewhere
+        and not any("." in str(part) for part in path)
+    }
 
 
-def _collect(node: Any, path: tuple[str, ...], references: dict[str, str]) -> None:
+def dependents(cfg: DictConfig, keys: Iterable[str]) -> list[tuple[Any, ...]] | None:
+    """Return the paths of values, and of those that refer to them, also through others.
+
+    What refers in another way than `${PATH}` is taken to refer to everything.
+
+    Args:
+        cfg: The config.
+        keys: The values' paths, with dots.
+
+    Returns:
+        The paths; None if one of the values is not there, or is a mapping or list.
+    """
+    leaves = {
+        tuple(map(str, path)): (path, value)
+        for path, value in _leaves(OmegaConf.to_container(cfg, resolve=False))
+    }
+    affected = {tuple(key.split(".")) for key in keys}
+    if not affected <= leaves.keys():
+        return None
+    targets = {
+        path: [_target(match[1], path) for match in _INNERMOST.finditer(value)]
+        # Its value decides what it refers to
+        if "\\" not in value and "$" not in _PLAIN.sub("", value)
+        else [()]
+        for path, (_, value) in leaves.items()
+        if isinstance(value, str) and "${" in value
+    }
+    size = 0
+    while size < len(affected):
+        size = len(affected)
+        affected |= {
+            path
+            for path, sources in targets.items()
+            # One refers to the other, or to what is in it
+            if any(x[: len(y)] == y[: len(x)] for x in sources for y in affected)
+        }
+    return [leaves[path][0] for path in affected]
+
+
+def _leaves(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Yield the path and the content of each value that is no mapping or list."""
     if isinstance(node, Mapping | list):
         for key, part in (
             cast(Mapping[Any, Any], node).items()
             if isinstance(node, Mapping)
             else enumerate(cast(list[Any], node))
         ):
-            _collect(part, (*path, str(key)), references)
-    elif (
-        isinstance(node, str)
-        and _refers_only(node)
-        # The text is written into config.yaml, where a secret should not be
-        and redact(node) == node
-        # The joined path would lead elsewhere
-        and not any("." in part for part in path)
-    ):
-        references[".".join(path)] = node
+            yield from _leaves(part, (*path, key))
+    else:
+        yield path, node
 
 
 def _refers_only(text: str) -> bool:

@@ -1,8 +1,9 @@
 """Configs as trees: values by path. Imports neither torch nor mlflow."""
 
+import copy
 import enum
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial, reduce
 from operator import getitem
 from typing import Any, cast
@@ -65,6 +66,15 @@ def at(node: Any, path: str | Sequence[str], otherwise: Any = None) -> Any:
         else:
             return otherwise
     return node
+
+
+def with_values(node: Any, values: Iterable[tuple[Sequence[Any], Any]]) -> Any:
+    """A plain config with other values at some paths; the rest is shared with the original."""
+    changed = copy.copy(node)
+    for (key, *path), value in values:
+        key = key if isinstance(node, list) else str(key)
+        changed[key] = with_values(changed[key], [(path, value)]) if path else value
+    return changed
 
 
 def without(node: dict[str, Any], outside: frozenset[str], under: str = "") -> Any:
@@ -177,6 +187,11 @@ def _resolved(cfg: Any, path: tuple[Any, ...], content: Any) -> Any:
         return plain(reduce(getitem, path, cfg))
     except OmegaConfBaseException:
         return content
+
+
+def overlaps(path: str, keys: Iterable[str]) -> bool:
+    """Whether a path leads to one of some keys, into one, or to a mapping around one."""
+    return any(f"{path}.".startswith(f"{key}.") or key.startswith(f"{path}.") for key in keys)
 
 
 def same(a: Any, b: Any) -> bool:

@@ -5,8 +5,9 @@ Imports neither torch nor mlflow.
 
 from __future__ import annotations
 
+import os
 import shlex
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,32 +23,33 @@ SHARDS = "shards"
 """The folder of sharded tensors in a checkpoint."""
 
 
-def latest(first: Path) -> Path:
+def latest(first: Path, again: Mapping[str, int] | None = None) -> Path:
     """Return the folder of an experiment's latest run.
 
     That is the folder beside its first one (`-2`, `-3`, ...) with the highest number, if there are
     any.
+
+    Args:
+        first: The first folder.
+        again: What `trained_again` returns for the folder around it; None: it is called.
     """
-    numbers = _again(first)
-    return first.with_name(f"{first.name}-{max(numbers)}") if numbers else first
+    number = (trained_again(first.parent) if again is None else again).get(first.name)
+    return first.with_name(f"{first.name}-{number}") if number else first
 
 
 def beside(first: Path) -> Path:
     """Return the folder in which to train an experiment again, beside the existing ones."""
+    number = trained_again(first.parent).get(first.name, 0)
     return (
-        first.with_name(f"{first.name}-{max([1, *_again(first)]) + 1}")
-        if first.exists() or _again(first)
-        else first
+        first.with_name(f"{first.name}-{max(1, number) + 1}") if first.exists() or number else first
     )
 
 
-def _again(first: Path) -> list[int]:
-    """List the numbers of the folders in which an experiment was trained again."""
-    return [
-        int(number)
-        for path in first.parent.glob(f"{first.name}-*")
-        if (number := path.name.removeprefix(f"{first.name}-")).isdecimal()
-    ]
+def trained_again(folder: Path) -> dict[str, int]:
+    """Return the highest number of the folders beside each experiment's first one, by its name."""
+    parts = [name.rpartition("-") for name in (os.listdir(folder) if folder.is_dir() else ())]
+    numbers = [(int(number), first) for first, _, number in parts if number.isdecimal()]
+    return {first: number for number, first in sorted(numbers)}
 
 
 class _PathInFolder:

@@ -323,13 +323,8 @@ class Sweep:
             settings, self.space, self.folder, self.composer, first=len(existing) - seeds_done
         )[seeds_done:]
         soundness.require_sound(composed_points, self.project, elsewhere=self.launcher.detached)
-        composed = {x.point.number: x.composed for x in composed_points}
         all_points = [*existing, *(x.point for x in composed_points)]
-        note = soundness.require_separate(
-            all_points,
-            lambda point: composed.get(point.number) or self.composer.compose(point.overrides),
-            start=len(existing),
-        )
+        note = soundness.require_separate(all_points, self.composer, start=len(existing))
         if note:
             self.watcher.say(f"note: {note}")
         for caution in soundness.cautions(composed_points, self._cautions):
@@ -338,11 +333,7 @@ class Sweep:
         points = [x.point for x in composed_points]
         files = {
             **sources.files_in(self.folder.sources),
-            **{
-                label: digests
-                for x in composed_points
-                for label, digests in x.composed.code.files.items()
-            },
+            **{label: digests for x in composed_points for label, digests in x.code.files.items()},
         }
         if files:
             config, _ = identity(self.space, self.composer, with_code=False)

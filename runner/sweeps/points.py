@@ -5,48 +5,62 @@ What points share is composed once.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import pickle
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, lru_cache, partial, reduce
+from itertools import product
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, OverrideType
 from omegaconf import DictConfig, OmegaConf
 
 from samewise.runner.config import other_choice
 from samewise.runner.config import overrides as faults
 from samewise.runner.config.compose import Composed, compose, dump_plain, label_of, settle
-from samewise.runner.config.fingerprint import fingerprint_of
+from samewise.runner.config.fingerprint import combine, fingerprint_of, reached_code
 from samewise.runner.config.loader import Loader, apply
 from samewise.runner.config.override_text import removed
 from samewise.runner.config.project import Project
-from samewise.runner.config.references import require_modest_references
-from samewise.runner.config.tree import flat, plain
+from samewise.runner.config.references import dependents, require_modest_references
+from samewise.runner.config.schema import SOURCES
+from samewise.runner.config.tree import flat, overlaps, plain, with_values
 from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.records.folder import latest, trained_again
+from samewise.runner.records.sources import Code
 from samewise.runner.records.sweep_folder import Point, SweepFolder
 from samewise.runner.secrets import redact
 from samewise.runner.sweepers.base import Setting
 from samewise.runner.sweepers.space import Space
 
+_PINNED = {"name", "evaluate", "distil", "run_root", *(key.partition(".")[0] for key in SOURCES)}
+"""Settings from which composing makes others."""
+_SHARED = 32
+"""Configs kept to be shared: the last keys of a grid change fastest."""
+
 
 class Composer:
     """Composes points with similar command lines.
 
-    The files of each choice of groups are read and merged once.
+    The files of each choice of groups are read and merged once, and configs that differ in values
+    alone are resolved once.
     """
 
     def __init__(self, project: Project) -> None:
-        self._project = project
+        self.project = project
         self._loader = Loader(project)
         self._groups = self._loader.groups()
-        self._parser = OverridesParser.create()
+        self._parse = lru_cache(OverridesParser.create().parse_override)
         self._bases: dict[
-            tuple[str, ...], tuple[DictConfig, dict[str, str], list[other_choice.Change]]
+            tuple[str, ...], tuple[bytes, dict[str, str], list[other_choice.Change]]
         ] = {}
+        self._shared = dict[tuple[str, ...], tuple[Composed, list[tuple[Any, ...]]] | None]()
 
     def is_group(self, key: str) -> bool:
         """Whether a key chooses from a group."""
@@ -54,53 +68,113 @@ class Composer:
 
     def compose(self, overrides: Sequence[str]) -> Composed:
         """Compose with errors in `problems`, and interpolations unchecked."""
-        overrides = self._project.with_experiment(overrides)
+        overrides = self.project.with_experiment(overrides)
         try:
-            parsed = self._parser.parse_overrides(overrides)
+            parsed = [self._parse(text) for text in overrides]
             # Composed as a whole, which reports what cannot be removed
             if any(map(removed, parsed)):
-                return compose(overrides, project=self._project, strict=False)
-            group_choices = [
-                override
-                for override in parsed
-                if override.key_or_group in self._groups and not isinstance(override.value(), dict)
-            ]
-            base, choices, changes = self._base(
-                tuple(str(override.input_line) for override in group_choices)
-            )
-            cfg = copy.deepcopy(base)
-            value_overrides = [override for override in parsed if override not in group_choices]
-            apply(value_overrides, cfg)
+                return compose(overrides, project=self.project, strict=False)
+            cfg, choices, changes, monitor = self._merge(parsed)
         except faults.FAILURES:
             # Composed as a whole to find what is wrong
-            return compose(overrides, project=self._project, strict=False)
+            return compose(overrides, project=self.project, strict=False)
         cautions = other_choice.settle(cfg, changes, overrides)
-        monitor: Any = OmegaConf.select(base, "evaluate.monitor", throw_on_resolution_failure=False)
         problems = [problem for group in settle(cfg, overrides, monitor) for problem in group]
         return Composed(
             cfg,
             dict(choices),
             tuple(overrides),
-            self._project,
+            self.project,
             tuple(problems),
             label_of(overrides),
             cautions=tuple(cautions),
         )
 
+    def resolve(self, overrides: Sequence[str]) -> tuple[dict[str, Any], Composed]:
+        """Compose to plain values, which configs that differ in few values share.
+
+        Returns:
+            The values, and a config that differs in values at most: its choices, problems and
+            cautions are the same.
+        """
+        overrides, parsed = self.project.with_experiment(overrides), list[Override]()
+        try:
+            parsed = [self._parse(text) for text in overrides]
+            values = [x for x in parsed if self._is_value(x)]
+            key = tuple(x.key_or_group if x in values else str(x.input_line) for x in parsed)
+            if shared := self._shared.get(key):
+                alike, paths = shared
+                apply(values, alike.cfg)
+                new_values = [(path, plain(reduce(getitem, path, alike.cfg))) for path in paths]
+                return with_values(alike.whole, new_values), alike
+        except faults.FAILURES:
+            values, key = list[Override](), ()
+        composed = self.compose(overrides)
+        if not composed.problems and any("${" in str(x) for _, x in flat(composed.whole)):
+            problems = faults.unresolvable(composed.cfg)
+            composed = dataclasses.replace(composed, problems=tuple(problems))
+        if values and not composed.problems and key not in self._shared:
+            if len(self._shared) >= _SHARED:
+                del self._shared[next(iter(self._shared))]
+            keys = [x.key_or_group for x in values]
+            paths = dependents(self._merge(parsed)[0], keys)
+            # Of two overrides of a value, the last counts
+            is_apart = not any(
+                overlaps(x.key_or_group, keys)
+                for x in parsed
+                if x not in values and not self._is_choice(x)
+            )
+            self._shared[key] = (
+                (composed, paths)
+                if is_apart and paths and not any(path[0] in _PINNED for path in paths)
+                else None
+            )
+        return composed.whole, composed
+
+    def _is_choice(self, override: Override) -> bool:
+        return override.key_or_group in self._groups and not isinstance(override.value(), dict)
+
+    def _is_value(self, override: Override) -> bool:
+        """Whether an override sets a value that is neither a choice nor read while composing."""
+        key, value = override.key_or_group, override.value()
+        return (
+            override.type is OverrideType.CHANGE
+            and override.package is None
+            and key not in self._groups
+            and key.partition(".")[0] not in _PINNED
+            and not key.endswith("_target_")
+            and not isinstance(value, dict | list)
+            and not ("$" in str(value) or "\\" in str(value) or value == "???")
+        )
+
+    def _merge(
+        self, parsed: Sequence[Override]
+    ) -> tuple[DictConfig, dict[str, str], list[other_choice.Change], Any]:
+        """Return a new config of overrides, with what `_base` returns and the files' monitor."""
+        of_groups = tuple(str(x.input_line) for x in parsed if self._is_choice(x))
+        base, choices, changes = self._base(of_groups)
+        cfg = pickle.loads(base)
+        monitor: Any = OmegaConf.select(cfg, "evaluate.monitor", throw_on_resolution_failure=False)
+        apply([x for x in parsed if not self._is_choice(x)], cfg)
+        return cfg, choices, changes, monitor
+
     def _base(
         self, chosen: tuple[str, ...]
-    ) -> tuple[DictConfig, dict[str, str], list[other_choice.Change]]:
-        """Return the config of these choices of groups, the choices, and what each changes."""
+    ) -> tuple[bytes, dict[str, str], list[other_choice.Change]]:
+        """Return the config of these choices of groups, the choices, and what each changes.
+
+        The config is pickled: copying it takes longer than reading it.
+        """
         if chosen not in self._bases:
             cfg = self._loader.compose(chosen)
             if self._loader.chooses_several(chosen) and (
-                problems := compose(chosen, project=self._project, strict=False).problems
+                problems := compose(chosen, project=self.project, strict=False).problems
             ):
                 raise ConfigError(*problems)
             choices = self._loader.choices(chosen)
             require_modest_references(cfg)
             self._bases[chosen] = (
-                cfg,
+                pickle.dumps(cfg, pickle.HIGHEST_PROTOCOL),
                 choices,
                 other_choice.changes(self._loader, chosen, choices.get("experiment")),
             )
@@ -160,14 +234,17 @@ class ComposedPoint:
 
     Args:
         point: The point's record in the sweep's folder.
-        composed: Its config, with the problems in it.
-        whole: The config as plain values.
+        whole: The config as plain values, with the sweep's tags.
+        alike: A config that differs in values at most, with its problems and cautions.
+        code: The user's code that the config reaches.
+        compose: Returns the config with its types, composed anew.
     """
 
     point: Point
-    composed: Composed
-    # Resolving takes longer than everything else, so it is done once
     whole: dict[str, Any]
+    alike: Composed
+    code: Code
+    compose: Callable[[], Composed]
 
 
 def compose_points(
@@ -187,58 +264,35 @@ def compose_points(
         composer: Composes the points.
         first: Number of the first point.
     """
-    points = list[ComposedPoint]()
-    for setting in settings:
-        for seed in space.seeds or (None,):
-            overrides = space.at({**setting.values, **({"seed": seed} if seed is not None else {})})
-            points.append(
-                _make_point(
-                    first + len(points),
-                    setting,
-                    seed,
-                    overrides,
-                    folder,
-                    composer.compose(overrides),
-                )
-            )
+    points, codes = list[ComposedPoint](), dict[int, Code]()
+    # A folder of many runs is read once
+    again = cache(trained_again)
+    for setting, seed in product(settings, space.seeds or (None,)):
+        overrides = space.at({**setting.values, **({"seed": seed} if seed is not None else {})})
+        whole, alike = composer.resolve(overrides)
+        if id(alike) not in codes:
+            codes[id(alike)] = reached_code(whole, alike.project.packages)
+        code = codes[id(alike)]
+        fingerprint = combine(fingerprint_of(whole), code.files)
+        run = Path(whole["run_root"]) / alike.name / fingerprint[:12]
+        point = Point(
+            first + len(points),
+            setting.number,
+            seed,
+            dict(setting.values),
+            list(overrides),
+            alike.name,
+            fingerprint,
+            str(latest(run, again(run.parent))),
+            whole["evaluate"]["monitor"],
+            whole["evaluate"]["mode"],
+            _needs(whole),
+        )
+        tagged = {**whole, "tracking": _add_tags(whole["tracking"], alike.name, point, folder)}
+        points.append(
+            ComposedPoint(point, tagged, alike, code, partial(composer.compose, overrides))
+        )
     return points
-
-
-def _make_point(
-    number: int,
-    setting: Setting,
-    seed: str | None,
-    overrides: Sequence[str],
-    folder: SweepFolder,
-    composed: Composed,
-) -> ComposedPoint:
-    config = composed.whole
-    if not composed.problems and any(
-        isinstance(value, str) and "${" in value for _, value in flat(config)
-    ):
-        composed = dataclasses.replace(composed, problems=tuple(faults.unresolvable(composed.cfg)))
-    config, identity = composed.whole, composed.fingerprint
-    run_folder = composed.folder.path
-    evaluate = config["evaluate"]
-    values = dict(setting.values)
-    point = Point(
-        number,
-        setting.number,
-        seed,
-        values,
-        list(overrides),
-        composed.name,
-        identity,
-        str(run_folder),
-        evaluate["monitor"],
-        evaluate["mode"],
-        _needs(config),
-    )
-    return ComposedPoint(
-        point,
-        composed,
-        {**config, "tracking": _add_tags(config["tracking"], composed.name, point, folder)},
-    )
 
 
 def _needs(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -282,7 +336,7 @@ def _add_tags(
 def write_configs(points: Sequence[ComposedPoint], folder: SweepFolder) -> None:
     """Write each point's resolved config, so that later edits do not affect it."""
     for point in points:
-        saved = dump_plain(point.whole, point.composed)
+        saved = dump_plain(point.whole, point.compose())
         # The job needs secrets unchanged, so others may not read them
         if redact(saved) != saved:
             folder.path.chmod(0o700)

@@ -12,7 +12,7 @@ from samewise.runner.config import compose
 from samewise.runner.config.compose import Composed
 from samewise.runner.config.fingerprint import finds_data
 from samewise.runner.config.project import Project
-from samewise.runner.config.tree import at, differing_keys
+from samewise.runner.config.tree import at, differences, differing_keys
 from samewise.runner.errors import ConfigError, Problem, first_few
 from samewise.runner.records.sweep_folder import Point, SweepFolder
 from samewise.runner.sweepers.space import Space
@@ -45,7 +45,7 @@ def require_sound(
             *_find_once(part_problems, point.whole, find),
         ]
         for problem in (
-            *point.composed.problems,
+            *point.alike.problems,
             *settings.problems_in(point.whole),
             *component_problems,
         ):
@@ -54,7 +54,7 @@ def require_sound(
         for problem in _find_once(
             machine_problems,
             what,
-            lambda _, point=point: machine.problems(point.composed.cfg, elsewhere=elsewhere),
+            lambda _, point=point: machine.problems(point.compose().cfg, elsewhere=elsewhere),
         ):
             problems.setdefault((problem.path, problem.message), []).append((point.point, problem))
     # Other machines have other devices, and a config with problems cannot be built
@@ -66,7 +66,7 @@ def require_sound(
                 ]
             }
             for problem in _find_once(
-                machine_problems, what, lambda _, point=point: _misfits(point.composed, project)
+                machine_problems, what, lambda _, point=point: _misfits(point.compose(), project)
             ):
                 problems.setdefault((problem.path, problem.message), []).append(
                     (point.point, problem)
@@ -83,7 +83,7 @@ def cautions(points: Sequence[ComposedPoint], reported: set[tuple[str, str]]) ->
     """
     entries_of = dict[tuple[str, str], list[tuple[Point, Problem]]]()
     for point in points:
-        for caution in point.composed.cautions:
+        for caution in point.alike.cautions:
             entries_of.setdefault((caution.path, caution.message), []).append(
                 (point.point, caution)
             )
@@ -137,14 +137,12 @@ def _count_points(entries: Sequence[tuple[Point, Problem]], points: int) -> Prob
 _SHOWN = 5
 
 
-def require_separate(
-    points: Sequence[Point], composed: Callable[[Point], Composed], *, start: int = 0
-) -> str:
+def require_separate(points: Sequence[Point], composer: Composer, *, start: int = 0) -> str:
     """Find the points that are the same run as an earlier one.
 
     Args:
         points: All points of the sweep so far.
-        composed: Returns a point's config; called only for points that share a run.
+        composer: Composes the points that share a run.
         start: Number of the first point that is new.
 
     Returns:
@@ -160,7 +158,12 @@ def require_separate(
         first = first_points.setdefault(point.folder, point)
         if first is point or point.number < start:
             continue
-        if keys := _decisive(differing_keys(composed(first).cfg, composed(point).cfg)):
+        wholes = [composer.resolve(x.overrides)[0] for x in (first, point)]
+        if _decisive([path for path, *_ in differences(*wholes)]) and (
+            keys := _decisive(
+                differing_keys(*(composer.compose(x.overrides).cfg for x in (first, point)))
+            )
+        ):
             conflicts.setdefault(keys, []).append((first, point))
         shared.append(f"{point.number + 1} as {first.number + 1}")
     ConfigError.raise_all(_problem(keys, pairs) for keys, pairs in conflicts.items())

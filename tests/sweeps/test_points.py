@@ -1,12 +1,18 @@
 """The points of a sweep: composed as `train` composes them, all checked before any starts, and named so that they can be distinguished."""
 
+import re
+from collections import Counter
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 from samewise.runner.config.compose import compose, dump, dump_plain, parse
+from samewise.runner.config.loader import Loader
 from samewise.runner.config.project import Project
-from samewise.runner.config.tree import plain
+from samewise.runner.config.tree import flat, plain
 from samewise.runner.errors import ConfigError
 from samewise.runner.records.sweep_folder import SweepFolder
 from samewise.runner.sweepers.grid import Grid
@@ -33,17 +39,67 @@ def test_a_point_equals_the_experiment_of_its_overrides(tmp_path: Path, given: t
     for made in points(tmp_path, *given)[::3]:
         alone = compose(made.point.overrides, project=BARE)
         assert made.point.fingerprint == alone.fingerprint
+        assert made.whole == {**alone.whole, "tracking": made.whole["tracking"]}
         assert made.point.folder == str(alone.folder.path)
-        assert dump(made.composed) == dump(alone)
+        assert dump(made.compose()) == dump(alone)
         assert made.point.mode == str(alone.cfg.evaluate.mode)
         same = parse(dump_plain({**made.whole, "tracking": plain(alone.cfg.tracking)}, alone))
         assert same.fingerprint == alone.fingerprint
         assert dump(same) == dump(alone)
 
 
+EXPERIMENTS = ("resnet18_digits", "retinanet_bccd", "gan_digits", "wav2letter_spoken_digits", "gpt_unicode_names", "resnet50_fine_tuned")
+CHOICES = ("model=resnet18,resnet20_cifar", "optimizer=sgd,adam", "scheduler=cosine,constant", "callbacks=[default],[default,ema]", "strategy=one,ddp")
+EDITS = ("~callbacks.progress", "+model.added=1,2", "++optimizer.momentum=0.5,null", "evaluate.monitor=[valid/loss,valid/accuracy],valid/loss", "evaluate.mode=min,max",
+         "name='study-${batch_size}'", "evaluate.monitor='valid/${precision.dtype}'", "optimizer={lr:0.5},{lr:2}", "+tracking.tags.of='${seed}',b")  # fmt: skip
+VALUES = ("1,2", "0.5,null", "true,false", "some,text", "[1,2],[3]", "'${seed}',7", "'${model}'", "16", "'${oc.env:HOME}-${replicas}'", "???,3")
+
+
+def drawn(draw: Random) -> tuple[str, ...]:
+    """A sweep's overrides: choices of groups, and values, suitable or not, of any keys and of those to which others refer."""
+    experiment = f"experiment={draw.choice(EXPERIMENTS)}"
+    raw = dict(flat(OmegaConf.to_container(compose([experiment], project=BARE).cfg, resolve=False)))
+    referred = [path for value in raw.values() for path in re.findall(r"\$\{([\w.]+)\}", str(value)) if path in raw]
+    free = [path for path in raw if not path.startswith(("sweeper", "launcher", "evaluate.mode"))]
+    keys = ["seed", "batch_size", *draw.sample(free, 3), *draw.sample(referred, 2)]
+    edits = [*draw.sample(CHOICES, draw.choice([0, 0, 1, 2])), *draw.sample(EDITS, draw.choice([0, 0, 1]))]
+    values = [f"{key}={draw.choice(VALUES)}" for key in dict.fromkeys(draw.sample(keys, draw.choice([1, 2, 3])))]
+    return (experiment, *draw.sample([*edits, *values], len(edits) + len(values)))
+
+
+@pytest.mark.parametrize("count", [24, *(pytest.param(200 + number, marks=[pytest.mark.slow, pytest.mark.long]) for number in range(5))])
+def test_points_of_any_sweep_equal_what_is_composed_alone(count: int) -> None:
+    draw = Random(count)
+    while count > 0:
+        space, composer = read_space(drawn(draw), project=BARE), Composer(BARE)
+        drawn_points = [space.at({**values, "seed": seed}) for values in space.grid() for seed in space.seeds or ("0",)]
+        for overrides in draw.sample(drawn_points, min(8, len(drawn_points))):
+            alone = compose(overrides, project=BARE, strict=False)
+            whole, alike = composer.resolve(overrides)
+            assert repr(whole) == repr(alone.whole), overrides
+            assert (bool(alike.problems), alike.choices, alike.name) == (bool(alone.problems), alone.choices, alone.name), overrides
+            count -= 1
+
+
+def test_a_thousand_points_read_their_files_once_and_hold_what_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = Counter[str]()
+
+    def counted(self: Any, *args: Any, _do: Any = Loader.compose) -> Any:
+        calls["files"] += 1
+        return _do(self, *args)
+
+    monkeypatch.setattr(Loader, "compose", counted)
+    monkeypatch.setattr(Composer, "compose", lambda *args, _do=Composer.compose: calls.update(["whole"]) or _do(*args))
+    made = points(tmp_path, "experiment=resnet18_digits", "dataset.num_classes=10,11", "optimizer.lr=0.1,0.2", "seed=range(250)")
+    assert calls == {"files": 1, "whole": 1}
+    assert len({x.point.fingerprint for x in made}) == 1000
+    assert made[-1].whole["model"]["num_classes"] == 11
+    assert all(x.whole["transforms"] is made[0].whole["transforms"] for x in made)
+
+
 def test_a_value_may_belong_to_a_choice_that_varies(tmp_path: Path) -> None:
     given = ("experiment=resnet18_digits", "replicas=2", "strategy=elastic,ddp", "strategy.nproc=2")
-    assert [made.composed.cfg.strategy.nproc for made in points(tmp_path, *given)] == [2, 2]
+    assert [made.compose().cfg.strategy.nproc for made in points(tmp_path, *given)] == [2, 2]
     one, other = (identity(read_space((*given, more), project=BARE), Composer(BARE))[0] for more in ("seed=0,1", "clip_norm=1"))
     assert one.startswith("resnet18_digits-")
     assert one != other
