@@ -262,6 +262,13 @@ def test_importing_and_composing_load_no_heavy_packages(tmp_path: Path) -> None:
     assert "'train'" in done.stdout
 
 
+def test_training_imports_matplotlib_only_to_draw(tmp_path: Path) -> None:
+    overrides = "'experiment=resnet18_digits', 'debug=tiny', 'max_steps=1', 'tracking=none', 'evaluate.pictures=false'"
+    code = f"import sys, samewise; samewise.train({overrides}); print({{'matplotlib', 'mlflow', 'torchmetrics', 'scipy'}} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("set()\n")
+
+
 MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a folder that is not there": (lambda: sw.runs("nothere"), "run_root: the folder does not exist"),
     "a run elsewhere": (lambda: sw.load("3f2a", run_root="nothere"), "if it is not in nothere, give the path of its folder"),
