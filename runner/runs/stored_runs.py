@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +59,8 @@ def list_stored(uri: str) -> tuple[list[ListedRun], dict[str, dict[str, Any]]]:
         ) as client:
             stored_runs = list(_runs(client))
             own_runs = [run for run in stored_runs if "samewise.fingerprint" in run.data.tags]
-            listed = [_list_run(client, run) for run in own_runs]
+            histories = _histories(client, checked, own_runs)
+            listed = [_list_run(run, histories[run.info.run_id]) for run in own_runs]
     if len(own_runs) < len(stored_runs):
         print(
             f"{len(stored_runs) - len(own_runs)} runs in the store are not samewise's and are "
@@ -89,7 +90,35 @@ def _runs(client: MlflowClient) -> Iterator[Run]:
             token = page.token or ""
 
 
-def _list_run(client: MlflowClient, run: Run) -> ListedRun:
+def _histories(
+    client: MlflowClient, uri: str, runs: Sequence[Run]
+) -> dict[str, dict[str, dict[int, float]]]:
+    """Return the values of evaluations, by the run's id, metric and step."""
+    from samewise.runner.tracking.store import database, logged_values
+
+    histories = {
+        run.info.run_id: {
+            name: dict[int, float]()
+            for name in run.data.metrics
+            if not name.startswith(_IGNORED_METRICS)
+        }
+        for run in runs
+    }
+    if (engine := database(uri)) is None:
+        for run_id, history in histories.items():
+            for name, values in history.items():
+                values |= {x.step: x.value for x in client.get_metric_history(run_id, name)}
+        return histories
+    ids = list(histories)
+    for start in range(0, len(ids), _PAGE):
+        page = ids[start : start + _PAGE]
+        names = list({name for run_id in page for name in histories[run_id]})
+        for run_id, name, step, value in logged_values(engine, page, names):
+            histories[run_id].setdefault(name, {})[step] = value
+    return histories
+
+
+def _list_run(run: Run, history: Mapping[str, Mapping[int, float]]) -> ListedRun:
     """Return the list's entry for a stored run."""
     tags, params, info = run.data.tags, run.data.params, run.info
     folder = Path(tags.get("samewise.folder") or info.run_id)
@@ -98,7 +127,7 @@ def _list_run(client: MlflowClient, run: Run) -> ListedRun:
         key(params["evaluate.monitor"]) if "evaluate.monitor" in params else "",
         tags.get("samewise.label", str(info.run_name or "")),
     )
-    metrics, best, step = _metrics(client, run, monitor, mode=params.get("evaluate.mode", "max"))
+    metrics, best, step = _metrics(run, history, monitor, mode=params.get("evaluate.mode", "max"))
     return ListedRun(
         name=tags.get("samewise.name", name),
         run=fingerprint,
@@ -129,14 +158,9 @@ def _list_run(client: MlflowClient, run: Run) -> ListedRun:
 
 
 def _metrics(
-    client: MlflowClient, run: Run, monitor: str, *, mode: str
+    run: Run, values: Mapping[str, Mapping[int, float]], monitor: str, *, mode: str
 ) -> tuple[dict[str, float], float, int]:
     """Return the evaluation metrics at the best step, the best value, and the last logged step."""
-    names = [name for name in run.data.metrics if not name.startswith(_IGNORED_METRICS)]
-    values = {
-        name: {x.step: x.value for x in client.get_metric_history(run.info.run_id, name)}
-        for name in names
-    }
     monitored = {
         step: value for step, value in values.get(monitor, {}).items() if not math.isnan(value)
     }

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from mlflow.store.db.db_types import DATABASE_ENGINES
 from mlflow.store.db.utils import create_sqlalchemy_engine
 from mlflow.store.tracking.dbmodels.models import SqlMetric
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
-from sqlalchemy import Engine, insert
+from sqlalchemy import Engine, insert, select
 
 from samewise.runner.errors import ConfigError, Problem, SamewiseError, summarise_error
 from samewise.runner.records.locks import hold
@@ -104,6 +105,24 @@ def insert_metrics(database: Engine, run_id: str, metrics: Sequence[Metric]) -> 
     ]
     with database.begin() as connection:
         connection.execute(insert(SqlMetric), rows)
+
+
+def logged_values(
+    database: Engine, run_ids: Sequence[str], names: Sequence[str]
+) -> Iterator[tuple[str, str, int, float]]:
+    """Yield the id, the metric, the step and the value of all that runs logged, the latest last.
+
+    MLflow's client asks for each metric of each run by itself.
+    """
+    table = SqlMetric
+    query = (
+        select(table.run_uuid, table.key, table.step, table.value, table.is_nan)
+        .where(table.run_uuid.in_(run_ids), table.key.in_(names))
+        .order_by(table.timestamp, table.step, table.value)
+    )
+    with database.connect() as connection:
+        for run_id, name, step, value, is_nan in connection.execute(query):
+            yield run_id, name, step, math.nan if is_nan else value
 
 
 def experiment_id(client: MlflowClient, name: str, settings: Mapping[str, Any]) -> str:

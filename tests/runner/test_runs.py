@@ -11,7 +11,7 @@ from samewise_tiny import DIGITS
 from samewise.runner.cli import main
 from samewise.runner.commands.runs import _choose_columns  # pyright: ignore[reportPrivateUsage]
 from samewise.runner.errors import ConfigError
-from samewise.runner.records import header, locks
+from samewise.runner.records import header, index, locks
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.found import find
 
@@ -76,6 +76,15 @@ def test_differences_between_configs_are_listed(runs) -> None:
     found = {run["state"] + str(run["differs"]["seed"]): run["differs"] for run in runs("--diff")}
     assert found["finished1"] == {"seed": 1, "max_steps": 2, "optimizer.lr": 0.03}
     assert found["failed0"] == {"seed": 0, "max_steps": 2, "optimizer.lr": 1e30}
+
+
+@pytest.mark.parametrize("arguments", [[], ["--diff"], ["--where", "seed=1"], ["--sort", "optimizer.lr"], ["--where", "scheduler=one_cycle"]])
+def test_a_second_listing_opens_no_file_of_a_run_but_locks(runs, monkeypatch, arguments) -> None:
+    monkeypatch.setattr(index, "_SETTLED_NS", 0)
+    listed, opened, open_file = runs(*arguments), set(), os.open
+    monkeypatch.setattr(os, "open", lambda path, *rest, **named: (opened.add(Path(path).name), open_file(path, *rest, **named))[1])
+    assert runs(*arguments) == listed
+    assert opened <= {".lock"}
 
 
 def test_a_name_finds_its_only_run_and_the_newest_of_several_are_named(tmp_path, monkeypatch) -> None:
