@@ -160,7 +160,8 @@ def train(
             set_variables(composed.cfg.reproducibility)
 
         with fresh_torch_state():
-            ready = prepare(composed)
+            # A script may have changed what it has imported
+            ready = prepare(composed, forks=False)
             from samewise.runner.training.loop import fit
             from samewise.runner.training.run import Run
 

@@ -66,6 +66,12 @@ NEEDED: Final[dict[str, tuple[str, str]]] = {
     # torch's manual documents both under these names.
     "dump_memory_snapshot": ("torch.cuda.memory:_dump_snapshot", "to profile memory"),
     "record_memory_history": ("torch.cuda.memory:_record_memory_history", "to profile memory"),
+    # The agent starts ranks by the name `Popen` in this module; a fork need not import anything.
+    "subprocess_handler": (
+        "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler",
+        "to start ranks",
+    ),
+    "is_in_bad_fork": ("torch.cuda:_is_in_bad_fork", "to start ranks"),
     # A DataLoader's workers that have ended on purpose count as killed until torch forgets them.
     "remove_worker_pids": (
         "torch.utils.data._utils.signal_handling:_remove_worker_pids",

@@ -121,8 +121,8 @@ def run(args: argparse.Namespace) -> int:
                 rank_count,
                 as_json=args.json,
                 debug=args.debug,
-                module=profile.__name__,
-                work=options,
+                function=f"{profile.__name__}:profile_rank",
+                options=options,
             )
             # Output of the ranks only explains a failure
             shutil.rmtree(out / "ranks")

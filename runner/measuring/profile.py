@@ -26,13 +26,12 @@ from samewise.runner.measuring.ranges import (
     time_samples,
     with_clock,
 )
-from samewise.runner.processes.this_process import end_rank
 from samewise.runner.records.files import write_json
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.json_text import to_json
 from samewise.runner.torch_private import dump_memory_snapshot, record_memory_history
 from samewise.runner.tracking.tracker import Tracker
-from samewise.runner.training import launch, memory
+from samewise.runner.training import memory
 from samewise.runner.training.batches import TrainingBatches
 from samewise.runner.training.build import build
 from samewise.runner.training.failures import explain_trial
@@ -297,7 +296,3 @@ def report_lines(result: Mapping[str, Any], out: Path, by: str) -> Iterator[str]
         yield f"  {file}"
     if result["device"] == "cpu":
         yield "  (no memory snapshot: torch takes one on CUDA only)"
-
-
-if __name__ == "__main__":
-    end_rank(launch.main(Path(sys.argv[1]), work=profile_rank))

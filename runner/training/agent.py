@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
+import importlib
 import logging
 import os
 import re
 import signal
+import subprocess
 import sys
 import uuid
 from collections.abc import Mapping
 from inspect import signature
 from pathlib import Path
-from typing import Any, final
+from typing import Any, NoReturn, final
 
+import torch
 from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
@@ -24,6 +29,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from samewise.runner.config.compose import Composed
+from samewise.runner.config.fingerprint import targets
 from samewise.runner.errors import (
     Interrupted,
     Problem,
@@ -31,21 +37,59 @@ from samewise.runner.errors import (
     TrainingError,
     strip_heading,
 )
+from samewise.runner.processes.this_process import end_rank
+from samewise.runner.records import own_code, sources
 from samewise.runner.records.files import read_json
 from samewise.runner.strategies.meeting import LOOPBACK, store_on_this_machine
 from samewise.runner.strategies.sealed import SECRET, new_secret
+from samewise.runner.torch_private import is_in_bad_fork, subprocess_handler
 
 _PATIENCE_S = 10
 """Seconds to wait for ranks that hang, once another has reported an error."""
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
 """The signals that the agent passes on to the ranks, which then finish their step and save."""
+_PR_SET_NAME = 15  # linux/prctl.h
 _RESUME = "run the same command again to resume from the last checkpoint"
 
 
+def prepare_forks(composed: Composed) -> frozenset[str]:
+    """Import and read what each rank would, if ranks can be forks of this process.
+
+    They can if it has one thread, and no code of the user's may have read its rank when imported.
+
+    Returns:
+        This process's open files; none if each rank has to be a new process.
+    """
+    if (
+        sys.platform != "linux"
+        or len(os.listdir("/proc/self/task")) > 1
+        or any(
+            re.search(rb"\b(LOCAL_)?RANK\b|WORLD_SIZE", file.read_bytes())
+            for file in filter(None, map(sources.place, composed.code.files))
+        )
+    ):
+        return frozenset()
+    # So that no fork repeats what waits to be written, and what a killed one wrote is in its log
+    sys.stdout.reconfigure(line_buffering=True)  # pyright: ignore[reportAttributeAccessIssue]
+    for name in ("build", "loop"):
+        importlib.import_module(f"samewise.runner.training.{name}")
+    own_code.record(targets(composed.whole))
+    # Without the descriptor by which they are listed
+    return frozenset(
+        x for x in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{x}")
+    )
+
+
 def run_agent(
-    composed: Composed, nproc: int, handed: Path, module: str
+    composed: Composed, nproc: int, handed: Path, files: frozenset[str]
 ) -> tuple[SamewiseError | None, int | None]:
     """Run torch's elastic agent until it ends.
+
+    Args:
+        composed: The config.
+        nproc: The number of ranks.
+        handed: The folder in which this process and the ranks exchange files.
+        files: What `prepare_forks` returned.
 
     Returns:
         The error for ranks that ended without a message, or None; and the rank that seems to be
@@ -59,8 +103,22 @@ def run_agent(
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = SIGNALS
     # Without torch's own reports of lost connections
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    on_cuda = str(composed.cfg.device) != "cpu" and torch.cuda.device_count() > 0
+
+    def start(args: tuple[str, ...], env: dict[str, str], **options: Any) -> Any:
+        """Start a rank; `Popen` itself forks before it starts a program."""
+        return subprocess.Popen(
+            args,
+            env=env,
+            preexec_fn=lambda: become_rank(args, env, files, on_cuda=on_cuda),
+            # Python ignores SIGPIPE and SIGXFSZ; other programs do not
+            restore_signals=False,
+            **options,
+        )
+
+    subprocess_handler.Popen = start if files else subprocess.Popen
     os.environ[SECRET] = new_secret()
-    agent = _Agent(composed, nproc, handed, module)
+    agent = _Agent(composed, nproc, handed)
     try:
         result: Any = agent.run()
     except SignalException as stopped:
@@ -75,6 +133,39 @@ def run_agent(
     message = f"{ended}; what it wrote is in {agent.logs}"
     hint = f"{_RESUME}; strategy.max_restarts=3 does so automatically"
     return TrainingError(Problem(f"rank {rank}", message, hint=hint)), agent.lost
+
+
+def become_rank(
+    command: tuple[str, ...], variables: dict[str, str], files: frozenset[str], *, on_cuda: bool
+) -> NoReturn:
+    """Become a rank in a fork.
+
+    Args:
+        command: What starts the rank as a new process, if CUDA, which the parent used, does not
+            work in forks. It ends with the module whose `main` is a rank, and its argument.
+        variables: The rank's environment.
+        files: Open files to keep.
+        on_cuda: Whether the rank computes on a CUDA device.
+    """
+    try:
+        for number in map(signal.Signals.__getitem__, SIGNALS.split(",")):
+            signal.signal(
+                number,
+                signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL,
+            )
+        # Those of the agent: its store, other ranks' logs, and the pipe by which `Popen` waits
+        for name in set(os.listdir("/proc/self/fd")) - files:
+            os.closerange(int(name), int(name) + 1)
+        os.environ.update(variables)
+        if on_cuda and (is_in_bad_fork() or not torch.cuda.is_available()):
+            os.execve(command[0], command, variables)
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, f"rank {variables['RANK']}".encode())
+        # `Popen` disables the collector, which need not scan everything that was imported
+        gc.freeze()
+        gc.enable()
+        end_rank(importlib.import_module(command[-2]).main(Path(command[-1])))
+    finally:
+        os._exit(1)
 
 
 @final
@@ -148,7 +239,7 @@ class _Agent(LocalElasticAgent):
     lost: starting as many ranks again would not help.
     """
 
-    def __init__(self, composed: Composed, nproc: int, handed: Path, module: str) -> None:
+    def __init__(self, composed: Composed, nproc: int, handed: Path) -> None:
         strategy = composed.cfg.strategy
         self.lost: int | None = None
         self.logs = composed.folder.path / "ranks"
@@ -161,7 +252,7 @@ class _Agent(LocalElasticAgent):
             local_world_size=nproc,
             entrypoint=sys.executable,
             # With -P, since the current folder holds no code to import
-            args=("-P", "-u", "-m", module, str(handed)),
+            args=("-P", "-u", "-m", "samewise.runner.training.launch", str(handed)),
             rdzv_handler=_Here(float(strategy.join_timeout_s)),
             max_restarts=self._max_restarts,
             monitor_interval=0.1,

@@ -3,8 +3,8 @@
 Rank 0 composes the config for all.
 
     launch  starts the ranks, waits for them, and reports their errors
-    rank    runs in each of them, and trains: `python -m samewise.runner.training.launch FOLDER`,
-            or `samewise train` under torchrun
+    rank    runs in each of them, and trains: in a fork, in a new process as `python -m
+            samewise.runner.training.launch FOLDER`, or as `samewise train` under torchrun
 
 They exchange files in a temporary folder. `launch` writes `config.yaml` and `handed.json`; a rank
 writes `rank-N.json` with its error.
@@ -17,12 +17,14 @@ import dataclasses
 import faulthandler
 import json
 import os
+import shutil
 import signal
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -66,8 +68,9 @@ def launch(
     *,
     as_json: bool,
     debug: bool,
-    module: str = __name__,
-    work: Mapping[str, Any] | None = None,
+    function: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    forks: bool = True,
 ) -> None:
     """Start ranks and wait for them.
 
@@ -76,9 +79,11 @@ def launch(
         nproc: The number of ranks.
         as_json: Whether rank 0 prints the summary as JSON.
         debug: Whether to print the traceback of a rank that failed.
-        module: The module that each rank runs: this one trains; another calls `main` with other
-            work to do.
-        work: Arguments for that work.
+        function: The function that each rank calls with its config and the options, as
+            `module:name`; None: the ranks train.
+        options: Its options.
+        forks: Whether ranks may be forks of this process, which has done nothing but prepare this
+            training; otherwise they are new processes.
 
     Raises:
         ConfigError: There are far more ranks than this machine has cores.
@@ -87,14 +92,16 @@ def launch(
         Interrupted: This process was asked to stop before a rank reported that it has saved.
     """
     # Imported here, as they import torch
-    from samewise.runner.training.agent import run_agent
+    from samewise.runner.training.agent import prepare_forks, run_agent
 
     require_few_in_all(composed.cfg, nproc)
-    with tempfile.TemporaryDirectory(prefix="samewise-ranks-") as temporary:
-        handed = Path(temporary)
+    files = prepare_forks(composed) if forks else frozenset[str]()
+    # Not a TemporaryDirectory, which a fork deletes as it ends
+    handed = Path(tempfile.mkdtemp(prefix="samewise-ranks-"))
+    try:
         while True:
-            _hand_down(composed, handed, as_json=as_json, work=work)
-            error, lost = run_agent(composed, nproc, handed, module)
+            _hand_down(composed, handed, as_json=as_json, function=function, options=options)
+            error, lost = run_agent(composed, nproc, handed, files)
             if (
                 error is None
                 or lost is None
@@ -111,10 +118,17 @@ def launch(
                 f"with {nproc} process{'es' * (nproc > 1)}",
                 file=sys.stderr,
             )
+    finally:
+        shutil.rmtree(handed)
 
 
 def _hand_down(
-    composed: Composed, handed: Path, *, as_json: bool, work: Mapping[str, Any] | None
+    composed: Composed,
+    handed: Path,
+    *,
+    as_json: bool,
+    function: str | None,
+    options: Mapping[str, Any] | None,
 ) -> None:
     (handed / "config.yaml").write_text(compose.dump(composed), encoding="utf-8")
     project = composed.project
@@ -128,7 +142,8 @@ def _hand_down(
             "fingerprint": composed.fingerprint,
             "folder": str(composed.folder.path),
             "json": as_json,
-            "work": work,
+            "function": function,
+            "options": options,
             "parent": os.getpid(),
         },
     )
@@ -281,7 +296,7 @@ def _adopt_config(composed: Composed, request: Mapping[str, Any]) -> Composed:
 
 
 @filter_output()
-def main(handed: Path, work: Callable[..., None] | None = None) -> int:
+def main(handed: Path) -> int:
     """Run as a rank that `launch` has started, and report how it ended."""
     number = int(os.environ["RANK"])
     # By number: it writes below the filter that stands in for sys.stderr
@@ -305,13 +320,13 @@ def main(handed: Path, work: Callable[..., None] | None = None) -> int:
             overrides=tuple(handover["overrides"]),
             project=project,
         )
-        does = None if work is None else partial(work, options=handover["work"])
+        name = handover["function"]
         rank(
             _adopt_config(composed, handover),
             as_json=handover["json"],
             look=lambda: None,
             check=lambda: None,
-            work=does,
+            work=partial(resolve_name(name), options=handover["options"]) if name else None,
         )
         return 0
     except BaseException as error:

@@ -16,7 +16,7 @@ from samewise.runner.config.check import check, settings_are_sound
 from samewise.runner.config.compose import load
 from samewise.runner.config.fingerprint import data_places, fingerprint_of
 from samewise.runner.config.saved import satisfies
-from samewise.runner.config.tree import differences
+from samewise.runner.config.tree import at, differences
 from samewise.runner.errors import ConfigError, DamagedFile
 from samewise.runner.processes import variables
 from samewise.runner.processes.this_process import is_rank
@@ -38,7 +38,7 @@ _WRITTEN_WHILE_TRAINING = ("evaluate", "trace")
 
 
 def prepare(
-    composed: Composed, *, as_json: bool = False, debug: bool = False
+    composed: Composed, *, as_json: bool = False, debug: bool = False, forks: bool = True
 ) -> Run | Mapping[str, Any] | None:
     """Prepare a training, or have other processes train.
 
@@ -46,6 +46,7 @@ def prepare(
         composed: The config.
         as_json: Whether rank 0 prints the summary as JSON.
         debug: Whether to print the traceback of a rank that failed.
+        forks: As in `launch`.
 
     Returns:
         The run, for `fit`; or the summary of a finished run; or None if ranks have trained it and
@@ -65,9 +66,10 @@ def prepare(
     if sound:
         # Torch reads these environment variables when it is imported, below
         variables.prepare(composed.cfg.reproducibility)
+        if is_rank() or at(composed.whole, "strategy.max_restarts") is not None:
+            # Without torch's own reports of lost connections
+            os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if is_rank():
-        # A rank of torchrun's; `run_agent` sets it for its own
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         return rank(
             composed,
             as_json=as_json,
@@ -77,7 +79,7 @@ def prepare(
     _require_sound(composed)
     number = processes(composed)
     if number > 1:
-        return launch(composed, number, as_json=as_json, debug=debug)
+        return launch(composed, number, as_json=as_json, debug=debug, forks=forks)
 
     from samewise.runner.training.build import build
 

@@ -1,4 +1,4 @@
-"""A `samewise train ... strategy.nproc=N` in its own process, a fork, and the ranks that it has started, each in a new interpreter."""
+"""A `samewise train ... strategy.nproc=N` in its own process, a fork, and the ranks that it has started, forks of it."""
 
 import contextlib
 import time
@@ -20,10 +20,15 @@ def ranks_of(process: Forked) -> dict[int, psutil.Process]:
     found: dict[int, psutil.Process] = {}
     with contextlib.suppress(psutil.Error):
         for child in psutil.Process(process.pid).children():
-            with contextlib.suppress(psutil.Error, KeyError):
-                if "samewise.runner.training.launch" in child.cmdline():
-                    found[int(child.environ()["RANK"])] = child
+            with contextlib.suppress(psutil.Error):
+                if (name := child.name()).startswith("rank "):
+                    found[int(name[5:])] = child
     return found
+
+
+def shares_imports(rank: psutil.Process) -> bool:
+    """Whether it is a fork that has started no program of its own (PF_FORKNOEXEC of linux/sched.h), so that its parent has imported torch for it."""
+    return bool(int(Path(f"/proc/{rank.pid}/stat").read_text().rpartition(")")[2].split()[6]) & 0x40)
 
 
 def wait_for_step(process: Forked, run_root: Path, step: int) -> None:

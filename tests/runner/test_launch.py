@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from samewise_forked import Forked
-from samewise_runner_launched import TINY, ranks_of, start, wait_for_step
+from samewise_forked import start as start_code
+from samewise_runner_launched import TINY, ranks_of, shares_imports, start, wait_for_step
 
 
 def wait_for_end(process: Forked, code: int) -> str:
@@ -21,16 +22,18 @@ def wait_for_end(process: Forked, code: int) -> str:
 @pytest.mark.slow
 @pytest.mark.oldest
 def test_a_dead_rank_is_restarted_once_and_then_reported(samewise, tmp_path):
-    """The launcher may restart once, after a crash; a kill after that is reported, and the same command then finishes with the bits of an undisturbed run."""
+    """The launcher may restart once, after a crash; a kill after that is reported, and the same command then finishes with the bits of an undisturbed run. Torch is imported by the launcher only."""
     process = start(tmp_path / "killed", "max_steps=12", "strategy.nproc=2", "strategy.max_restarts=1")
     wait_for_step(process, tmp_path / "killed", 3)
     first = ranks_of(process)
+    assert list(map(shares_imports, first.values())) == [True, True]
     first[1].send_signal(signal.SIGSEGV)
     first[1].wait(60)
     deadline = time.monotonic() + 100
     while len(again := ranks_of(process)) < 2 or again[0].pid == first[0].pid:
         assert time.monotonic() < deadline
         time.sleep(0.05)
+    assert all(map(shares_imports, again.values()))
     again[0].kill()
     said = wait_for_end(process, 1)
     assert "rank 0: was killed by SIGKILL" in said
@@ -56,6 +59,34 @@ def test_an_error_in_all_ranks_is_reported_once_and_not_tried_again(tmp_path):
     assert said.startswith("error:")
     assert said.count("is not finite") == 1
     assert len(list(tmp_path.glob("*/*/ranks/*/attempt_*"))) == 1
+
+
+CODE = """
+import os, sys, threading
+from types import SimpleNamespace
+from samewise.runner.records.sources import Code
+from samewise.runner.training import agent
+
+def can_fork(label):
+    return agent.prepare_forks(SimpleNamespace(code=Code({label: {}}), whole={}))
+
+sys.path.append(folder)
+assert can_fork("plain.py")
+assert not can_fork("ranked.py")
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+assert not can_fork("plain.py")
+agent.is_in_bad_fork = lambda: True
+command = (sys.executable, "-c", "import os; os._exit(int(os.environ['RANK']))")
+agent.become_rank(command, {**os.environ, "RANK": "7"}, frozenset("012"), on_cuda=True)
+"""
+
+
+def test_code_that_reads_its_rank_threads_and_a_used_device_need_new_processes(tmp_path):
+    (tmp_path / "plain.py").write_text("LOW_RANK = 4\n")
+    (tmp_path / "ranked.py").write_text("import os\nMAIN = os.environ.get('RANK', '0') == '0'\n")
+    process = start_code(CODE, {"folder": str(tmp_path)})
+    process.join(60)
+    assert process.exitcode == 7
 
 
 @pytest.mark.slow

@@ -89,7 +89,7 @@ def device_is_there(cfg: DictConfig) -> Iterator[Problem]:
         return
     import torch
 
-    if not torch.cuda.is_available():
+    if not torch.cuda.device_count():
         why = (
             "this torch is built without CUDA"
             if torch.version.cuda is None
@@ -110,7 +110,7 @@ def backend_is_there(cfg: DictConfig) -> Iterator[Problem]:
         return
     import torch
 
-    if not torch.cuda.is_available():
+    if not torch.cuda.device_count():
         yield Problem(
             "strategy.backend",
             "nccl connects CUDA devices, and torch finds none",
