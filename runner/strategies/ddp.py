@@ -128,6 +128,13 @@ class DDP(OneReplicaEach):
             require_cuda(self._device)
             if not isinstance(self.peers, SimulatedPeers):
                 synchronise(model)
+        ConfigError.raise_if(
+            self.static_graph and self._accumulate > 1,
+            "strategy.static_graph",
+            "torch's DDP fails with it if gradients are accumulated",
+            True,
+            hint="set accumulate=1 or strategy.static_graph=false",
+        )
         self._trained = [
             name for name, parameter in model.named_parameters() if parameter.requires_grad
         ]

@@ -63,6 +63,7 @@ NEEDED = {
     "model=timm": ["model.name=resnet10t"],
     "dataset=number_table": ["dataset.features=[height]", "dataset.targets=[weight]"],
     "sweeper=optuna": ["sweeper.sampler=random"],
+    "order=mixed": ["loader.order.weights={train: 1}"],
 }
 """What a choice requires in addition."""
 OF_GROUPS = [[choice for choice in CHOICES if choice.startswith(f"{group}=")] for group in ANYWHERE]
