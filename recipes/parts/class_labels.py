@@ -73,7 +73,7 @@ def require_shares(labels: Tensor) -> None:
 def check_range(labels: Tensor, classes: int, reason: str) -> None:
     """Raise a DataError if a label is out of range."""
     # One pass over the labels; a wrong one is located only if there is one
-    low, high = (int(end) for end in torch.aminmax(labels))
+    low, high = map(int, torch.aminmax(labels))
     if low < 0 or high >= classes:
         raise DataError(
             Problem(

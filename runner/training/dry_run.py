@@ -23,7 +23,7 @@ from samewise.runner.training.continued import continue_from
 from samewise.runner.training.failures import explain_trial
 from samewise.runner.training.guards.catalogue import CODE, watch
 from samewise.runner.training.loop import train_step
-from samewise.runner.training.run import Run
+from samewise.runner.training.run import Guard, Run
 
 LONG = 100_000
 """Schedules of more steps are not tried to their end: torch's take 10 microseconds for a step."""
@@ -111,7 +111,7 @@ def _step(
         try:
             run.recorder.prints = False
             run.guards.extend(guard(run) for guard in CODE)
-            watch(run, lambda guard: guard.at_start(run))
+            watch(run, Guard.at_start)
             # Otherwise the kernel would kill the process without a message
             with refuse_too_much_memory() if run.strategy.device.type == "cpu" else nullcontext():
                 # max_steps=0 only evaluates
@@ -120,7 +120,7 @@ def _step(
                 if 0 < run.total_steps <= LONG:
                     # Some of torch's schedulers cannot be stepped beyond an end of their own
                     run.schedule.rates(run.total_steps - 1, run.schedule.span)
-                watch(run, lambda guard: guard.before_evaluation(run))
+                watch(run, Guard.before_evaluation)
                 if run.config.resume_from:
                     continue_from(run, run.config.resume_from)
                 look(run)

@@ -26,7 +26,7 @@ from samewise.runner.training.guards.catalogue import watch
 from samewise.runner.training.losses import loss_of
 from samewise.runner.training.phase import TrainingPhase, turns_of
 from samewise.runner.training.readings import Readings
-from samewise.runner.training.run import Run, checkpoint_due, evaluation_due, is_done
+from samewise.runner.training.run import Guard, Run, checkpoint_due, evaluation_due, is_done
 from samewise.runner.training.session import session
 from samewise.runner.training.state import save
 
@@ -78,7 +78,7 @@ def train_step(
     Returns:
         Losses, gradient norms and digests of the step.
     """
-    watch(run, lambda guard: guard.before_step(run, micro_batches))
+    watch(run, Guard.before_step, micro_batches)
     phases = turns_of(run.phases, run.step)
     readings = Readings(run, phases)
     run.schedule.before_step(run.step)
@@ -104,7 +104,7 @@ def train_step(
     readings.finish()
     run.precision.update()
     run.progress.step += 1
-    watch(run, lambda guard: guard.after_step(run))
+    watch(run, Guard.after_step)
     return readings.outcome()
 
 

@@ -14,7 +14,7 @@ from samewise.runner.strategies.base import Tally
 from samewise.runner.training.guards.catalogue import watch
 from samewise.runner.training.guards.finite import largest
 from samewise.runner.training.phase import TrainingPhase
-from samewise.runner.training.run import Numbers, Run
+from samewise.runner.training.run import Guard, Numbers, Run
 
 
 class _Unread(NamedTuple):
@@ -85,11 +85,9 @@ class Readings:
             self._norms[f"{prefix}gradient_norm"] = norm
             self._seen += tally.digests
             self._count = tally.count
-            self._watch(Numbers(means, norm, unread.gradients, unread.explain))
+            numbers = Numbers(means, norm, unread.gradients, unread.explain)
+            watch(self._run, Guard.on_numbers, numbers)
         self._unread, self._read = [], None
-
-    def _watch(self, numbers: Numbers) -> None:
-        watch(self._run, lambda guard: guard.on_numbers(self._run, numbers))
 
     def outcome(self) -> Outcome:
         """Return the outcome of the last step."""
@@ -107,7 +105,9 @@ class Readings:
 
     def _skipped(self) -> frozenset[str]:
         """Return the names of the parameters that only phases left out of this step train."""
-        if {x.number for x in self._phases} == {*range(len(self._run.phases))}:
+        if len(self._run.phases) == 1 or {x.number for x in self._phases} == {
+            *range(len(self._run.phases))
+        }:
             return frozenset()
         trained = {id(x) for phase in self._phases for x in phase.parameters}
         idle = {id(x) for phase in self._run.phases for x in phase.parameters} - trained

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
@@ -216,7 +216,13 @@ class Guard:
         run: The run, before its first step.
     """
 
+    looks: ClassVar[frozenset[str]] = frozenset()
+    """The moments at which it looks: the methods that it overrides. No step calls the others."""
+
     def __init__(self, run: Run) -> None: ...
+
+    def __init_subclass__(cls) -> None:
+        cls.looks = cls.looks | vars(cls).keys()
 
     def at_start(self, run: Run) -> Iterable[Caution]:
         """Look at the parts of a new run, in one process, before anything is computed."""

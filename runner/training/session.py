@@ -21,7 +21,7 @@ from samewise.runner.training.failures import explain
 from samewise.runner.training.guards.catalogue import CODE, watch
 from samewise.runner.training.opening import open_folder, surroundings
 from samewise.runner.training.resuming import resume
-from samewise.runner.training.run import Run
+from samewise.runner.training.run import Guard, Run
 from samewise.runner.training.same_bits.determinism import memory_ran_short
 from samewise.runner.training.state import summarise
 
@@ -109,8 +109,8 @@ def _explaining_waits(run: Run) -> Generator[None]:
 
 def _rehearse(run: Run) -> None:
     try:
-        watch(run, lambda guard: guard.at_start(run))
-        watch(run, lambda guard: guard.before_evaluation(run))
+        watch(run, Guard.at_start)
+        watch(run, Guard.before_evaluation)
     except (Exception, SystemExit) as error:
         raise explain(run, error) from error
 

@@ -15,7 +15,7 @@ from samewise.runner.records.checkpoint_writer import retry
 from samewise.runner.records.digest import weights_sha256
 from samewise.runner.training.evaluation import left_out
 from samewise.runner.training.guards.catalogue import watch
-from samewise.runner.training.run import Run
+from samewise.runner.training.run import Guard, Run
 
 
 def state_of(run: Run) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def save(run: Run) -> None:
         ConfigError: A new model could not load it.
     """
     # Whatever is wrong is found before anything is written
-    watch(run, lambda guard: guard.before_checkpoint(run))
+    watch(run, Guard.before_checkpoint)
     run.recorder.require_folder()
     layout = run.strategy.layout
     state = (

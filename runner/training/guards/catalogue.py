@@ -5,6 +5,7 @@ run resumes, a guard begins again.
 """
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from samewise.runner.records import shapes
 from samewise.runner.records.files import read_json, write_json
@@ -26,15 +27,16 @@ These look at the start and in the first step; one that needs many steps belongs
 """
 
 
-def watch(run: Run, look: Callable[[Guard], Iterable[Caution]]) -> None:
-    """Have each of a run's guards look, and print its warnings.
+def watch(run: Run, moment: Callable[..., Iterable[Caution]], *values: Any) -> None:
+    """Have a run's guards look at a moment, a method of `Guard`, and print their warnings.
 
     A warning lowers the run's level to what the run can still promise.
     """
     for guard in run.guards:
-        for problem, level in look(guard):
-            _lower_level(run, level)
-            tell(run, problem)
+        if moment.__name__ in guard.looks:
+            for problem, level in getattr(guard, moment.__name__)(run, *values):
+                _lower_level(run, level)
+                tell(run, problem)
 
 
 def _lower_level(run: Run, level: str) -> None:
