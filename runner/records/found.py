@@ -132,9 +132,9 @@ def complete_matches(name: str, *, run_root: Path) -> list[RunFolder]:
 
 def _complete_matches(name: str, run_root: Path, folders: Sequence[str]) -> list[RunFolder]:
     noted = _runs(x for x in folders if os.access(f"{x}/notes.json", os.F_OK))
-    named = [run for run in noted if name == read_mapping(run.notes, shapes.NOTES).get("name")]
-    if named:
-        return named
+    namesakes = [run for run in noted if name == read_mapping(run.notes, shapes.NOTES).get("name")]
+    if namesakes:
+        return namesakes
     ids = dict[str, str]()
     if len(name) == _ID_LENGTH:
         files = ("config.yaml", "tracking.json")

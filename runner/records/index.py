@@ -46,10 +46,14 @@ def entries(
         read: Reads a run. If it warns, the entry is not stored, so that it warns each time.
     """
     index, under = run_root / FILE, "" if run_root == Path() else f"{run_root}/"
-    pending, gone, rows = dict.fromkeys(folders), list[tuple[str, str]](), list[tuple[str, ...]]()
+    pending, leftovers, rows = (
+        dict.fromkeys(folders),
+        list[tuple[str, str]](),
+        list[tuple[str, ...]](),
+    )
     for run, stamp, digest, content in _select(index, kind):
         if (folder := under + run) not in pending:
-            gone += [] if os.path.exists(folder) else [(kind, run)]
+            leftovers += [] if os.path.exists(folder) else [(kind, run)]
         elif stamp == _stamp(folder, files)[0] and digest == _digest(run, stamp, content):
             del pending[folder]
             yield folder, content
@@ -67,13 +71,13 @@ def entries(
                 rows.clear()
     finally:
         # Also what was read until an interruption
-        _store(index, rows, gone)
+        _store(index, rows, leftovers)
 
 
 def _store(
-    index: Path, rows: Sequence[tuple[str, ...]], gone: Sequence[tuple[str, str]] = ()
+    index: Path, rows: Sequence[tuple[str, ...]], leftovers: Sequence[tuple[str, str]] = ()
 ) -> None:
-    if not rows and not gone:
+    if not rows and not leftovers:
         return
     with _replacing_damaged(index), contextlib.closing(_connect(index)) as connection:
         # Without waiting for the disk: the digests show what a crash has left
@@ -82,7 +86,7 @@ def _store(
             "CREATE TABLE IF NOT EXISTS entries (kind TEXT, run TEXT, stamp TEXT, digest TEXT,"
             " content TEXT, PRIMARY KEY (kind, run)) WITHOUT ROWID"
         )
-        connection.executemany("DELETE FROM entries WHERE kind = ? AND run = ?", gone)
+        connection.executemany("DELETE FROM entries WHERE kind = ? AND run = ?", leftovers)
         connection.executemany("REPLACE INTO entries VALUES (?, ?, ?, ?, ?)", rows)
         connection.commit()
 

@@ -50,7 +50,7 @@ def compare(first: RunFolder, second: RunFolder) -> Differences:
         stages = tuple(stage for stage in stages if stage not in ("gradients", "weights"))
     configs = [saved.config_in(folder.config) for folder in folders]
     config = differences(*(identity(config.whole) for config in configs))
-    named = [(config.whole, config.sources) for config in configs]
+    choices = [(config.whole, config.sources) for config in configs]
     divergence = trace_divergence(
         folders,
         (head, other),
@@ -99,7 +99,7 @@ def compare(first: RunFolder, second: RunFolder) -> Differences:
         and not any(tensors)
         and not (ended and weights[0] != weights[1]),
         config=[
-            *((path, *named_contents(path, values, named)) for path, *values in config),
+            *((path, *named_contents(path, values, choices)) for path, *values in config),
             # Where the data are decides nothing, unless they differ
             *(x for x in places if any(line.startswith("data.") for line in surroundings)),
         ],
