@@ -9,7 +9,7 @@ from torch import Tensor
 from samewise.datasets.digits import Digits
 from samewise.datasets.parts.annotated_images import annotated_sample, class_map_sample
 from samewise.datasets.parts.generated import Generated, generator_of
-from samewise.runner.errors import ConfigError, Problem, require_at_least
+from samewise.runner.errors import ConfigError, require_at_least
 
 _TRIES = 20
 # The box is drawn around pixels of at least this grey value
@@ -62,15 +62,13 @@ class DigitsOnCanvas(Generated):
         require_at_least({"dataset.digits": digits})
         require_at_least({"dataset.smallest": smallest}, least=8)
         require_at_least({"dataset.largest": largest}, least=smallest)
-        if largest > min(height, width):
-            raise ConfigError(
-                Problem(
-                    "dataset.largest",
-                    "does not fit on the canvas",
-                    largest,
-                    f"at most {min(height, width)}",
-                )
-            )
+        ConfigError.raise_if(
+            largest > min(height, width),
+            "dataset.largest",
+            "does not fit on the canvas",
+            largest,
+            f"at most {min(height, width)}",
+        )
         super().__init__(length, f"{seed} {split}")
         self._digits = Digits(split=split)
         self.classes = ["background", *self._digits.classes]

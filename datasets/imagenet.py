@@ -57,22 +57,21 @@ class ImageNet(ImageFiles):
     ) -> None:
         base = Path(root).expanduser()
         for name in ("train", "val"):
-            if not (base / name).is_dir():
-                raise DataError(
-                    Problem(str(base / name), "ImageNet was not found", expected=_LAYOUT, hint=_GET)
-                )
-        wnids = [name for name in class_folders(base / "train") if _WNID.fullmatch(name)]
-        if len(wnids) != num_classes:
-            raise DataError(
-                Problem(
-                    str(base / "train"),
-                    f"has {len(wnids)} folders named by WordNet ids",
-                    expected=f"{num_classes}, {_LAYOUT}",
-                    hint=f"set dataset.num_classes={len(wnids)} to use this subset"
-                    if wnids
-                    else _GET,
-                )
+            DataError.raise_if(
+                not (base / name).is_dir(),
+                str(base / name),
+                "ImageNet was not found",
+                expected=_LAYOUT,
+                hint=_GET,
             )
+        wnids = [name for name in class_folders(base / "train") if _WNID.fullmatch(name)]
+        DataError.raise_if(
+            len(wnids) != num_classes,
+            str(base / "train"),
+            f"has {len(wnids)} folders named by WordNet ids",
+            expected=f"{num_classes}, {_LAYOUT}",
+            hint=f"set dataset.num_classes={len(wnids)} to use this subset" if wnids else _GET,
+        )
         split_folder = base / ("train" if split == "train" else "val")
         names, labels = _images(split_folder, wnids, base)
         super().__init__(

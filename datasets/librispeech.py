@@ -94,16 +94,13 @@ def _folder(root: Path, subsets: Sequence[str], *, download: bool) -> Path:
     for subset in subsets:
         if (folder / subset).is_dir():
             continue
-        if not download:
-            raise DataError(
-                Problem(
-                    str(folder / subset),
-                    "this part of LibriSpeech was not found",
-                    expected="its archive, unpacked",
-                    hint="set dataset.root=FOLDER to where it is, or dataset.download=true to "
-                    "download it",
-                )
-            )
+        DataError.raise_if(
+            not download,
+            str(folder / subset),
+            "this part of LibriSpeech was not found",
+            expected="its archive, unpacked",
+            hint="set dataset.root=FOLDER to where it is, or dataset.download=true to download it",
+        )
         from torchaudio.datasets import LIBRISPEECH
 
         load(
@@ -134,12 +131,10 @@ def _list_utterances(folder: Path, subset: str) -> list[tuple[str, str]]:
             (f"{chapter}/{name}", transcript)
             for name, (_, _, transcript) in zip(names, lines, strict=True)
         ]
-    if not utterances:
-        raise DataError(
-            Problem(
-                str(folder / subset),
-                "contains no transcripts",
-                expected="SPEAKER/CHAPTER/SPEAKER-CHAPTER.trans.txt",
-            )
-        )
+    DataError.raise_if(
+        not utterances,
+        str(folder / subset),
+        "contains no transcripts",
+        expected="SPEAKER/CHAPTER/SPEAKER-CHAPTER.trans.txt",
+    )
     return utterances

@@ -69,15 +69,13 @@ class LibriTTS(Clips):
                         nearest(subset, SUBSETS),
                     )
                 )
-            if not (folder / subset).is_dir():
-                raise DataError(
-                    Problem(
-                        str(folder / subset),
-                        "this part of LibriTTS was not found",
-                        expected="its archive, unpacked",
-                        hint="set dataset.root=FOLDER to where its archives were unpacked",
-                    )
-                )
+            DataError.raise_if(
+                not (folder / subset).is_dir(),
+                str(folder / subset),
+                "this part of LibriTTS was not found",
+                expected="its archive, unpacked",
+                hint="set dataset.root=FOLDER to where its archives were unpacked",
+            )
             names += [f"{subset}/{name}" for name in list_files(folder / subset, (".wav",)).names]
         super().__init__(
             Recordings(folder, names, sample_rate=sample_rate, cache=cache),

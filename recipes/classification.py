@@ -268,14 +268,15 @@ class Classification(Recipe):
 
     def read(self, file: Path) -> dict[str, Any]:
         """Read an image, or a video's middle for recipes of clips, with a placeholder label."""
-        if frames := self._frames:
-            image = read_frames(
+        image = (
+            read_frames(
                 file, partial(clip_frames, frames=frames, stride=self._stride, start=centre)
             )
-        elif self._as_stored:
-            image = self._read_stored(file)
-        else:
-            image = self._read_image(file, mode="gray" if self.channels == 1 else "rgb")
+            if (frames := self._frames)
+            else self._read_stored(file)
+            if self._as_stored
+            else self._read_image(file, mode="gray" if self.channels == 1 else "rgb")
+        )
         return {"image": image, "label": 0, "file": str(file)}
 
     def predict(self, model: nn.Module, batch: Batch) -> list[Prediction]:

@@ -160,9 +160,9 @@ class RegressionScores(Scores):
         losses, outputs, labels = map(torch.cat, zip(*self._measured, strict=True))
         columns = zip(outputs.double().t().tolist(), labels.double().t().tolist(), strict=True)
         each = [_errors(*column) for column in columns]
-        reported = {"loss": math.fsum(losses.tolist()) / len(losses)}
-        for name in each[0]:
-            reported[name] = math.fsum(errors[name] for errors in each) / len(each)
+        reported = {"loss": math.fsum(losses.tolist()) / len(losses)} | {
+            name: math.fsum(errors[name] for errors in each) / len(each) for name in each[0]
+        }
         if len(each) > 1:
             for target, errors in zip(_names(self._targets, len(each)), each, strict=True):
                 reported |= {f"{name}/{target}": value for name, value in errors.items()}

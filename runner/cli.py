@@ -231,12 +231,9 @@ class Parser(argparse.ArgumentParser):
         return (
             "settings are written without dashes: "
             f"{self._setting(name.lstrip('-').replace('-', '_'), value)}"
-            if self._takes_settings()
+            if any(action.dest == "overrides" for action in self._actions)
             else ""
         )
-
-    def _takes_settings(self) -> bool:
-        return any(action.dest == "overrides" for action in self._actions)
 
     def _setting(self, key: str, value: str) -> str:
         """`max_epochs=3` for `epochs` and `3`, as the overrides that are given compose."""

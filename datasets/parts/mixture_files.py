@@ -155,28 +155,23 @@ def _list_mixtures(folder: Path, mixture: str, sources: Sequence[str], data: str
     """List the mixtures' names, each of which has all its parts."""
     hint = f"set dataset.root=FOLDER to where {data} was generated"
     for name in (mixture, *sources):
-        if not (folder / name).is_dir():
-            raise DataError(
-                Problem(
-                    str(folder / name),
-                    f"this folder of {data} was not found",
-                    expected=f"{', '.join((mixture, *sources))} in {folder}",
-                    hint=hint,
-                )
-            )
-    names = list_files(folder / mixture, (".wav", ".flac")).names
-    if not names:
-        raise DataError(
-            Problem(str(folder / mixture), "contains no mixtures", expected="WAV files", hint=hint)
+        DataError.raise_if(
+            not (folder / name).is_dir(),
+            str(folder / name),
+            f"this folder of {data} was not found",
+            expected=f"{', '.join((mixture, *sources))} in {folder}",
+            hint=hint,
         )
+    names = list_files(folder / mixture, (".wav", ".flac")).names
+    DataError.raise_if(
+        not names, str(folder / mixture), "contains no mixtures", expected="WAV files", hint=hint
+    )
     for part in sources:
         missing = sorted(set(names) - set(list_files(folder / part, (".wav", ".flac")).names))
-        if missing:
-            raise DataError(
-                Problem(
-                    str(folder / part),
-                    f"files of mixtures are missing: {first_few(missing, 3)}",
-                    hint="generate the data set again",
-                )
-            )
+        DataError.raise_if(
+            missing,
+            str(folder / part),
+            f"files of mixtures are missing: {first_few(missing, 3)}",
+            hint="generate the data set again",
+        )
     return names

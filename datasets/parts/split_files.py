@@ -92,16 +92,14 @@ def _by_meaning(place: Path, files_by_name: Mapping[str, list[Path]]) -> dict[st
         if meaning in MEANINGS.values()
     }
     for meaning in files_by_meaning:
-        if len(names[meaning]) > 1:
-            raise DataError(
-                Problem(
-                    str(place),
-                    f"has {len(names[meaning])} splits that mean {meaning}",
-                    names[meaning],
-                    "one of them",
-                    "join them, or give the others another name",
-                )
-            )
+        DataError.raise_if(
+            len(names[meaning]) > 1,
+            str(place),
+            f"has {len(names[meaning])} splits that mean {meaning}",
+            names[meaning],
+            "one of them",
+            "join them, or give the others another name",
+        )
     DataError.raise_if(
         not files_by_meaning,
         str(place),
@@ -256,12 +254,13 @@ def _configs(block: str) -> list[tuple[str, bool, str, dict[str, list[str]]]]:
     parsed = list[tuple[str, bool, str, dict[str, list[str]]]]()
     for config in configs:
         data_files = config.get("data_files") or {}
-        if isinstance(data_files, list) and any(isinstance(part, dict) for part in data_files):
-            data_files = [(part["split"], part["path"]) for part in data_files]
-        elif isinstance(data_files, dict):
-            data_files = list(data_files.items())
-        else:
-            data_files = [("train", data_files)]
+        data_files = (
+            [(part["split"], part["path"]) for part in data_files]
+            if isinstance(data_files, list) and any(isinstance(part, dict) for part in data_files)
+            else list(data_files.items())
+            if isinstance(data_files, dict)
+            else [("train", data_files)]
+        )
         patterns = {
             split: [paths] if isinstance(paths, str) else [*paths] for split, paths in data_files
         }

@@ -176,9 +176,11 @@ class TokenBlocks(Dataset[dict[str, Tensor]]):
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         if not 0 <= index < len(self):
             raise IndexError(index)
-        start = index * self._length
-        if self._anywhere:
-            start = int(torch.randint(len(self._tokens) - self._length, ()))
+        start = (
+            int(torch.randint(len(self._tokens) - self._length, ()))
+            if self._anywhere
+            else index * self._length
+        )
         tokens = self._tokens[start : start + self._length + 1].long()
         if not self._masked:
             return {"tokens": tokens[:-1], "target": tokens[1:]}

@@ -120,15 +120,13 @@ class _Mel(FrontEnd):
             "hop_length": hop_length,
         }
         require_at_least({f"transforms.{name}": value for name, value in sizes.items()})
-        if not 0 <= f_min < highest <= sample_rate / 2:
-            raise ConfigError(
-                Problem(
-                    "transforms",
-                    "f_min and f_max are not a valid range",
-                    [f_min, highest],
-                    f"ascending, between 0 and {sample_rate / 2:g} Hz",
-                )
-            )
+        ConfigError.raise_if(
+            not 0 <= f_min < highest <= sample_rate / 2,
+            "transforms",
+            "f_min and f_max are not a valid range",
+            [f_min, highest],
+            f"ascending, between 0 and {sample_rate / 2:g} Hz",
+        )
         self.n_fft = n_fft
         self.hop_length = hop_length
         self.register_buffer("window", torch.hann_window(n_fft), persistent=False)

@@ -80,15 +80,13 @@ class VocoderMel(BatchTransform):
             "must be odd, so that a sample has as many frames before as after it",
             kernel_size,
         )
-        if not 0 <= f_min < highest <= sample_rate / 2:
-            raise ConfigError(
-                Problem(
-                    "f_min",
-                    "f_min and f_max are not a valid range",
-                    [f_min, highest],
-                    f"ascending, between 0 and {sample_rate / 2:g} Hz",
-                )
-            )
+        ConfigError.raise_if(
+            not 0 <= f_min < highest <= sample_rate / 2,
+            "f_min",
+            "f_min and f_max are not a valid range",
+            [f_min, highest],
+            f"ascending, between 0 and {sample_rate / 2:g} Hz",
+        )
         needed = n_fft // 2 + kernel_size // 2 * hop_length
         ConfigError.raise_if(
             context < needed,

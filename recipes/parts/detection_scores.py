@@ -63,8 +63,7 @@ class DetectionScores(Scores):
         Figures by area are reported if there are such boxes; `loss` and its parts if the model
         returns them. With masks, `mask_map` and the others are those of the masks.
         """
-        losses = {name: total / len(self.images) for name, total in self._losses.items()}
-        if losses:
+        if losses := {name: total / len(self.images) for name, total in self._losses.items()}:
             losses = {"loss": sum(losses.values())} | {
                 f"loss_{name}": value for name, value in losses.items()
             }

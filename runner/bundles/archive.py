@@ -231,14 +231,12 @@ def _read_manifest(manifest: bytes) -> Mapping[str, Mapping[str, Any]]:
     except ValueError as error:
         value, misfit = {}, str(error)
     DamagedFile.raise_if(misfit, MANIFEST, f"was altered: {misfit}")
-    if value["format"] != FORMAT:
-        raise ConfigError(
-            Problem(
-                MANIFEST,
-                "the bundle has a different format",
-                value["format"],
-                str(FORMAT),
-                "use a newer samewise",
-            )
-        )
+    ConfigError.raise_if(
+        value["format"] != FORMAT,
+        MANIFEST,
+        "the bundle has a different format",
+        value["format"],
+        str(FORMAT),
+        "use a newer samewise",
+    )
     return value["parts"]

@@ -84,7 +84,9 @@ def gather(
         LOCK: rebuilding.format_pins(pins, platform.python_version()).encode(),
     }
     parts |= {
-        f"{RUN}/{path.name}": _read_redacted(path)
+        f"{RUN}/{path.name}": remove_private_keys(
+            redact_file(path.name, read_text(path) or "")
+        ).encode()
         for path in (folder.config, folder.environment, folder.sources, folder.summary)
         if path.exists()
     }
@@ -218,10 +220,6 @@ def _weights(folder: RunFolder) -> Iterator[tuple[str, Part]]:
             for file in sorted(path.rglob("*"))
             if file.is_file()
         )
-
-
-def _read_redacted(path: Path) -> bytes:
-    return remove_private_keys(redact_file(path.name, read_text(path) or "")).encode()
 
 
 def _json(value: Any) -> bytes:

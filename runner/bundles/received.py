@@ -82,8 +82,7 @@ def open_received(
 
 
 def _parse_address(name: str, uri: str | None) -> Stored | None:
-    page = _PAGE.fullmatch(name)
-    if page:
+    if page := _PAGE.fullmatch(name):
         return Stored(page[2], uri or page[1])
     run_id = name.removeprefix("runs:/").strip("/")
     if _ID.fullmatch(run_id):

@@ -166,15 +166,13 @@ def _facts(folder: Path, bundle: Path, contents: Contents) -> dict[str, Any]:
     )
     # What is shown before the user trusts the bundle must be what is verified afterwards
     for name in ("steps", "level", "weights_sha256"):
-        if facts[name] != summary[name]:
-            raise ConfigError(
-                Problem(
-                    f"{bundle}: {FACTS}: {name}",
-                    f"is not that of {RUN}/summary.json",
-                    facts[name],
-                    str(summary[name]),
-                )
-            )
+        ConfigError.raise_if(
+            facts[name] != summary[name],
+            f"{bundle}: {FACTS}: {name}",
+            f"is not that of {RUN}/summary.json",
+            facts[name],
+            str(summary[name]),
+        )
     return facts
 
 

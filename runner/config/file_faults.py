@@ -173,11 +173,8 @@ class FileFaults:
                 hint=f"write `- override /{address.lstrip('/')}: {cast(list[Any], value)[0]}`, or "
                 "another of them",
             )
-        for choice in cast(list[Any], value) if isinstance(value, list) else [value]:
-            problem = self._wrong(target, choice)
-            if problem:
-                return problem
-        return None
+        choices = cast(list[Any], value) if isinstance(value, list) else [value]
+        return next(filter(None, (self._wrong(target, choice) for choice in choices)), None)
 
     def _wrong(self, group: str, choice: Any) -> Problem | None:
         if group not in self._groups:

@@ -221,12 +221,12 @@ def locate(target: Any, path: str, allowed: Sequence[str]) -> Callable[..., Any]
     parts = target.split(".")
     for count, part in enumerate(parts, start=1):
         name = ".".join(parts[:count])
-        if count == 1 or (
-            isinstance(target_object, types.ModuleType) and not hasattr(target_object, part)
-        ):
-            target_object = _import(name, target, where, target_object)
-        else:
-            target_object = _attribute(target_object, part, target, where)
+        target_object = (
+            _import(name, target, where, target_object)
+            if count == 1
+            or (isinstance(target_object, types.ModuleType) and not hasattr(target_object, part))
+            else _attribute(target_object, part, target, where)
+        )
         # `torch.os.system` begins in an allowed package and leaves it
         if count > 1 and not _reachable(target_object, allowed):
             raise ConfigError(
@@ -351,12 +351,10 @@ def _wrong_kind(where: str, target: str, located: Any, path: str, own: Sequence[
         hint = (
             "annotate what it returns, so that its kind is known before it is called: `def "
             f"{located.__name__}(...) -> CLASS:`"
+            if annotation is None
+            else f"`-> {getattr(annotation, '__name__', annotation)}` does not say that it always "
+            "returns one: annotate it with one class"
         )
-        if annotation is not None:
-            hint = (
-                f"`-> {annotation if isinstance(annotation, str) else getattr(annotation, '__name__', annotation)}` "
-                "does not say that it always returns one: annotate it with one class"
-            )
     return Problem(
         where,
         f"is not {expected}",

@@ -200,13 +200,12 @@ def unreadable(text: str, error: Exception) -> Problem:
     key, sign, value = text.partition("=")
     if not key or not (sign or text.startswith("~")):
         name = text.strip("=")
-        hint = f"a value is written {name}=VALUE, an experiment experiment={name}"
-        if text.endswith((".yaml", ".yml")):
-            hint = (
-                "an experiment is named without its folder and .yaml: "
-                f"experiment={Path(text).stem}; a run's own config: `samewise train --config "
-                f"{text}`"
-            )
+        hint = (
+            "an experiment is named without its folder and .yaml: "
+            f"experiment={Path(text).stem}; a run's own config: `samewise train --config {text}`"
+            if text.endswith((".yaml", ".yml"))
+            else f"a value is written {name}=VALUE, an experiment experiment={name}"
+        )
         return Problem("", "this is not an override", text, "KEY=VALUE or GROUP=CHOICE", hint)
     if re.fullmatch(r"[+~]*[\w./@-]+(\s+=\s*|=\s+)\S+", text):
         return Problem(

@@ -82,13 +82,12 @@ def without(node: dict[str, Any], outside: frozenset[str], under: str = "") -> A
     remaining = dict[str, Any]()
     for key, value in node.items():
         path = f"{under}{key}"
-        if path in outside:
-            continue
-        remaining[key] = (
-            without(cast(dict[str, Any], value), outside, f"{path}.")
-            if isinstance(value, dict)
-            else value
-        )
+        if path not in outside:
+            remaining[key] = (
+                without(cast(dict[str, Any], value), outside, f"{path}.")
+                if isinstance(value, dict)
+                else value
+            )
     return remaining
 
 

@@ -61,18 +61,14 @@ def write(
         ConfigError: The folder is not empty, a package is missing, an exporter refuses the model,
             or its results are further off than `tolerance`.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(
-            Problem(
-                "--out",
-                "already exists and is not overwritten",
-                str(folder),
-                "a folder that does not exist, or an empty one",
-                f"it is {UNFINISHED}: delete it, or choose another folder"
-                if is_unfinished(folder)
-                else "",
-            )
-        )
+    ConfigError.raise_if(
+        folder.exists() and (not folder.is_dir() or any(folder.iterdir())),
+        "--out",
+        "already exists and is not overwritten",
+        str(folder),
+        "a folder that does not exist, or an empty one",
+        f"it is {UNFINISHED}: delete it, or choose another folder" if is_unfinished(folder) else "",
+    )
     for name in to:
         formats.require(formats.FORMATS[name])
     # A folder that existed, though empty, is not removed with a refused export

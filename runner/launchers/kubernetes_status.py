@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.errors import ConfigError
 from samewise.runner.launchers.base import JobState, Standing
 from samewise.runner.launchers.submission import PATIENCE_S, call, last_line
 
@@ -31,15 +31,13 @@ class Cluster:
             ConfigError: The cluster refuses it.
         """
         done = self._call("apply", f"--filename={manifest}")
-        if done.returncode:
-            raise ConfigError(
-                Problem(
-                    "launcher",
-                    f"kubectl cannot apply the Job: {last_line(done.stderr) or 'no message'}",
-                    hint="`kubectl config current-context` names the cluster; launcher.apply=false "
-                    "writes the manifest only",
-                )
-            )
+        ConfigError.raise_if(
+            done.returncode,
+            "launcher",
+            f"kubectl cannot apply the Job: {last_line(done.stderr) or 'no message'}",
+            hint="`kubectl config current-context` names the cluster; launcher.apply=false "
+            "writes the manifest only",
+        )
 
     def look(self, name: str, count: int) -> dict[int, JobState] | None:
         """Return the state of each index of a Job.
@@ -103,19 +101,20 @@ def read_job(
     states = dict[int, JobState]()
     for index in range(count):
         pod = newest.get(index, {})
-        if index in completed:
-            states[index] = JobState(Standing.ended)
-        elif index in failed:
-            states[index] = JobState(Standing.ended, _end(pod), failed=True)
-        elif ended:
-            states[index] = JobState(Standing.ended, str(ended[0].get("reason") or ""))
-        elif pod.get("status", {}).get("phase") == "Running":
-            states[index] = JobState(Standing.running)
-        else:
-            states[index] = JobState(
+        states[index] = (
+            JobState(Standing.ended)
+            if index in completed
+            else JobState(Standing.ended, _end(pod), failed=True)
+            if index in failed
+            else JobState(Standing.ended, str(ended[0].get("reason") or ""))
+            if ended
+            else JobState(Standing.running)
+            if pod.get("status", {}).get("phase") == "Running"
+            else JobState(
                 Standing.waiting,
                 _wait(pod) if pod else "suspended" if job["spec"].get("suspend") else "",
             )
+        )
     return states
 
 

@@ -108,9 +108,7 @@ def _package_folder(name: str) -> Path | None:
     """
     spec = importlib.util.find_spec(name)
     places = list(spec.submodule_search_locations or ()) if spec else []
-    if not places or sources.is_library(Path(places[0])):
-        return None
-    return Path(places[0])
+    return None if not places or sources.is_library(Path(places[0])) else Path(places[0])
 
 
 def _files(folder: Path) -> Iterator[Path]:

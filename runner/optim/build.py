@@ -191,14 +191,9 @@ def _try_options(
     ConfigError.raise_all(problems.values())
 
 
-def rule_of(group: Mapping[str, Any]) -> str:
-    """Return the rule of `param_groups` that a group comes from."""
-    # Groups with a layer-wise factor are named `RULE x FACTOR`
-    return str(group["name"]).partition(" x ")[0]
-
-
 def _where(group: Mapping[str, Any]) -> str:
-    return f"param_groups.{rule_of(group)}"
+    # Groups with a layer-wise factor are named `RULE x FACTOR`
+    return f"param_groups.{str(group['name']).partition(' x ')[0]}"
 
 
 def _choice(

@@ -253,8 +253,7 @@ def _method(method_setting: Any, path: str) -> Callable[[Tensor], Any]:
         # A config cannot hold a generator or images
         if key not in ("tensor", "generator", "images")
     ]
-    unknown = [key for key in settings if key not in accepted]
-    if unknown:
+    if unknown := [key for key in settings if key not in accepted]:
         raise ConfigError(
             Problem(
                 f"{path}.{unknown[0]}",

@@ -90,12 +90,11 @@ def named_parameters(model: nn.Module, prefixes: Sequence[str] = ()) -> list[Nam
     # With duplicates, since a tied parameter matches under each of its names
     for number, (name, parameter) in enumerate(model.named_parameters(remove_duplicate=False)):
         earlier, module = named_by_id.get(id(parameter)), holder(modules, name)
-        if earlier is None:
-            named_by_id[id(parameter)] = Named(name, parameter, module, last_number=number)
-        else:
-            named_by_id[id(parameter)] = replace(
-                earlier, aliases=(*earlier.aliases, (name, module)), last_number=number
-            )
+        named_by_id[id(parameter)] = (
+            Named(name, parameter, module, last_number=number)
+            if earlier is None
+            else replace(earlier, aliases=(*earlier.aliases, (name, module)), last_number=number)
+        )
     return [x for x in named_by_id.values() if not prefixes or x.is_below(prefixes)]
 
 

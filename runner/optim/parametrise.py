@@ -161,8 +161,7 @@ def parametrise(model: nn.Module, rules: Mapping[str, Any]) -> None:
             for key in inspect.signature(KINDS[kind]).parameters
             if key not in ("module", "name")
         ] + ["globally"] * (kind == "pruned")
-        unknown = [key for key in settings if key not in accepted]
-        if unknown:
+        if unknown := [key for key in settings if key not in accepted]:
             raise ConfigError(
                 Problem(
                     f"{path}.{unknown[0]}",

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.errors import ConfigError
 
 _SHARE: Final = 0.9
 _LEAST: Final = 2 << 30
@@ -79,12 +79,10 @@ def refuse_too_much_memory() -> Generator[None]:
 def require_few(path: str, count: int) -> None:
     """Raise a ConfigError for thousands of processes, which overload a machine as they start."""
     cores = os.cpu_count() or 1
-    if count > max(64, 8 * cores):
-        raise ConfigError(
-            Problem(
-                path,
-                f"is more processes than this machine with {cores} cores can run",
-                count,
-                f"at most {max(64, 8 * cores)}",
-            )
-        )
+    ConfigError.raise_if(
+        count > max(64, 8 * cores),
+        path,
+        f"is more processes than this machine with {cores} cores can run",
+        count,
+        f"at most {max(64, 8 * cores)}",
+    )

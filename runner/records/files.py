@@ -335,8 +335,7 @@ def parse_json(text: bytes | str) -> Any:
 
 def require_shape(path: Path, value: Any, shape: Any, at: str = "") -> Any:
     """Return the value, with its numbers as floats; raise DamagedFile if it has another shape."""
-    misfit = describe_misfit(value, shape, at)
-    if misfit:
+    if misfit := describe_misfit(value, shape, at):
         raise damaged_file(path, misfit)
     return with_numbers(value, shape)
 

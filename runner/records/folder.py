@@ -113,16 +113,14 @@ class RunFolder:
             DamagedFile: A file to be written is a link; or `checkpoints` is a link, and this user
                 has neither made nor trusted the folder.
         """
-        if self.checkpoints.is_symlink() and not trust.is_signed(self.config):
-            raise DamagedFile(
-                Problem(
-                    str(self.checkpoints),
-                    "is a link, which may lead to any folder of yours, and the run's folder is not "
-                    "signed by you",
-                    hint="remove it; or, if you made it, run `samewise eval "
-                    f"{shlex.quote(str(self.path))} --trust` to sign the folder",
-                )
-            )
+        DamagedFile.raise_if(
+            self.checkpoints.is_symlink() and not trust.is_signed(self.config),
+            str(self.checkpoints),
+            "is a link, which may lead to any folder of yours, and the run's folder is not "
+            "signed by you",
+            hint="remove it; or, if you made it, run `samewise eval "
+            f"{shlex.quote(str(self.path))} --trust` to sign the folder",
+        )
         # The other files are replaced, which writes through no link
         require_no_link(self.artifacts, self.lock, *(self.path / name for name in APPENDED))
         try:

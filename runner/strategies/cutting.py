@@ -76,7 +76,9 @@ def cut_model(model: nn.Module, split: Sequence[str]) -> list[nn.Module]:
     number, numbers = 0, dict[fx.Node, int]()
     for node in graph.graph.nodes:
         if number < len(split) and any(
-            f"{path}.".startswith(f"{split[number]}.") for path in _enclosing_modules(node)
+            f"{path}.".startswith(f"{split[number]}.")
+            # The modules in which the node is called, and its own if it is one
+            for path, _ in node.meta.get("nn_module_stack", {}).values()
         ):
             number += 1
         numbers[node] = number
@@ -133,11 +135,6 @@ def _trace(model: nn.Module) -> fx.GraphModule:
         hint="strategy=elastic",
     )
     return graph
-
-
-def _enclosing_modules(node: fx.Node) -> list[str]:
-    """Return the names of the modules in which a node is called, and its own if it is one."""
-    return [path for path, _ in node.meta.get("nn_module_stack", {}).values()]
 
 
 def _require_names(model: nn.Module, split: Sequence[str]) -> None:

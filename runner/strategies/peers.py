@@ -210,8 +210,7 @@ class Processes(Peers):
             self._store.set(f"waited/{self.rank}", note)
         if TIMEOUT.search(str(error)) and not first_failure(self._store):
             return self._explain_timeout(note)
-        culprit = first_failure(self._store, wait_s=2.0)
-        if culprit:
+        if culprit := first_failure(self._store, wait_s=2.0):
             return PeerFailed(Problem(f"rank {self.rank}", f"stopped, because {culprit}"))
         return peer_lost(f"while {self.doing} at step {step}")
 

@@ -104,8 +104,7 @@ class Sweep:
         else:
             self._points = points
             # After a crash, a setting may lack some of its seeds
-            seeds_done = len(points) % self._seeds
-            if seeds_done:
+            if seeds_done := len(points) % self._seeds:
                 self._add(
                     [Setting(points[-1].setting, points[-1].values)], points, seeds_done=seeds_done
                 )

@@ -214,9 +214,7 @@ def _text(value: Any) -> str:
 
 def _fit(text: str, length: int) -> str:
     """Return `text`, shortened if it is too long, with a digest that distinguishes long texts."""
-    if len(text) <= length:
-        return text
-    return f"{text[: length - 9]}_{_digest(text)}"
+    return text if len(text) <= length else f"{text[: length - 9]}_{_digest(text)}"
 
 
 def _digest(text: str) -> str:

@@ -76,8 +76,7 @@ class Journal:
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Append the values of one step, except those already in the journal."""
-        logged_keys = self._known.get(step)
-        if logged_keys:
+        if logged_keys := self._known.get(step):
             metrics = {key: value for key, value in metrics.items() if key not in logged_keys}
         if not metrics:
             return

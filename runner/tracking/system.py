@@ -62,10 +62,8 @@ class Sampler:
         for child in children:
             # The sender is a child of the trainer, too
             if child.pid != os.getpid():
-                try:
+                with contextlib.suppress(psutil.Error):
                     resident += child.memory_info().rss
-                except psutil.Error:
-                    continue
         values |= {
             "process_memory_megabytes": resident / _MEGABYTE,
             "cpu_utilization_percentage": psutil.cpu_percent(),

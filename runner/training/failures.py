@@ -223,13 +223,13 @@ def _unknown_label(error: BaseException, run: Run | None) -> Problem | None:
         f"the data has the label {number}{f' ({sample})' if sample else ''}, but the model has "
         "no class for it"
     )
-    if run and "num_classes" not in run.config.dataset:
-        path, expected = "dataset", "labels from 0 to one less than the model's number of classes"
-    else:
-        path, expected = (
-            "dataset.num_classes",
-            f"at least {number + 1}" if number >= 0 else "labels from 0 to num_classes - 1",
-        )
+    path, expected = (
+        ("dataset", "labels from 0 to one less than the model's number of classes")
+        if run and "num_classes" not in run.config.dataset
+        else ("dataset.num_classes", f"at least {number + 1}")
+        if number >= 0
+        else ("dataset.num_classes", "labels from 0 to num_classes - 1")
+    )
     return Problem(path, message, expected=expected, hint=raised_at(error, anywhere=False))
 
 

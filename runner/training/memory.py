@@ -102,10 +102,8 @@ def out_of_memory(run: Run, error: BaseException) -> Problem | None:
 
 def format_bytes(size: float) -> str:
     """Format bytes in a suitable unit, by powers of ten: `1.5 GB`."""
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size >= factor:
-            return f"{size / factor:.3g} {unit}"
-    return f"{size:.0f} B"
+    units = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
+    return next((f"{size / x:.3g} {unit}" for unit, x in units if size >= x), f"{size:.0f} B")
 
 
 def activations_of(run: Run) -> dict[str, int]:

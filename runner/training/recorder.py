@@ -119,7 +119,4 @@ class Recorder:
 
     def stop_reason(self) -> str | None:
         """Return a callback's reason to end training; None if all go on."""
-        for callback in self.callbacks.values():
-            if reason := callback.stop_reason():
-                return reason
-        return None
+        return next(filter(None, (x.stop_reason() for x in self.callbacks.values())), None)

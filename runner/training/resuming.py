@@ -27,15 +27,13 @@ def resume(run: Run, start: dict[str, Any]) -> None:
     """
     newest, state, problems, untraced = run.strategy.peers.first(partial(_newest, run))
     if newest:
-        if state["fingerprint"] != run.fingerprint:
-            raise ConfigError(
-                Problem(
-                    str(newest.path),
-                    "belongs to another experiment",
-                    state["fingerprint"][:12],
-                    run.fingerprint[:12],
-                )
-            )
+        ConfigError.raise_if(
+            state["fingerprint"] != run.fingerprint,
+            str(newest.path),
+            "belongs to another experiment",
+            state["fingerprint"][:12],
+            run.fingerprint[:12],
+        )
         restore(run, checkpoint.load_sharded(state, newest.path, run.strategy.layout.empty))
     initial = None if newest else run.recorder.trace.digest_initial()
     run.recorder.tracker = Silent()

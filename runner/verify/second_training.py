@@ -131,15 +131,6 @@ def _head_of(run: RunView) -> dict[str, Any]:
     return parse_json(line)
 
 
-def read_logged(folder: RunFolder) -> list[tuple[int, str, float]]:
-    """Return step, name and value of each metric in the journal, which may have several values."""
-    return [
-        (entry.step, name, value)
-        for entry, _ in read_entries(folder.metrics)
-        for name, value in entry.metrics.items()
-    ]
-
-
 def train_again(
     again: Run,
     comparison: Comparison,
@@ -160,7 +151,11 @@ def train_again(
         The differences, and lines that describe the result.
     """
     values, recorded = (
-        read_logged(folder),
+        [
+            (entry.step, name, value)
+            for entry, _ in read_entries(folder.metrics)
+            for name, value in entry.metrics.items()
+        ],
         read_json(folder.summary, shapes.SUMMARY) if steps is None else None,
     )
     again, states = _comparing_checkpoints(again, folder)

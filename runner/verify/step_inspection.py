@@ -3,7 +3,7 @@
 import itertools
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -225,8 +225,7 @@ def explain_difference(
                 ], value
         if here is not None and other_state is not None:
             other, _ = inspect_step(here, other_state)
-            difference = first_difference(values, other)
-            if difference:
+            if difference := first_difference(values, other):
                 message = f"examined closely, step {at} differs first in {_describe(difference)}"
                 matches = "matches the record: the overrides cause the difference"
                 differs = "does not match the record either: the overrides are not the only cause"
@@ -268,10 +267,8 @@ def _nearest(folder: RunFolder, step: int, run: Run) -> Mapping[str, Any]:
     """Return the state of the last readable checkpoint before a step, or that of a new run."""
     for saved in reversed(checkpoint.list_checkpoints(folder.checkpoints)):
         if 0 < saved.step < step:
-            try:
+            with suppress(CheckpointError):
                 return checkpoint.load(saved.path)
-            except CheckpointError:
-                continue
     return copy_to_cpu(state_of(run))
 
 

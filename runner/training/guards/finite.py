@@ -109,9 +109,11 @@ def _nonfinite_number(run: Run, numbers: Numbers) -> str:
             return f"the {name} is"
     if math.isfinite(numbers.norm) or run.precision.may_overflow():
         return ""
-    gradients = numbers.gradients
-    if gradients is None:
-        gradients = [parameter.grad for parameter in run.parameters]
+    gradients = (
+        [parameter.grad for parameter in run.parameters]
+        if numbers.gradients is None
+        else numbers.gradients
+    )
     names = [name for name, _ in run.model.named_parameters()]
     if wrong := nonfinite_names(zip(names, gradients, strict=True)):
         return f"the gradient of {wrong[0]} is"

@@ -199,16 +199,14 @@ def _require_reproducible_products() -> None:
 
     MKL keeps the mode of its first product.
     """
-    if os.environ.get("MKL_CBWR") != "OFF" and "CNR:OFF" in _mkl_report():
-        raise ConfigError(
-            Problem(
-                "MKL_CBWR",
-                "is set too late for MKL: torch multiplied matrices before samewise was imported",
-                os.environ.get("MKL_CBWR"),
-                hint="import samewise first; in a notebook: restart the kernel, and import it in "
-                "the first cell",
-            )
-        )
+    ConfigError.raise_if(
+        os.environ.get("MKL_CBWR") != "OFF" and "CNR:OFF" in _mkl_report(),
+        "MKL_CBWR",
+        "is set too late for MKL: torch multiplied matrices before samewise was imported",
+        os.environ.get("MKL_CBWR"),
+        hint="import samewise first; in a notebook: restart the kernel, and import it in "
+        "the first cell",
+    )
 
 
 @cache
