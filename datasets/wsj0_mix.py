@@ -8,8 +8,6 @@ from typing import Literal, final
 
 from samewise.datasets.parts.mixture_files import MixtureFiles
 
-_SUBSETS = {"train": "tr", "valid": "cv", "test": "tt"}
-
 
 @final
 class WSJ0Mix(MixtureFiles):
@@ -43,7 +41,10 @@ class WSJ0Mix(MixtureFiles):
         base = Path(root).expanduser()
         folder = base if base.name == f"{speakers}speakers" else base / f"{speakers}speakers"
         super().__init__(
-            folder / f"wav{sample_rate // 1000}k" / mode / _SUBSETS[split],
+            folder
+            / f"wav{sample_rate // 1000}k"
+            / mode
+            / {"train": "tr", "valid": "cv", "test": "tt"}[split],
             mixture="mix",
             sources=[f"s{number}" for number in range(1, speakers + 1)],
             sample_rate=sample_rate,

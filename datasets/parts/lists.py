@@ -39,9 +39,6 @@ _MARKS = (
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
 """Byte order marks and their encodings."""
-_UNCLOSED = (
-    'is a quote not closed? A quote in a text is written "", and such a text is put in quotes'
-)
 _PLAIN = ("string", "large_string", "bool", "null")
 _ROWS_AT_ONCE = 65_536
 
@@ -266,7 +263,8 @@ def _delimited_rows(
                         f"has a line break in the column {column!r}",
                         truncate(value, 60, ending="…"),
                         f"one line for each {item}",
-                        _UNCLOSED,
+                        'is a quote not closed? A quote in a text is written "", and such a text '
+                        "is put in quotes",
                     )
                 )
         last = table.line_num

@@ -63,14 +63,14 @@ class Focal(nn.Module):
 
     def __init__(self, *, alpha: float = 0.25, gamma: float = 2.0) -> None:
         super().__init__()
-        _require(
-            0.0 <= alpha <= 1.0 or alpha == -1.0,
+        ConfigError.raise_if(
+            not (0.0 <= alpha <= 1.0 or alpha == -1.0),
             "alpha",
             "is not a valid weight",
             alpha,
             "a number from 0 to 1, or -1 for none",
         )
-        _require(gamma >= 0.0, "gamma", "is negative", gamma, "0 or more")
+        ConfigError.raise_if(not gamma >= 0.0, "gamma", "is negative", gamma, "0 or more")
         self.alpha, self.gamma = alpha, gamma
 
     def forward(self, logits: Tensor, label: Tensor) -> Tensor:
@@ -145,7 +145,9 @@ class Huber(nn.Module):
 
     def __init__(self, *, delta: float = 1.0) -> None:
         super().__init__()
-        _require(delta > 0.0, "delta", "is not a valid error", delta, "a number above 0")
+        ConfigError.raise_if(
+            not delta > 0.0, "delta", "is not a valid error", delta, "a number above 0"
+        )
         self.delta = delta
 
     def forward(self, logits: Tensor, label: Tensor) -> Tensor:
@@ -204,8 +206,8 @@ def is_sigmoid(loss: nn.Module | None) -> bool:
     link = getattr(
         loss, "link", "sigmoid" if isinstance(loss, nn.MultiLabelSoftMarginLoss) else "softmax"
     )
-    _require(
-        link in ("softmax", "sigmoid"),
+    ConfigError.raise_if(
+        link not in ("softmax", "sigmoid"),
         "recipe.loss.link",
         "is not a way from logits to probabilities",
         link,
@@ -245,15 +247,10 @@ def _classes(name: str, weights: tuple[float, ...] | None, logits: Tensor) -> Te
 
 def _require_weights(name: str, weights: Sequence[float] | None) -> None:
     wrong = [] if weights is None else [x for x in weights if not 0.0 <= x < float("inf")]
-    _require(
-        not wrong,
+    ConfigError.raise_if(
+        wrong,
         name,
         "has a number that is not a valid weight",
         wrong[:1],
         "numbers of at least 0, one for each class",
     )
-
-
-def _require(is_valid: bool, path: str, message: str, value: object, expected: str) -> None:
-    if not is_valid:
-        raise ConfigError(Problem(path, message, value, expected))

@@ -33,11 +33,6 @@ from samewise.runner.secrets import (
     remove_private_keys,
 )
 
-_CHECKED_OUT = (
-    "use the code that it was trained with (`samewise init FOLDER --from RUN` writes it), or "
-    "train again with `samewise train --fresh`"
-)
-
 
 def gather(
     folder: RunFolder, project: Project, *, with_weights: bool = False, hash_data: bool = True
@@ -138,7 +133,10 @@ def _require_the_same(
     changes = sources.list_changes(folder.sources) + own_code.changes(recorded)
     problems = [
         Problem(
-            str(folder.path), f"cannot be bundled with the current code: {x}", hint=_CHECKED_OUT
+            str(folder.path),
+            f"cannot be bundled with the current code: {x}",
+            hint="use the code that it was trained with (`samewise init FOLDER --from RUN` writes "
+            "it), or train again with `samewise train --fresh`",
         )
         for x in changes
     ]

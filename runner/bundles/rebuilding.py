@@ -18,10 +18,6 @@ from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.records.files import read_text
 
 _LEFT_OUT = ("PYTHON", "VIRTUAL_ENV", "SAMEWISE_PROJECT")
-_INDEX = (
-    "pip asks the index that its configuration names; PIP_EXTRA_INDEX_URL adds one, such as "
-    "PyTorch's for builds like 2.9.0+cpu"
-)
 # No address and no option: the text may be a stranger's, and pip would follow it
 _PIN = re.compile(r"[a-z0-9][a-z0-9.-]*==[A-Za-z0-9][A-Za-z0-9.!+_-]*")
 
@@ -145,7 +141,14 @@ def run_in_environment(command: Sequence[str], name: str) -> None:
     if process.returncode:
         lines = [x for x in (process.stderr or process.stdout).strip().splitlines() if x]
         errors = [x for x in lines if x.startswith("ERROR")] or lines[-1:] or ["no reason given"]
-        raise ConfigError(Problem(LOCK, f"{name} failed: {errors[-1]}", hint=_INDEX))
+        raise ConfigError(
+            Problem(
+                LOCK,
+                f"{name} failed: {errors[-1]}",
+                hint="pip asks the index that its configuration names; PIP_EXTRA_INDEX_URL adds "
+                "one, such as PyTorch's for builds like 2.9.0+cpu",
+            )
+        )
 
 
 def pins(imported: Iterable[str]) -> dict[str, str]:

@@ -113,18 +113,11 @@ def _build(
 ) -> Any:
     component = locate(node["_target_"], path, allowed)
     is_own = within(component.__module__, allowed)
-    unknown = [
-        key for key in node if key.startswith("_") and key.endswith("_") and key not in SPECIAL
-    ]
-    if unknown:
-        raise ConfigError(
-            Problem(
-                f"{path}.{unknown[0]}",
-                "no such key",
-                node[unknown[0]],
-                hint=nearest(unknown[0], SPECIAL),
-            )
-        )
+    ConfigError.raise_all(
+        Problem(f"{path}.{key}", "no such key", value, hint=nearest(key, SPECIAL))
+        for key, value in node.items()
+        if key.startswith("_") and key.endswith("_") and key not in SPECIAL
+    )
     positional = [
         instantiate(part, f"{path}._args_.{index}", allowed=allowed)
         for index, part in enumerate(node.get("_args_") or ())

@@ -28,7 +28,6 @@ from samewise.runner.config.tree import flat
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.records.files import write_atomically
 
-DRAFT = "http://json-schema.org/draft-07/schema#"
 ROOT = "experiment"
 """The schema of the root, and of all files that are `@package _global_`."""
 MARK = "written by `samewise schema`"
@@ -46,7 +45,7 @@ def project_schemas(project: Project) -> tuple[dict[str, Schema], list[Problem]]
     definitions = {_id(name): definition for name, definition in writer.definitions().items()}
     wholes = {name: _id(f"file of {name}") for name in writer.choices} | {ROOT: "root"}
     # By the mark, `write` recognises the files that it may replace
-    head = {"$schema": DRAFT, "$comment": MARK}
+    head = {"$schema": "http://json-schema.org/draft-07/schema#", "$comment": MARK}
     schemas = {
         name: head | {"allOf": [{"$ref": f"definitions.json#/definitions/{whole}"}]}
         for name, whole in wholes.items()

@@ -53,11 +53,12 @@ def _quote(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
         "tag:yaml.org,2002:str",
         text,
         # PyYAML reads 1e-3 as text, YAML 1.2 as a number; `on` is a boolean in YAML 1.1 alone
-        style="'" if text.lower() in _BOOLEANS or _is_number(text) else None,
+        style="'"
+        if text.lower() in ("y", "yes", "n", "no", "true", "false", "on", "off") or _is_number(text)
+        else None,
     )
 
 
-_BOOLEANS = ("y", "yes", "n", "no", "true", "false", "on", "off")
 _Dumper.add_representer(str, _quote)
 
 

@@ -253,15 +253,13 @@ def _method(method_setting: Any, path: str) -> Callable[[Tensor], Any]:
         # A config cannot hold a generator or images
         if key not in ("tensor", "generator", "images")
     ]
-    if unknown := [key for key in settings if key not in accepted]:
-        raise ConfigError(
-            Problem(
-                f"{path}.{unknown[0]}",
-                f"is not an argument of {name}",
-                settings[unknown[0]],
-                hint=nearest(unknown[0], accepted),
-            )
+    ConfigError.raise_all(
+        Problem(
+            f"{path}.{key}", f"is not an argument of {name}", value, hint=nearest(key, accepted)
         )
+        for key, value in settings.items()
+        if key not in accepted
+    )
     # The only method with an argument that has no default
     ConfigError.raise_if(
         name == "constant" and "val" not in settings,

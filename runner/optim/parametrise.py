@@ -161,15 +161,13 @@ def parametrise(model: nn.Module, rules: Mapping[str, Any]) -> None:
             for key in inspect.signature(KINDS[kind]).parameters
             if key not in ("module", "name")
         ] + ["globally"] * (kind == "pruned")
-        if unknown := [key for key in settings if key not in accepted]:
-            raise ConfigError(
-                Problem(
-                    f"{path}.{unknown[0]}",
-                    f"is not an argument of {kind}",
-                    settings[unknown[0]],
-                    hint=nearest(unknown[0], accepted),
-                )
+        ConfigError.raise_all(
+            Problem(
+                f"{path}.{key}", f"is not an argument of {kind}", value, hint=nearest(key, accepted)
             )
+            for key, value in settings.items()
+            if key not in accepted
+        )
         matches = matching(pattern, named_parameters(model), path=f"{path}.match")
         # A pattern such as `layer4.*` also matches biases, which none of the kinds is for
         weights = [parameter for parameter in matches if not parameter.is_bias]

@@ -23,7 +23,6 @@ PREFIX: Final = "hf:"
 STATE: Final = "state.pt"
 MODEL: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
-PICKLE: Final = "pytorch_model.bin"
 _NAMED = re.compile(
     r"hf:(?P<name>[\w-][\w.-]*(?:/[\w-][\w.-]*)?)(?:@(?P<revision>[\w-][\w.-]*))?", re.ASCII
 )
@@ -139,7 +138,7 @@ def _safetensors(folder: Path) -> list[Path]:
     index = read_json(folder / INDEX, {"weight_map": {str: _FILE}})
     if index is None:
         # `samewise export` writes weights under the second name
-        weights = [folder / name for name in (PICKLE, "weights.safetensors")]
+        weights = [folder / name for name in ("pytorch_model.bin", "weights.safetensors")]
         raise ConfigError(
             Problem(
                 PATH,

@@ -267,10 +267,10 @@ def _part(
         text.partition("=")[2],
     )
     value: Any = override.value()
-    if unknown := sorted({*getattr(value, "tags", ())} - {"log"}):
-        raise ConfigError(
-            Problem(key, "there is no such tag", unknown[0], "log", nearest(unknown[0], ["log"]))
-        )
+    ConfigError.raise_all(
+        Problem(key, "there is no such tag", tag, "log", nearest(tag, ["log"]))
+        for tag in sorted({*getattr(value, "tags", ())} - {"log"})
+    )
     if isinstance(value, IntervalSweep):
         return Dimension(key, value_text, interval=_interval(key, value, value_text))
     ConfigError.raise_if(

@@ -17,8 +17,6 @@ _PACKAGES = {
     "psycopg": "psycopg[binary]",
 }
 """Packages of database drivers, if they have another name."""
-_MAKE_ONE = "samewise train experiment=resnet18_digits"
-_REMOTE = ("http", "https")
 REFUSED = "the server refuses access"
 _SQLITE = {
     "database or disk is full": "the store's disk is full",
@@ -80,7 +78,7 @@ def problem(uri: str, *, path: str = "tracking.uri") -> Problem | None:
                 f"pip install {_PACKAGES.get(module, module)}",
             )
         return None
-    if scheme in _REMOTE:
+    if scheme in ("http", "https"):
         try:
             host = urlsplit(uri).hostname
             # Raises for an invalid port, as `urlsplit` does for brackets
@@ -128,7 +126,7 @@ def require_there(uri: str, *, path: str) -> None:
         "there is no MLflow store here yet",
         str(file),
         "a store made by a training run",
-        _MAKE_ONE,
+        "samewise train experiment=resnet18_digits",
     )
     if not uri.startswith(("http://", "https://")):
         return

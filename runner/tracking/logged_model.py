@@ -33,7 +33,6 @@ from samewise.runner.records.found import chosen_checkpoint
 from samewise.runner.secrets import redact_file
 
 LOADER = "samewise.runner.serving"
-_FOLDER = "run"
 _PACKAGES = ("mlflow", "torch", "torchvision", "torchaudio")
 _RATE = 8000
 
@@ -113,7 +112,7 @@ def _write(
             *(f"{name}=={version(name)}" for name in _PACKAGES),
         ],
     )
-    copy = RunFolder(path / _FOLDER)
+    copy = RunFolder(path / "run")
     copy.path.mkdir()
     add_checkpoint(folder, copy)
     for source, target in (

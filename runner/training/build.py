@@ -421,14 +421,11 @@ def _phases(
         for name, own_ids in trained.items()
     }
     names = [phase.name for phase in recipe.phases]
-    if unknown := [name for name in cfg.clip_norms if name not in names]:
-        raise ConfigError(
-            Problem(
-                f"clip_norms.{unknown[0]}",
-                "is not a phase of the recipe",
-                hint=nearest(unknown[0], names),
-            )
-        )
+    ConfigError.raise_all(
+        Problem(f"clip_norms.{x}", "is not a phase of the recipe", hint=nearest(x, names))
+        for x in cfg.clip_norms
+        if x not in names
+    )
     return [
         TrainingPhase(
             number,

@@ -47,10 +47,6 @@ Make = Callable[..., Any]
 """A function that makes the part at a path of the config."""
 LIBRARIES = ("samewise", "torch", "torchvision", "torchaudio", "timm", "transformers")
 """Packages whose models draw from seeded generators, and keep their state in their state_dict."""
-_TENSORS = (
-    "only dense tensors in the model's state_dict, since checkpoints hold nothing else of a "
-    "model; get_extra_state may return one"
-)
 _ENCODED = (
     "transforms=imagenet_on_device and imagenet_v2_on_device decode on the device; or set "
     "dataset.decode=worker"
@@ -110,7 +106,13 @@ def make_model(
         }
         odd = {name: kind for name, kind in kinds.items() if kind != " tensor"}
         ConfigError.raise_all(
-            Problem("model", f"{name} is a {kind}", expected=_TENSORS) for name, kind in odd.items()
+            Problem(
+                "model",
+                f"{name} is a {kind}",
+                expected="only dense tensors in the model's state_dict, since checkpoints hold "
+                "nothing else of a model; get_extra_state may return one",
+            )
+            for name, kind in odd.items()
         )
         _require_own_elements(model)
         # Before freezing, since a frozen layer stays in evaluation mode

@@ -234,7 +234,7 @@ WRONG = [
     ({"parametrisations": {"a": {"match": "linear", "kind": "wieght_norm"}}}, "initialise.parametrisations.a.kind", "did you mean 'weight_norm'"),
     ({"parametrisations": {"a": {"match": "norm", "kind": "orthogonal"}}}, "initialise.parametrisations.a", "cannot make orthogonal of 1.weight"),
     ({"parametrisations": {"a": 3}}, "initialise.parametrisations.a", "is not a rule"),
-    ({"parametrisations": {"a": {"match": "linear", "kind": "weight_norm", "no": 1, "nor": 2}}}, "initialise.parametrisations.a.no", "not an argument"),
+    ({"parametrisations": {"a": {"match": "linear", "kind": "weight_norm", "no": 1}}}, "initialise.parametrisations.a.no", "not an argument"),
     (rules(a=3), "initialise.rules.a", "not a rule"),
     (rules(a={"match": "linear", "weight": {"method": "zeross"}}), "initialise.rules.a.weight.method", "did you mean 'zeros'"),
 ]
@@ -245,6 +245,12 @@ def test_an_invalid_setting_is_reported_at_its_key(settings: dict[str, Any], pat
     with pytest.raises(ConfigError, match=message) as caught:
         initialise(network(), settings)
     assert [problem.path for problem in caught.value.problems] == [path]
+
+
+def test_all_unknown_arguments_of_a_rule_are_reported() -> None:
+    with pytest.raises(ConfigError) as caught:
+        initialise(network(), {"parametrisations": {"a": {"match": "linear", "kind": "weight_norm", "no": 1, "nor": 2}}})
+    assert [problem.path.rpartition(".")[2] for problem in caught.value.problems] == ["no", "nor"]
 
 
 def photographs(samples: int, channels: int = 3) -> torch.Tensor:

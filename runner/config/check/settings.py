@@ -84,7 +84,6 @@ _POSITIVE = (
 )
 
 LEVELS = ("strict", "portable", "fast")
-OTHER_ENVIRONMENT = ("refuse", "record")
 
 
 def problems_in(whole: Config) -> list[Problem]:
@@ -352,7 +351,7 @@ def no_timing_decides_bits(cfg: Config) -> Iterator[Problem]:
 def words_are_known(cfg: Config) -> Iterator[Problem]:
     for path, choices in (
         ("reproducibility.level", LEVELS),
-        ("reproducibility.other_environment", OTHER_ENVIRONMENT),
+        ("reproducibility.other_environment", ("refuse", "record")),
     ):
         value = at(cfg, path)
         if value not in choices:
