@@ -277,13 +277,8 @@ def checkpoint_due(run: Run) -> bool:
     minutes = (run.progress.seconds - run.recorder.saved_s) / 60
     if settings.every_minutes and minutes >= settings.every_minutes:
         run.strategy.peers.ask_save()
-    is_best = (
-        settings.keep_best > 0
-        and run.progress.evaluated == run.step
-        and any(
-            best.get("step") == run.step
-            for best in (run.progress.best, *run.progress.also.values())
-        )
+    is_best = settings.keep_best > 0 and any(
+        best.get("step") == run.step for best in (run.progress.best, *run.progress.also.values())
     )
     return (
         by_steps
