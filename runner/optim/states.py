@@ -60,9 +60,9 @@ def load_state(
             },
         }
     optimizer.load_state_dict({**state, "param_groups": groups})
-    for values in optimizer.state.values():
-        # Torch takes over what is on the host already, such as parts of a checkpoint's file, which
-        # would stay open when the checkpoint is pruned
+    # Torch takes over what is on the host already, such as parts of a checkpoint's file, which would
+    # stay open when the checkpoint is pruned. What another process holds is None
+    for values in filter(None, optimizer.state.values()):
         values.update({x: y.clone() for x, y in values.items() if getattr(y, "is_cpu", False)})
 
 
