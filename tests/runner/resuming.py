@@ -447,7 +447,7 @@ class _Walk:
         builtin = isinstance(value, types.BuiltinFunctionType | types.MethodDescriptorType | types.WrapperDescriptorType | types.GetSetDescriptorType)
         if not held and not builtin and not hasattr(value, "__dict__") and not dataclasses.is_dataclass(value):
             raise AssertionError(f"{path} is a {type(value).__qualname__}, which cannot be looked into: name it in OPAQUE, with the reason")
-        yield from ((f".{name}", inner) for name, inner in held.items() if self._wanted(value, name))
+        yield from ((f".{name}", inner) for name, inner in held.items() if name != "__annotations__" and self._wanted(value, name))
 
     def _wanted(self, owner: Any, name: str) -> bool:
         return not any((kind.__name__, name) in self._skipped for kind in type(owner).__mro__)
