@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from samewise.runner.errors import ConfigError, Problem, number_of
+from samewise.runner.errors import DataError, Problem, number_of
 
 EXAMPLES = """examples:
   samewise data index data/pictures                  the shards in data/pictures, or in train, valid and test below it
@@ -32,29 +32,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from samewise.runner.records.console import show_progress
-    from samewise.runner.shards.index import digest, open_index, split_folders
+    from samewise.runner.shards.index import open_index, split_folders, verify
 
-    root = args.root.expanduser()
-    changed = list[Problem | str]()
+    root, differing = args.root.expanduser(), list[Problem]()
     for folder in split_folders(root).values() or [root]:
-        index = open_index(
-            folder, args.label, accepts_changes=args.action == "index", show=show_progress
-        )
         if args.action == "verify":
-            changed += [
-                Problem(
-                    str(folder / shard.name),
-                    "has other content than when it was indexed",
-                    hint="get it again from where it came from",
-                )
-                for shard in show_progress(index.shards, len(index.shards))
-                if digest(str(folder / shard.name)) != shard.digest
-            ]
+            index, problems = verify(folder, args.label, show_progress)
+            differing += problems
+        else:
+            index = open_index(folder, args.label, accepts_changes=True, show=show_progress)
         size = sum(shard.size for shard in index.shards)
         print(
             f"{folder}: {number_of(len(index.samples), 'sample')} in {number_of(len(index.shards), 'shard')}, "
             f"{size:,} bytes, {number_of(len(index.labels), 'label')}; {index.path}"
         )
-    if changed:
-        raise ConfigError(*changed)
+    DataError.raise_all(differing)
     return 0

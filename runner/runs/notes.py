@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.records import shapes
 from samewise.runner.records.files import read_json, write_json
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.found import complete_matches
+from samewise.runner.records.locks import hold
 
 _NAME = r"\w[\w.+ -]{0,199}"
 
@@ -33,7 +36,7 @@ def rename(folder: RunFolder, name: str) -> None:
     namesakes = [
         str(other.path)
         for other in complete_matches(name, run_root=run.parents[1])
-        if other.path.resolve() != run
+        if name and other.path.resolve() != run
     ]
     if namesakes:
         raise ConfigError(
@@ -44,8 +47,8 @@ def rename(folder: RunFolder, name: str) -> None:
                 hint=f"choose another, or rename {namesakes[0]} first",
             )
         )
-    notes = read_json(folder.notes, shapes.NOTES) or {}
-    write_json(folder.notes, {**notes, "name": name})
+    with _changing(folder) as notes:
+        notes["name"] = name
 
 
 def tag(folder: RunFolder, changes: Sequence[str]) -> None:
@@ -64,5 +67,14 @@ def tag(folder: RunFolder, changes: Sequence[str]) -> None:
         raise ConfigError(*(Problem("TAG", "is not a tag", x, expected) for x in wrong))
     # A removed one is null, so that it is also removed from MLflow, or hides one of the config
     tags = {match[1] or match[2]: match[3] for match in matches.values() if match}
-    notes = read_json(folder.notes, shapes.NOTES) or {}
-    write_json(folder.notes, {**notes, "tags": {**notes.get("tags", {}), **tags}})
+    with _changing(folder) as notes:
+        notes["tags"] = {**notes.get("tags", {}), **tags}
+
+
+@contextmanager
+def _changing(folder: RunFolder) -> Generator[dict[str, Any]]:
+    """Yield a run's notes, and write them afterwards; another process that changes them waits."""
+    with hold(folder.path / ".notes.lock", wait=True, sign=False):
+        notes: dict[str, Any] = dict(read_json(folder.notes, shapes.NOTES) or {})
+        yield notes
+        write_json(folder.notes, notes)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple, cast, final
 from urllib.parse import quote
 
 import numpy as np
@@ -142,13 +142,7 @@ def open_index(
     Raises:
         DataError: A shard is damaged, has no samples, or has changed.
     """
-    files = storage.list_files(folder, READERS)
-    home, name = Path.home() / ".cache", os.fsencode(folder.resolve())
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or home, "samewise", "shards")
-    places = [
-        place / f"{quote(label, safe='')}.shards"
-        for place in (folder / ".samewise", cache / blake2b(name, digest_size=16).hexdigest())
-    ]
+    files, places = storage.list_files(folder, READERS), _places(folder, label)
     beside = places[0].parent
     target = places[not os.access(beside if beside.exists() else folder, os.W_OK)]
     if (index := _fitting(places, folder, files)) is None:
@@ -164,6 +158,41 @@ def open_index(
                 )
                 index = _make(target, folder, files, label, older, before, show)
     return index
+
+
+def verify(
+    folder: Path, label: str, show: Show = lambda items, total: items
+) -> tuple[ShardIndex, list[Problem]]:
+    """Return the index of a folder's shards, and what differs from it, after reading all bytes.
+
+    Raises:
+        DataError: The folder has no index.
+    """
+    place = next((place for place in _places(folder, label) if place.exists()), None)
+    hint = f"`samewise data index {folder}` makes it"
+    DataError.raise_if(place is None, str(folder), "has no index of this label", label, hint=hint)
+    index = ShardIndex(cast(Path, place), folder)
+    names = {file.name for file in storage.list_files(folder, READERS)}
+    reasons = {
+        shard.name: "has other content than when it was indexed"
+        if shard.name in names
+        else "is missing, but was there when it was indexed"
+        for shard in show(index.shards, len(index.shards))
+        if shard.name not in names or digest(f"{folder}/{shard.name}") != shard.digest
+    }
+    new = sorted(names - {shard.name for shard in index.shards})
+    reasons |= dict.fromkeys(new, "is not in the index")
+    return index, [Problem(f"{folder}/{name}", reason) for name, reason in reasons.items()]
+
+
+def _places(folder: Path, label: str) -> list[Path]:
+    """Return where the index may lie: beside the shards, in the cache."""
+    home, name = Path.home() / ".cache", os.fsencode(folder.resolve())
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or home, "samewise", "shards")
+    return [
+        place / f"{quote(label, safe='')}.shards"
+        for place in (folder / ".samewise", cache / blake2b(name, digest_size=16).hexdigest())
+    ]
 
 
 def _fitting(

@@ -3,6 +3,7 @@
 import abc
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from samewise.runner.errors import DataError, Problem
@@ -54,17 +55,20 @@ class Reader(abc.ABC):
 def label_text(fields: Mapping[str, Any], label: str, where: str) -> str:
     """Return the label among a sample's fields.
 
-    It is the field of that name, else one of the object in the field `json`, else the field `cls`.
+    It is the field of that name, else one of the object in the field `json`; if the name is `label`,
+    else the field `cls`.
 
     Raises:
         DataError: There is none, or several.
     """
     described = fields.get("json") or {}
     described = json.loads(described) if isinstance(described, bytes | str) else described
-    value = fields.get(label, described.get(label, fields.get(CLASS)))
-    text = value.decode(errors="replace").strip() if isinstance(value, bytes) else value
-    if not isinstance(text, int | str) or text == "":
-        reason = "has no single label"
+    value = fields.get(label, described.get(label, fields.get(CLASS) if label == "label" else None))
+    # Other bytes than a text's, such as an image's, stay bytes
+    with suppress(UnicodeDecodeError):
+        value = value.decode().strip() if isinstance(value, bytes) else value
+    if not isinstance(value, int | str) or value == "":
+        reason = f"has no single label {label!r}"
         hint = "dataset.label=NAME names the column, the member or the field of .json"
         raise DataError(Problem(where, reason, value, "a number or a text", hint))
-    return str(text)
+    return str(value)

@@ -76,7 +76,7 @@ def _members(raw: bytes | mmap) -> Iterator[_Member]:
     start, place, long_name = 0, 0, b""
     while len(header := raw[place : place + _BLOCK]) == _BLOCK and any(header):
         if header[257:262] != b"ustar":
-            raise ValueError(f"byte {place:,} begins no member of a tar file, not compressed")
+            raise ValueError(f"byte {place:,} begins no member of an uncompressed tar file")
         stop = place + _BLOCK + int(header[124:136].rstrip(b" \0") or b"0", 8)
         content = raw[place + _BLOCK : stop]
         place, kind = -(-stop // _BLOCK) * _BLOCK, header[156:157]

@@ -187,15 +187,22 @@ def test_a_shard_that_changed_is_named(tmp_path: Path, samewise: Callable[..., A
     assert change is cut_in_place or open_index(folder, "label").path.read_bytes() != before
 
 
-def test_verify_names_the_shard_whose_content_changed_unseen(tmp_path: Path, samewise: Callable[..., Any]) -> None:
+def test_verify_names_all_shards_that_differ_and_leaves_the_index_as_it_is(tmp_path: Path, samewise: Callable[..., Any]) -> None:
     folder = write(tmp_path / "shards", pictures(tmp_path / "files"))
-    assert samewise("data", "verify", folder).returncode == 0
-    state = (folder / "0010.tar").stat()
-    change_a_byte(folder / "0010.tar")
-    os.utime(folder / "0010.tar", ns=(state.st_atime_ns, state.st_mtime_ns))
-    done = samewise("data", "verify", folder)
-    assert done.returncode == 2
-    assert "0010.tar: has other content than when it was indexed" in done.stderr
+    assert "has no index of this label" in samewise("data", "verify", folder, code=2).stderr
+    samewise("data", "index", folder)
+    samewise("data", "verify", folder)
+    before, (first, second, *_) = open_index(folder, "label").path.read_bytes(), sorted(folder.glob("*.tar"))
+    shutil.copy(first, folder / "0005.tar")
+    state = first.stat()
+    change_a_byte(first)
+    os.utime(first, ns=(state.st_atime_ns, state.st_mtime_ns))
+    second.unlink()
+    errors = samewise("data", "verify", folder, code=2).stderr
+    assert f"{first}: has other content than when it was indexed" in errors
+    assert f"{second}: is missing, but was there when it was indexed" in errors
+    assert f"{folder}/0005.tar: is not in the index" in errors
+    assert next((folder / ".samewise").glob("label.shards")).read_bytes() == before
 
 
 @pytest.mark.parametrize(
@@ -206,7 +213,9 @@ def test_verify_names_the_shard_whose_content_changed_unseen(tmp_path: Path, sam
             {},
             r"sample a: comes twice, or has two members of one ending; hint: tar --sort=name",
         ),
-        ([("a.png", "", b"")], {}, r"sample a: has no single label; hint: dataset\.label=NAME"),
+        ([("a.png", "", b"")], {}, r"sample a: has no single label 'label'; hint: dataset\.label=NAME"),
+        ([("a.png", "1", b"")], {"label": "kind"}, r"sample a: has no single label 'kind'; hint: dataset\.label=NAME"),
+        ([("a.png", "1", b"\x89PNG")], {"label": "png"}, r"sample a: has no single label 'png'; hint: dataset\.label=NAME"),
         ([("a.txt", "1", b"")], {}, r"0000\.tar, a: has no image; hint: dataset\.image=NAME(.|\n)*'cls', 'txt'"),
         ([("a.png", "1", b"x")], {}, r"0000\.tar, a\.png: is a text file, not an image"),
         ([("a.png", "1", b"")], {"num_classes": 2}, r"has 1 classes \(1\); hint: set dataset\.num_classes=1"),

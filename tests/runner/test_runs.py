@@ -118,6 +118,8 @@ def test_a_renamed_run_goes_by_its_name_and_is_not_trained_again(samewise, runs,
     for taken in ("raccoon", "resnet18_digits"):
         done = samewise("runs", "rename", failed, taken, "--run-root", root)
         assert (done.returncode, "names another run" in done.stderr) == (2, True)
+    for run in (folder, failed, folder):  # each has its own name again
+        samewise("runs", "rename", run, "", "--run-root", root, code=0)
     assert {path: path.read_bytes() for path in before} == before
     done = samewise("train", *TINY, "max_steps=2", "seed=1", "optimizer.lr=0.03", f"run_root={root}")
     assert "already finished" in done.stdout
