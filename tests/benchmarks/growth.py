@@ -101,7 +101,7 @@ def points(folder: Path, n: int) -> Cost:
 def linear(folder: Path) -> tuple[str, ...]:
     (folder / "configs/model").mkdir(parents=True, exist_ok=True)
     (folder / "configs/model/linear.yaml").write_text(LINEAR)
-    return ("train", "--config-dir", "configs", *PLAIN, "model=linear", "batch_size=16")
+    return ("train", "--config-dir", "configs", *PLAIN, "model=linear", "batch_size=16", "max_epochs=100000")
 
 
 def training(folder: Path, n: int) -> Cost:
@@ -176,7 +176,7 @@ def ranks(folder: Path, n: int) -> Cost:
 
 
 ROWS: dict[str, tuple[Callable[[Path, int], Cost], int, int]] = {
-    "runs": (on_runs("runs"), 1000, 10_000),
+    "runs": (on_runs("runs"), 5000, 50_000),
     "runs --diff": (on_runs("runs", "--diff"), 100, 1000),
     "runs --where SETTING": (on_runs("runs", "--where", "optimizer.lr=0.001"), 1000, 10_000),
     "runs rm RUN": (on_runs("runs", "rm", "RUN"), 1000, 10_000),
@@ -184,13 +184,13 @@ ROWS: dict[str, tuple[Callable[[Path, int], Cost], int, int]] = {
     "runs tag RUN": (on_runs("runs", "tag", "RUN", "team=vision"), 1000, 10_000),
     "runs --uri": (stored, 100, 1000),
     "sweep --list": (points, 100, 1000),
-    "train, n steps": (training, 2000, 20_000),
-    "diff, n steps": (traces, 2000, 20_000),
+    "train, n steps": (training, 1000, 10_000),
+    "diff, n steps": (traces, 500, 5000),
     "sync, n values": (sending, 10_000, 100_000),
     "listing n files": (listing, 10_000, 100_000),
     "order, of n samples": (order, 10**7, 10**8),
     "checkpoint, n parameters": (checkpoint, 10**6, 10**7),
-    "train, n processes": (ranks, 1, 8),
+    "train, n processes": (ranks, 2, 8),
 }
 
 
