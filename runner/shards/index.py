@@ -1,4 +1,4 @@
-"""ShardIndex of a folder of shards: from a sample's number to its shard and place in it.
+"""Index of a folder of shards: from a sample's number to its shard and place in it.
 
 A file has a line of JSON for each shard; another has a row of 28 bytes for each sample, which is
 mapped into memory and not read before it is used. They are made once, by `samewise data index` or
