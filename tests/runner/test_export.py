@@ -229,8 +229,8 @@ def test_a_module_that_an_exporter_lacks_is_named_with_how_to_install_it(tmp_pat
 def test_executorch_runs_a_model_with_both_kernels_and_its_needs_are_named(run: Path, tmp_path: Path) -> None:
     venv.create(tmp_path / "venv")
     packages = next(tmp_path.glob("venv/lib/python3*/site-packages"))
-    # This environment's torch, without most of what executorch would bring
-    (packages / "shared.pth").write_text(str(Path(torch.__file__).parents[1]))
+    # This environment's torch and samewise (by its .pth file), without most of what executorch would bring
+    (packages / "shared.pth").write_text(f"import site; site.addsitedir({str(Path(torch.__file__).parents[1])!r})")
     wanted = ["executorch", "torchao<0.19", "ruamel.yaml", "tabulate", "expecttest", "kgb", "parameterized", "py-cpuinfo"]
     pip = [sys.executable, "-m", "pip", "install", "--retries=0", "--no-deps", "--only-binary=:all:", "--target", str(packages), *wanted]
     installed = subprocess.run(pip, capture_output=True, text=True, check=False)
