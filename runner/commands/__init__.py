@@ -1,7 +1,8 @@
 """List the commands, without importing them, and define the arguments that they share.
 
-Each file NAME.py is a command: the first line of its docstring is its summary, `configure(parser)`
-adds its arguments, `run(args)` returns its exit code, and `EXAMPLES` end its help.
+Each file NAME.py is a command: the first line of its docstring is its summary, `ARGUMENTS` are its
+arguments, of which only one of `EXCLUSIVE` may be given, `run(args)` returns its exit code, and
+`EXAMPLES` end its help. A command may add its arguments by `configure(parser)` instead.
 
 Private: it may change at any time.
 """
@@ -11,10 +12,11 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from samewise.runner.config import project
 
@@ -23,69 +25,87 @@ if TYPE_CHECKING:
     from samewise.runner.config.project import Project
 
 
-def add_overrides(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments for overrides and for the user's project."""
-    parser.add_argument(
-        "overrides",
-        nargs="*",
-        metavar="OVERRIDE",
-        help="experiment=NAME, GROUP=CHOICE, KEY=VALUE, +NEW_KEY=VALUE or ~KEY",
-    )
-    add_project(parser)
+Arguments = dict[str, dict[str, Any]]
+"""What argparse's `add_argument` takes, by the arguments' names: `--multirun`, or `-m --multirun`."""
 
-
-def add_changes(parser: argparse.ArgumentParser) -> None:
-    """Add overrides of a recorded run's config to a command."""
-    parser.add_argument(
-        "overrides",
-        nargs="*",
-        default=[],
-        metavar="KEY=VALUE",
-        help="values to change in the run's config",
-    )
-
-
-def add_project(parser: argparse.ArgumentParser) -> None:
-    """Add the options for the user's project, in addition to its pyproject.toml."""
-    add_packages(parser)
-    parser.add_argument(
-        "--config-dir",
-        action="append",
-        default=[],
-        metavar="DIR",
-        help="a config folder of yours (may be repeated)",
-    )
-
-
-def add_packages(parser: argparse.ArgumentParser) -> None:
-    """Add the option for the user's own code, besides that of the surrounding project."""
-    parser.add_argument(
-        "--package",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="a package of yours; configs may then use its classes (may be repeated)",
-    )
-
-
-def add_trust(parser: argparse.ArgumentParser) -> None:
-    """Add the option to use what someone else has made."""
-    parser.add_argument(
-        "--trust",
-        action="store_true",
-        help="run a config or code from someone else that you trust; for a run's folder, the "
+PACKAGES: Arguments = {
+    "--package": {
+        "action": "append",
+        "default": [],
+        "metavar": "NAME",
+        "help": "a package of yours; configs may then use its classes (may be repeated)",
+    }
+}
+"""The user's own code, besides that of the surrounding project."""
+PROJECT: Arguments = {
+    **PACKAGES,
+    "--config-dir": {
+        "action": "append",
+        "default": [],
+        "metavar": "DIR",
+        "help": "a config folder of yours (may be repeated)",
+    },
+}
+"""The user's project, in addition to its pyproject.toml."""
+OVERRIDES: Arguments = {
+    "overrides": {
+        "nargs": "*",
+        "metavar": "OVERRIDE",
+        "help": "experiment=NAME, GROUP=CHOICE, KEY=VALUE, +NEW_KEY=VALUE or ~KEY",
+    },
+    **PROJECT,
+}
+CHANGES: Arguments = {
+    "overrides": {
+        "nargs": "*",
+        "default": [],
+        "metavar": "KEY=VALUE",
+        "help": "values to change in the run's config",
+    }
+}
+"""Overrides of a recorded run's config."""
+CHECKPOINT: Arguments = {
+    "--checkpoint": {
+        "default": "best",
+        "metavar": "best|last|STEP|METRIC",
+        "help": "which checkpoint to use; METRIC: one of evaluate.also (default: best)",
+    }
+}
+RUN_ROOT: Arguments = {
+    "--run-root": {
+        "type": Path,
+        "default": Path("runs"),
+        "help": "where to look for runs (default: runs)",
+    }
+}
+TRUST: Arguments = {
+    "--trust": {
+        "action": "store_true",
+        "help": "run a config or code from someone else that you trust; for a run's folder, the "
         "answer is remembered until its config changes",
-    )
+    }
+}
+JSON: Arguments = {"--json": {"action": "store_true", "help": "print a JSON object"}}
 
 
-def add_checkpoint(parser: argparse.ArgumentParser) -> None:
-    """Add the option that chooses a checkpoint of a run."""
-    parser.add_argument(
-        "--checkpoint",
-        default="best",
-        metavar="best|last|STEP|METRIC",
-        help="which checkpoint to use; METRIC: one of evaluate.also (default: best)",
-    )
+def add_arguments(
+    parser: argparse.ArgumentParser, arguments: Arguments, *, exclusive: Collection[str] = ()
+) -> None:
+    """Add arguments to a parser.
+
+    Args:
+        parser: The parser.
+        arguments: The arguments.
+        exclusive: Those of which only one may be given.
+    """
+    group = parser.add_mutually_exclusive_group() if exclusive else parser
+    for names, settings in arguments.items():
+        (group if names in exclusive else parser).add_argument(*names.split(), **settings)
+
+
+add_overrides = partial(add_arguments, arguments=OVERRIDES)
+add_project = partial(add_arguments, arguments=PROJECT)
+add_trust = partial(add_arguments, arguments=TRUST)
 
 
 def note_weights(composed: Composed, args: argparse.Namespace) -> None:
@@ -131,8 +151,11 @@ class Command:
             The function that runs the command.
         """
         module = importlib.import_module(f"samewise.runner.commands.{self.path.stem}")
-        module.configure(parser)
-        parser.epilog = parser.epilog or getattr(module, "EXAMPLES", None)
+        if hasattr(module, "configure"):
+            module.configure(parser)
+        else:
+            add_arguments(parser, module.ARGUMENTS, exclusive=getattr(module, "EXCLUSIVE", ()))
+        parser.epilog = module.EXAMPLES
         return module.run
 
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from samewise.runner.bundles import archive
-from samewise.runner.commands import add_project, project_from
+from samewise.runner.commands import JSON, PROJECT, RUN_ROOT, project_from
 from samewise.runner.records.files import require_writable
 from samewise.runner.records.json_text import to_json
 
@@ -19,36 +19,30 @@ of every other part. The data, passwords and tokens, and files that look like se
 them before you share the bundle.
 """
 
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "run",
-        metavar="RUN",
-        help="a finished run: its folder or name, the start of its fingerprint, or its MLflow "
+ARGUMENTS = {
+    "run": {
+        "metavar": "RUN",
+        "help": "a finished run: its folder or name, the start of its fingerprint, or its MLflow "
         "run id",
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        required=True,
-        metavar="FILE",
-        help="the file to write; an existing file is not overwritten",
-    )
-    parser.add_argument(
-        "--with-weights",
-        action="store_true",
-        help="include the best and the last checkpoint, not only their digests",
-    )
-    parser.add_argument(
-        "--no-data-hashes",
-        action="store_true",
-        help="list the data's files by name and size, without reading them",
-    )
-    parser.add_argument(
-        "--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)"
-    )
-    add_project(parser)
-    parser.add_argument("--json", action="store_true", help="print a JSON object")
+    },
+    "--out": {
+        "type": Path,
+        "required": True,
+        "metavar": "FILE",
+        "help": "the file to write; an existing file is not overwritten",
+    },
+    "--with-weights": {
+        "action": "store_true",
+        "help": "include the best and the last checkpoint, not only their digests",
+    },
+    "--no-data-hashes": {
+        "action": "store_true",
+        "help": "list the data's files by name and size, without reading them",
+    },
+    **RUN_ROOT,
+    **PROJECT,
+    **JSON,
+}
 
 
 def run(args: argparse.Namespace) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from samewise.runner.commands import add_overrides, compose_arguments
+from samewise.runner.commands import OVERRIDES, compose_arguments
 from samewise.runner.errors import ConfigError
 from samewise.runner.processes import variables
 from samewise.runner.records.json_text import to_json
@@ -14,31 +14,29 @@ from samewise.runner.tracking import address, backends
 if TYPE_CHECKING:
     from samewise.runner.training.layers import Layer
 
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    add_overrides(parser)
-    how = parser.add_mutually_exclusive_group()
-    how.add_argument(
-        "--strict",
-        action="store_true",
-        help="exit with code 2 on warnings too: settings that cannot do what they say",
-    )
-    how.add_argument(
-        "--static", action="store_true", help="only read the config: build nothing, load no data"
-    )
-    parser.add_argument(
-        "--depth",
-        type=int,
-        default=1,
-        metavar="N",
-        help="levels of modules in the model's summary; 0: only the model (default: 1)",
-    )
-    parser.add_argument(
-        "--json",
-        action="store_true",
-        help="print {name, fingerprint, problems, notes, layers, checkpoint} as JSON",
-    )
-    parser.epilog = """\
+ARGUMENTS = {
+    **OVERRIDES,
+    "--strict": {
+        "action": "store_true",
+        "help": "exit with code 2 on warnings too: settings that cannot do what they say",
+    },
+    "--static": {
+        "action": "store_true",
+        "help": "only read the config: build nothing, load no data",
+    },
+    "--depth": {
+        "type": int,
+        "default": 1,
+        "metavar": "N",
+        "help": "levels of modules in the model's summary; 0: only the model (default: 1)",
+    },
+    "--json": {
+        "action": "store_true",
+        "help": "print {name, fingerprint, problems, notes, layers, checkpoint} as JSON",
+    },
+}
+EXCLUSIVE = ("--strict", "--static")
+EXAMPLES = """\
 examples:
   samewise check experiment=resnet18_digits
   samewise check experiment=resnet50_imagenet dataset.root=/data/imagenet

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from samewise.runner.commands import JSON, RUN_ROOT
 from samewise.runner.config import project as projects
 from samewise.runner.config.tree import shown
 from samewise.runner.errors import ConfigError, number_of
@@ -34,18 +34,15 @@ _MAX_LINES = 60
 """Maximum number of lines of code to print."""
 _COLOURS = {"+": "green", "-": "red", "@": "cyan"}
 
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "runs",
-        metavar="RUN",
-        nargs="+",
-        help=f"{RUN}; one run: only its code, compared with the code as it is now",
-    )
-    parser.add_argument(
-        "--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)"
-    )
-    parser.add_argument("--json", action="store_true", help="print a JSON object")
+ARGUMENTS = {
+    "runs": {
+        "metavar": "RUN",
+        "nargs": "+",
+        "help": f"{RUN}; one run: only its code, compared with the code as it is now",
+    },
+    **RUN_ROOT,
+    **JSON,
+}
 
 
 def run(args: argparse.Namespace) -> int:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from samewise.runner.commands import JSON, RUN_ROOT
 from samewise.runner.errors import ConfigError, DamagedCheckpoint, Problem, first_line
 from samewise.runner.records.json_text import to_json
 
@@ -15,18 +16,15 @@ EXAMPLES = """examples:
   samewise digest checkpoints/step-00000040/state.pt       a file written by torch.save
 """
 
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "what",
-        nargs="+",
-        metavar="FILE|RUN",
-        help="a file written by torch.save, a checkpoint's folder, or a run",
-    )
-    parser.add_argument(
-        "--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)"
-    )
-    parser.add_argument("--json", action="store_true", help="print a JSON object")
+ARGUMENTS = {
+    "what": {
+        "nargs": "+",
+        "metavar": "FILE|RUN",
+        "help": "a file written by torch.save, a checkpoint's folder, or a run",
+    },
+    **RUN_ROOT,
+    **JSON,
+}
 
 
 def run(args: argparse.Namespace) -> int:

@@ -43,14 +43,14 @@ class Finding:
     advice: str = ""
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--run-root",
-        type=Path,
-        default=Path("runs"),
-        help="where runs would be written (default: runs)",
-    )
-    parser.add_argument("--json", action="store_true", help="print a JSON list")
+ARGUMENTS = {
+    "--run-root": {
+        "type": Path,
+        "default": Path("runs"),
+        "help": "where runs would be written (default: runs)",
+    },
+    "--json": {"action": "store_true", "help": "print a JSON list"},
+}
 
 
 def run(args: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from samewise.runner.commands import add_changes, add_checkpoint, add_packages, add_trust
+from samewise.runner.commands import CHANGES, CHECKPOINT, JSON, PACKAGES, RUN_ROOT, TRUST
 from samewise.runner.config import project
 from samewise.runner.errors import ConfigError, Problem, SamewiseError, first_few, number_of
 from samewise.runner.processes.variables import prepare
@@ -30,39 +30,32 @@ Other data may lack classes of the run, but have no others; their labels are num
 be there. What a sweep's runs gave is recorded in their summaries and in MLflow, and not computed again, unless overrides change a result.
 """
 
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help=f"{RUN}; or a sweep's id or folder")
-    add_changes(parser)
-    add_checkpoint(parser)
-    parser.add_argument(
-        "--weights",
-        metavar="NAME",
-        help="evaluate only the weights kept by this callback, such as ema (default: all; "
+ARGUMENTS = {
+    "run": {"metavar": "RUN", "help": f"{RUN}; or a sweep's id or folder"},
+    **CHANGES,
+    **CHECKPOINT,
+    "--weights": {
+        "metavar": "NAME",
+        "help": "evaluate only the weights kept by this callback, such as ema (default: all; "
         "pictures of the trained weights)",
-    )
-    parser.add_argument(
-        "--split",
-        default="valid",
-        help="which split to evaluate on: train, valid, test, or a further one of the data set "
+    },
+    "--split": {
+        "default": "valid",
+        "help": "which split to evaluate on: train, valid, test, or a further one of the data set "
         "(default: valid)",
-    )
-    parser.add_argument(
-        "--pictures",
-        type=Path,
-        metavar="FOLDER",
-        help="where to write pictures of one run (default: RUN/eval/SPLIT-STEP, with -NAME added for "
+    },
+    "--pictures": {
+        "type": Path,
+        "metavar": "FOLDER",
+        "help": "where to write pictures of one run (default: RUN/eval/SPLIT-STEP, with -NAME added for "
         "--weights, and eight digits for overrides that change the result)",
-    )
-    parser.add_argument(
-        "--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)"
-    )
-    add_packages(parser)
-    add_trust(parser)
-    parser.add_argument("--json", action="store_true", help="print a JSON object")
-    parser.add_argument(
-        "--csv", type=Path, metavar="FILE", help="also write the table of a sweep's points"
-    )
+    },
+    **RUN_ROOT,
+    **PACKAGES,
+    **TRUST,
+    **JSON,
+    "--csv": {"type": Path, "metavar": "FILE", "help": "also write the table of a sweep's points"},
+}
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from samewise.runner.commands import (
-    add_changes,
-    add_checkpoint,
-    add_packages,
-    add_trust,
+    CHANGES,
+    CHECKPOINT,
+    JSON,
+    PACKAGES,
+    RUN_ROOT,
+    TRUST,
     note_weights,
 )
 from samewise.runner.config import project
@@ -36,55 +38,47 @@ formats: safetensors  weights alone, by the model's names; written with every ot
          executorch_portable   the same with portable kernels alone, which are slow and small
 """
 
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help=RUN)
-    add_changes(parser)
-    parser.add_argument(
-        "--to",
-        default="pt2",
-        metavar="FORMATS",
-        help=f"one or more of {', '.join(KINDS)}, separated by commas (default: pt2)",
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        required=True,
-        metavar="FOLDER",
-        help="the folder to write: a new or an empty one",
-    )
-    add_checkpoint(parser)
-    parser.add_argument(
-        "--weights",
-        metavar="NAME",
-        help="use the weights kept by this callback, such as ema (default: the trained weights)",
-    )
-    parser.add_argument(
-        "--module",
-        metavar="NAME",
-        help="export this module of the model, such as backbone (default: the model that the "
+ARGUMENTS = {
+    "run": {"metavar": "RUN", "help": RUN},
+    **CHANGES,
+    "--to": {
+        "default": "pt2",
+        "metavar": "FORMATS",
+        "help": f"one or more of {', '.join(KINDS)}, separated by commas (default: pt2)",
+    },
+    "--out": {
+        "type": Path,
+        "required": True,
+        "metavar": "FOLDER",
+        "help": "the folder to write: a new or an empty one",
+    },
+    **CHECKPOINT,
+    "--weights": {
+        "metavar": "NAME",
+        "help": "use the weights kept by this callback, such as ema (default: the trained weights)",
+    },
+    "--module": {
+        "metavar": "NAME",
+        "help": "export this module of the model, such as backbone (default: the model that the "
         "recipe calls)",
-    )
-    parser.add_argument(
-        "--bare",
-        action="store_true",
-        help="leave out the batch transforms before the model, such as normalisation (default: "
+    },
+    "--bare": {
+        "action": "store_true",
+        "help": "leave out the batch transforms before the model, such as normalisation (default: "
         "include them)",
-    )
-    parser.add_argument(
-        "--tolerance",
-        type=float,
-        default=1e-4,
-        metavar="SHARE",
-        help="refuse a format whose results differ from the model's by more than this share of the "
+    },
+    "--tolerance": {
+        "type": float,
+        "default": 1e-4,
+        "metavar": "SHARE",
+        "help": "refuse a format whose results differ from the model's by more than this share of the "
         "largest number (default: 1e-4)",
-    )
-    parser.add_argument(
-        "--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)"
-    )
-    add_packages(parser)
-    add_trust(parser)
-    parser.add_argument("--json", action="store_true", help="print a JSON object")
+    },
+    **RUN_ROOT,
+    **PACKAGES,
+    **TRUST,
+    **JSON,
+}
 
 
 def run(args: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from samewise.runner.commands import add_trust
+from samewise.runner.commands import RUN_ROOT, TRUST
 from samewise.runner.config.project import Project, find
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.launchers.snapshot import settings_text
@@ -20,31 +20,26 @@ from samewise.runner.records.found import RUN
 STARTER = Path(__file__).with_name("starter")
 """Template of a project; `mylab` stands for the package's name."""
 
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "folder",
-        type=Path,
-        metavar="FOLDER",
-        help="the project's folder: a new one, or one that is empty",
-    )
-    origin = parser.add_mutually_exclusive_group()
-    origin.add_argument(
-        "--package",
-        metavar="NAME",
-        help="the name of the project's package (default: the folder's name)",
-    )
-    origin.add_argument(
-        "--from",
-        dest="source",
-        metavar="RUN",
-        help=f"make the project from this run's code and config: {RUN}",
-    )
-    parser.add_argument(
-        "--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)"
-    )
-    add_trust(parser)
-    parser.epilog = """\
+ARGUMENTS = {
+    "folder": {
+        "type": Path,
+        "metavar": "FOLDER",
+        "help": "the project's folder: a new one, or one that is empty",
+    },
+    "--package": {
+        "metavar": "NAME",
+        "help": "the name of the project's package (default: the folder's name)",
+    },
+    "--from": {
+        "dest": "source",
+        "metavar": "RUN",
+        "help": f"make the project from this run's code and config: {RUN}",
+    },
+    **RUN_ROOT,
+    **TRUST,
+}
+EXCLUSIVE = ("--package", "--from")
+EXAMPLES = """\
 examples:
   samewise init shapes            a project in ./shapes with the package `shapes`
   samewise init . --package lab   in the current folder, if it is empty

@@ -4,20 +4,19 @@ import argparse
 import shutil
 import sys
 
-from samewise.runner.commands import add_project, project_from
+from samewise.runner.commands import PROJECT, project_from
 from samewise.runner.errors import ConfigError, Problem, nearest
 from samewise.runner.records.json_text import to_json
 
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "group",
-        nargs="?",
-        help="a group, such as `optimizer` or `experiment` (default: list all groups)",
-    )
-    add_project(parser)
-    parser.add_argument("--json", action="store_true", help="print as JSON")
-    parser.epilog = """\
+ARGUMENTS = {
+    "group": {
+        "nargs": "?",
+        "help": "a group, such as `optimizer` or `experiment` (default: list all groups)",
+    },
+    **PROJECT,
+    "--json": {"action": "store_true", "help": "print as JSON"},
+}
+EXAMPLES = """\
 examples:
   samewise list
   samewise list experiment

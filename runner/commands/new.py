@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from samewise.runner.commands import add_project, add_trust, project_from
+from samewise.runner.commands import PROJECT, RUN_ROOT, TRUST, project_from
 from samewise.runner.errors import ConfigError
 from samewise.runner.records import trust
 from samewise.runner.records.files import require_writable
@@ -20,29 +20,25 @@ if TYPE_CHECKING:
     from samewise.runner.config.compose import Composed
     from samewise.runner.config.project import Project
 
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", help="the experiment's name, for `experiment=NAME`")
-    parser.add_argument(
-        "overrides",
-        nargs="*",
-        metavar="OVERRIDE",
-        help="what to change; for a run, values only: KEY=VALUE",
-    )
-    parser.add_argument(
-        "--from",
-        dest="source",
-        required=True,
-        metavar="RUN|EXPERIMENT",
-        help="an experiment; or a run: its folder, the start of its fingerprint, or its MLflow "
+ARGUMENTS = {
+    "name": {"metavar": "NAME", "help": "the experiment's name, for `experiment=NAME`"},
+    "overrides": {
+        "nargs": "*",
+        "metavar": "OVERRIDE",
+        "help": "what to change; for a run, values only: KEY=VALUE",
+    },
+    "--from": {
+        "dest": "source",
+        "required": True,
+        "metavar": "RUN|EXPERIMENT",
+        "help": "an experiment; or a run: its folder, the start of its fingerprint, or its MLflow "
         "run id",
-    )
-    parser.add_argument(
-        "--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)"
-    )
-    add_project(parser)
-    add_trust(parser)
-    parser.epilog = """\
+    },
+    **RUN_ROOT,
+    **PROJECT,
+    **TRUST,
+}
+EXAMPLES = """\
 The file goes to experiment/NAME.yaml in your project's own folder of configs ([tool.samewise] configs; `samewise init` makes a project). It builds on the
 run's experiment, and contains only what differs; settings for where runs are kept and recorded (run_root, device, tracking, launcher, sweeper) are left out.
 The new experiment has the fingerprint of the run or experiment it is made from, which is checked: the same bits, in a folder with the new name.

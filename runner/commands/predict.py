@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from samewise.runner import api
-from samewise.runner.commands import add_checkpoint, add_packages, add_trust, note_weights
+from samewise.runner.commands import CHECKPOINT, PACKAGES, RUN_ROOT, TRUST, note_weights
 from samewise.runner.errors import ConfigError
 from samewise.runner.records.console import show_progress
 from samewise.runner.records.files import require_no_link, require_writable
@@ -33,50 +33,49 @@ EXAMPLES = """examples:
   samewise predict 3f2a val2017 --out results.json --format coco
 """
 
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help=RUN)
-    help_ = (
-        "images, videos, audio files, texts or tables, folders of them, or patterns such as "
-        "'photos/*.jpg'; also KEY=VALUE: values to change in the run's config"
-    )
-    parser.add_argument("files", nargs="+", metavar="FILE", help=help_)
-    add_checkpoint(parser)
-    parser.add_argument(
-        "--weights",
-        metavar="NAME",
-        help="use the weights kept by this callback, such as ema (default: the trained weights)",
-    )
-    help_ = (
-        "a folder for pictures and sounds, or NAME.json or NAME.csv for all predictions in one "
-        "file; may be repeated (default: RUN/predictions)"
-    )
-    parser.add_argument(
-        "--output", "--out", type=Path, action="append", default=[], metavar="PATH", help=help_
-    )
-    parser.add_argument(
-        "--format",
-        choices=["json", "csv", "coco"],
-        help="the format of that file (default: by its extension); coco: COCO's results, for "
+ARGUMENTS = {
+    "run": {"metavar": "RUN", "help": RUN},
+    "files": {
+        "nargs": "+",
+        "metavar": "FILE",
+        "help": "images, videos, audio files, texts or tables, folders of them, or patterns such as "
+        "'photos/*.jpg'; also KEY=VALUE: values to change in the run's config",
+    },
+    **CHECKPOINT,
+    "--weights": {
+        "metavar": "NAME",
+        "help": "use the weights kept by this callback, such as ema (default: the trained weights)",
+    },
+    "--output --out": {
+        "type": Path,
+        "action": "append",
+        "default": [],
+        "metavar": "PATH",
+        "help": "a folder for pictures and sounds, or NAME.json or NAME.csv for all predictions in one "
+        "file; may be repeated (default: RUN/predictions)",
+    },
+    "--format": {
+        "choices": ["json", "csv", "coco"],
+        "help": "the format of that file (default: by its extension); coco: COCO's results, for "
         "detection",
-    )
-    parser.add_argument(
-        "--threshold",
-        type=float,
-        metavar="SCORE",
-        help="leave out boxes or classes with a lower score (0 to 1)",
-    )
-    help_ = (
-        "how many files the model processes at once (default: 1). In a batch, the last bits of "
-        "a prediction and random draws may differ"
-    )
-    parser.add_argument("--batch", type=int, default=1, metavar="N", help=help_)
-    parser.add_argument(
-        "--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)"
-    )
-    add_packages(parser)
-    add_trust(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object per file")
+    },
+    "--threshold": {
+        "type": float,
+        "metavar": "SCORE",
+        "help": "leave out boxes or classes with a lower score (0 to 1)",
+    },
+    "--batch": {
+        "type": int,
+        "default": 1,
+        "metavar": "N",
+        "help": "how many files the model processes at once (default: 1). In a batch, the last bits of "
+        "a prediction and random draws may differ",
+    },
+    **RUN_ROOT,
+    **PACKAGES,
+    **TRUST,
+    "--json": {"action": "store_true", "help": "print one JSON object per file"},
+}
 
 
 def run(args: argparse.Namespace) -> int:

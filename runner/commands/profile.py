@@ -14,7 +14,7 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from samewise.runner.commands import add_overrides, compose_arguments
+from samewise.runner.commands import OVERRIDES, compose_arguments
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.processes import variables
 from samewise.runner.processes.this_process import is_rank
@@ -24,36 +24,35 @@ from samewise.runner.records.folder import beside
 if TYPE_CHECKING:
     from samewise.runner.config.compose import Composed
 
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `profile`."""
-    add_overrides(parser)
-    parser.add_argument(
-        "--steps", type=int, default=10, metavar="N", help="how many steps to measure (default: 10)"
-    )
-    parser.add_argument(
-        "--traced",
-        type=int,
-        default=3,
-        metavar="N",
-        help="additional steps to record with torch's profiler; 0: no trace (default: 3)",
-    )
-    parser.add_argument(
-        "--by",
-        choices=["operators", "layers", "functions"],
-        default="operators",
-        help="what to print the traced time of: operators (default), or the layers or functions "
+ARGUMENTS = {
+    **OVERRIDES,
+    "--steps": {
+        "type": int,
+        "default": 10,
+        "metavar": "N",
+        "help": "how many steps to measure (default: 10)",
+    },
+    "--traced": {
+        "type": int,
+        "default": 3,
+        "metavar": "N",
+        "help": "additional steps to record with torch's profiler; 0: no trace (default: 3)",
+    },
+    "--by": {
+        "choices": ["operators", "layers", "functions"],
+        "default": "operators",
+        "help": "what to print the traced time of: operators (default), or the layers or functions "
         "that call them; profile.json has all",
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="FOLDER",
-        help="where to write the files (default: profiles/NAME/FINGERPRINT; -2, -3, ... if that "
+    },
+    "--out": {
+        "type": Path,
+        "metavar": "FOLDER",
+        "help": "where to write the files (default: profiles/NAME/FINGERPRINT; -2, -3, ... if that "
         "exists)",
-    )
-    parser.add_argument("--json", action="store_true", help="print what was measured as JSON")
-    parser.epilog = """\
+    },
+    "--json": {"action": "store_true", "help": "print what was measured as JSON"},
+}
+EXAMPLES = """\
 Takes a few steps of the experiment and shows where their time goes: data, transfer, transforms, forward, backward, exchange, optimizer, trace, callbacks,
 tracking, other. The shares add up to the step. docs/performance.md has the settings that change each of them.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from samewise.runner.bundles.archive import CODE, DATA, FACTS, LOCK, RUN, Contents
-from samewise.runner.commands import add_trust, verify
+from samewise.runner.commands import JSON, TRUST, add_arguments, verify
 from samewise.runner.errors import ConfigError, NotTrusted, Problem
 from samewise.runner.records import shapes
 from samewise.runner.records.files import (
@@ -32,43 +32,36 @@ exit codes: 0 the same bits; 1 they differ, or the environments cannot be compar
 4 the bundle is intact, but nothing was run without --trust
 """
 
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "bundle", type=Path, metavar="BUNDLE", help="a file that `samewise bundle` wrote"
-    )
-    parser.add_argument(
-        "overrides",
-        nargs="*",
-        default=[],
-        metavar="KEY=VALUE",
-        help="values to change in the run's config, such as where the data are",
-    )
-    parser.add_argument(
-        "--expect",
-        metavar="DIGEST",
-        help="the identity that the bundle must have, as its author gave it",
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="FOLDER",
-        help="unpack and rebuild the bundle in this folder, and keep it (default: a temporary "
+ARGUMENTS = {
+    "bundle": {"type": Path, "metavar": "BUNDLE", "help": "a file that `samewise bundle` wrote"},
+    "overrides": {
+        "nargs": "*",
+        "default": [],
+        "metavar": "KEY=VALUE",
+        "help": "values to change in the run's config, such as where the data are",
+    },
+    "--expect": {
+        "metavar": "DIGEST",
+        "help": "the identity that the bundle must have, as its author gave it",
+    },
+    "--out": {
+        "type": Path,
+        "metavar": "FOLDER",
+        "help": "unpack and rebuild the bundle in this folder, and keep it (default: a temporary "
         "folder)",
-    )
-    parser.add_argument(
-        "--here",
-        action="store_true",
-        help="use the packages and the samewise installed here; rebuild nothing",
-    )
-    parser.add_argument("--steps", type=int, help="how many steps to compare (default: all)")
-    parser.add_argument(
-        "--anyway",
-        action="store_true",
-        help="train and compare even if the environment would change the bits",
-    )
-    add_trust(parser)
-    parser.add_argument("--json", action="store_true", help="print a JSON object")
+    },
+    "--here": {
+        "action": "store_true",
+        "help": "use the packages and the samewise installed here; rebuild nothing",
+    },
+    "--steps": {"type": int, "help": "how many steps to compare (default: all)"},
+    "--anyway": {
+        "action": "store_true",
+        "help": "train and compare even if the environment would change the bits",
+    },
+    **TRUST,
+    **JSON,
+}
 
 
 def run(args: argparse.Namespace) -> int:
@@ -224,6 +217,6 @@ def _verify_arguments(args: argparse.Namespace, run: RunFolder, folder: Path) ->
 
 def _verify_here(line: list[str], run: RunFolder) -> int:
     parser = argparse.ArgumentParser()
-    verify.configure(parser)
+    add_arguments(parser, verify.ARGUMENTS)
     args = parser.parse_args(line)
     return verify.print_verdict(args, run, verify.request_of(args))

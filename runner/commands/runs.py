@@ -43,49 +43,45 @@ longer part of any run. A name or a tag changes no fingerprint: `train` still fi
 name and tags follow at once, or with `samewise sync` if its store does not answer.
 """
 
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "action",
-        nargs="?",
-        choices=("list", "rename", "tag", "rm", "gc"),
-        default="list",
-        help="list (default); rename: RUN NAME; tag: RUN KEY=VALUE ~KEY ...; rm: delete the given "
+ARGUMENTS = {
+    "action": {
+        "nargs": "?",
+        "choices": ("list", "rename", "tag", "rm", "gc"),
+        "default": "list",
+        "help": "list (default); rename: RUN NAME; tag: RUN KEY=VALUE ~KEY ...; rm: delete the given "
         "runs; gc: delete those that failed",
-    )
-    parser.add_argument("names", nargs="*", metavar="RUN", help=f"for rename, tag and rm: {RUN}")
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument(
-        "--run-root", type=Path, default=Path("runs"), help="where the runs are (default: runs)"
-    )
-    where.add_argument(
-        "--uri",
-        help="list the runs of this MLflow store instead (sqlite:///FILE, http://HOST:5000); "
-        "MLflow's tokens are sent there",
-    )
-    parser.add_argument(
-        "--where",
-        action="append",
-        default=[],
-        metavar="CONDITION",
-        help="only runs that meet this condition: state=failed, 'valid/loss<1' (may be repeated)",
-    )
-    parser.add_argument(
-        "--sort",
-        metavar="KEY",
-        help="by a column or metric, the largest first; --sort=-KEY: the smallest first",
-    )
-    parser.add_argument(
-        "--diff",
-        action="store_true",
-        help="show what differs in config and code, instead of what was overridden",
-    )
-    parser.add_argument(
-        "--yes",
-        action="store_true",
-        help="actually delete the runs; without it, rm and gc only list them",
-    )
-    parser.add_argument("--json", action="store_true", help="print a JSON list, with all metrics")
+    },
+    "names": {"nargs": "*", "metavar": "RUN", "help": f"for rename, tag and rm: {RUN}"},
+    "--run-root": {
+        "type": Path,
+        "default": Path("runs"),
+        "help": "where the runs are (default: runs)",
+    },
+    "--uri": {
+        "help": "list the runs of this MLflow store instead (sqlite:///FILE, http://HOST:5000); "
+        "MLflow's tokens are sent there"
+    },
+    "--where": {
+        "action": "append",
+        "default": [],
+        "metavar": "CONDITION",
+        "help": "only runs that meet this condition: state=failed, 'valid/loss<1' (may be repeated)",
+    },
+    "--sort": {
+        "metavar": "KEY",
+        "help": "by a column or metric, the largest first; --sort=-KEY: the smallest first",
+    },
+    "--diff": {
+        "action": "store_true",
+        "help": "show what differs in config and code, instead of what was overridden",
+    },
+    "--yes": {
+        "action": "store_true",
+        "help": "actually delete the runs; without it, rm and gc only list them",
+    },
+    "--json": {"action": "store_true", "help": "print a JSON list, with all metrics"},
+}
+EXCLUSIVE = ("--run-root", "--uri")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -4,19 +4,18 @@ import argparse
 import sys
 from pathlib import Path
 
-from samewise.runner.commands import add_project, project_from
+from samewise.runner.commands import PROJECT, project_from
 from samewise.runner.records.files import require_writable
 
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="FOLDER",
-        help="where to write them (default: .schema in the project's folder)",
-    )
-    add_project(parser)
-    parser.epilog = """\
+ARGUMENTS = {
+    "--out": {
+        "type": Path,
+        "metavar": "FOLDER",
+        "help": "where to write them (default: .schema in the project's folder)",
+    },
+    **PROJECT,
+}
+EXAMPLES = """\
 The schemas cover groups, choices, settings and the arguments of all classes that a config may name, including your own classes that your configs name.
 Run the command again after you add a class or a choice. An editor with a YAML language server then completes them, and marks unknown keys and
 wrong types. It finds the schema by a line in the config file:

@@ -11,31 +11,28 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from samewise.runner.commands import add_overrides, compose_arguments
+from samewise.runner.commands import OVERRIDES, compose_arguments
 from samewise.runner.errors import ConfigError
 
 if TYPE_CHECKING:
     from samewise.runner.config.compose import Composed
 
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    add_overrides(parser)
-    parser.add_argument(
-        "--origin",
-        action="store_true",
-        help="show the line of the file, or the override, that each value comes from",
-    )
-    parser.add_argument(
-        "--meanings",
-        action="store_true",
-        help="show what each key means; imports the classes that the config names",
-    )
-    parser.add_argument(
-        "--json",
-        action="store_true",
-        help="print name, fingerprint, folder, choices, config (and origins or meanings) as JSON",
-    )
-    parser.epilog = """\
+ARGUMENTS = {
+    **OVERRIDES,
+    "--origin": {
+        "action": "store_true",
+        "help": "show the line of the file, or the override, that each value comes from",
+    },
+    "--meanings": {
+        "action": "store_true",
+        "help": "show what each key means; imports the classes that the config names",
+    },
+    "--json": {
+        "action": "store_true",
+        "help": "print name, fingerprint, folder, choices, config (and origins or meanings) as JSON",
+    },
+}
+EXAMPLES = """\
 It does not check values; `samewise check` does.
 
 examples:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from samewise.runner.commands import add_trust
+from samewise.runner.commands import RUN_ROOT, TRUST
 from samewise.runner.errors import ConfigError, DamagedFile, Problem, SamewiseError, number_of
 from samewise.runner.records import locks, shapes
 from samewise.runner.records.files import read_mapping
@@ -83,31 +83,26 @@ class SyncResult:
         return f"{self.run}: {messages.get(self.state, f'could not be sent: {self.error}')}"
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `sync`."""
-    parser.add_argument("runs", nargs="*", metavar="RUN", help=f"{RUN} (default: every run)")
-    parser.add_argument(
-        "--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)"
-    )
-    parser.add_argument("--uri", help="a store other than the run's own")
-    parser.add_argument(
-        "--to",
-        action="append",
-        choices=list(TITLES),
-        help="a backend other than the run's own (may be repeated)",
-    )
-    parser.add_argument(
-        "--log-model",
-        action="store_true",
-        help="also log the best checkpoint as an MLflow model, for `mlflow models serve`",
-    )
-    parser.add_argument(
-        "--register",
-        metavar="NAME",
-        help="also register the model under this name, as its next version; for one RUN",
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object per run")
-    add_trust(parser)
+ARGUMENTS = {
+    "runs": {"nargs": "*", "metavar": "RUN", "help": f"{RUN} (default: every run)"},
+    **RUN_ROOT,
+    "--uri": {"help": "a store other than the run's own"},
+    "--to": {
+        "action": "append",
+        "choices": list(TITLES),
+        "help": "a backend other than the run's own (may be repeated)",
+    },
+    "--log-model": {
+        "action": "store_true",
+        "help": "also log the best checkpoint as an MLflow model, for `mlflow models serve`",
+    },
+    "--register": {
+        "metavar": "NAME",
+        "help": "also register the model under this name, as its next version; for one RUN",
+    },
+    "--json": {"action": "store_true", "help": "print one JSON object per run"},
+    **TRUST,
+}
 
 
 def run(args: argparse.Namespace) -> int:

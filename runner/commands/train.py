@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from samewise.runner.commands import add_overrides, add_trust, compose_arguments, project_from
+from samewise.runner.commands import OVERRIDES, TRUST, compose_arguments, project_from
 from samewise.runner.commands.sweep import start
 from samewise.runner.errors import ConfigError
 from samewise.runner.records import trust
@@ -21,30 +21,25 @@ from samewise.runner.tracking.progress import is_behind
 if TYPE_CHECKING:
     from samewise.runner.config.compose import Composed
 
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `train`."""
-    add_overrides(parser)
-    add_trust(parser)
-    parser.add_argument(
-        "--config",
-        type=Path,
-        metavar="FILE",
-        help="train from a run's config.yaml; overrides then change its values: KEY=VALUE",
-    )
-    parser.add_argument(
-        "--fresh",
-        action="store_true",
-        help="train again, in a new folder beside the existing one; nothing is deleted",
-    )
-    parser.add_argument("--json", action="store_true", help="print the summary as JSON")
-    parser.add_argument(
-        "-m",
-        "--multirun",
-        action="store_true",
-        help="run a sweep; not needed: a=1,2 already starts one",
-    )
-    parser.epilog = """\
+ARGUMENTS = {
+    **OVERRIDES,
+    **TRUST,
+    "--config": {
+        "type": Path,
+        "metavar": "FILE",
+        "help": "train from a run's config.yaml; overrides then change its values: KEY=VALUE",
+    },
+    "--fresh": {
+        "action": "store_true",
+        "help": "train again, in a new folder beside the existing one; nothing is deleted",
+    },
+    "--json": {"action": "store_true", "help": "print the summary as JSON"},
+    "-m --multirun": {
+        "action": "store_true",
+        "help": "run a sweep; not needed: a=1,2 already starts one",
+    },
+}
+EXAMPLES = """\
 examples:
   samewise train                                            the default experiment
   samewise train experiment=resnet18_digits

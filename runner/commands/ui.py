@@ -33,21 +33,17 @@ _START_S = 90.0
 _WATCHDOG = 'read _; kill -TERM "-$0"; sleep 5; kill -KILL "-$0"'
 """Shell script that ends the server and its worker when its standard input ends."""
 
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `ui`."""
-    parser.add_argument(
-        "--port", type=int, help=f"default: {_USUAL_PORT}, or a free port if that is taken"
-    )
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument(
-        "--run-root",
-        type=Path,
-        default=Path("runs"),
-        help="the folder whose mlflow.db is shown (default: runs)",
-    )
-    where.add_argument("--uri", help="another store: sqlite:///FILE, or a database")
-    parser.add_argument("--open", action="store_true", help="open the browser")
+ARGUMENTS = {
+    "--port": {"type": int, "help": f"default: {_USUAL_PORT}, or a free port if that is taken"},
+    "--run-root": {
+        "type": Path,
+        "default": Path("runs"),
+        "help": "the folder whose mlflow.db is shown (default: runs)",
+    },
+    "--uri": {"help": "another store: sqlite:///FILE, or a database"},
+    "--open": {"action": "store_true", "help": "open the browser"},
+}
+EXCLUSIVE = ("--run-root", "--uri")
 
 
 def run(args: argparse.Namespace) -> int:

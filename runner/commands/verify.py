@@ -4,7 +4,7 @@ import argparse
 from dataclasses import asdict
 from pathlib import Path
 
-from samewise.runner.commands import add_changes, add_packages, add_trust
+from samewise.runner.commands import CHANGES, JSON, PACKAGES, RUN_ROOT, TRUST
 from samewise.runner.config import project as projects
 from samewise.runner.errors import ConfigError
 from samewise.runner.processes.variables import prepare, use_own_inductor_cache
@@ -25,57 +25,48 @@ EXAMPLES = """examples:
 exit codes: 0 the same bits; 1 they differ, or the environments cannot be compared; 2 the input was wrong
 """
 
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "run",
-        metavar="RUN",
-        help="a run's folder or name, the start of its fingerprint, its MLflow run id or page, "
+ARGUMENTS = {
+    "run": {
+        "metavar": "RUN",
+        "help": "a run's folder or name, the start of its fingerprint, its MLflow run id or page, "
         "a bundle's file, or an export's folder",
-    )
-    add_changes(parser)
-    parser.add_argument(
-        "--steps",
-        type=int,
-        help="how many steps to compare, with --audit of each part (default: all)",
-    )
-    parser.add_argument(
-        "--audit",
-        nargs="?",
-        const=3,
-        type=int,
-        metavar="N",
-        help="train only N parts of the run (default: 3), each from one kept checkpoint to the "
+    },
+    **CHANGES,
+    "--steps": {
+        "type": int,
+        "help": "how many steps to compare, with --audit of each part (default: all)",
+    },
+    "--audit": {
+        "nargs": "?",
+        "const": 3,
+        "type": int,
+        "metavar": "N",
+        "help": "train only N parts of the run (default: 3), each from one kept checkpoint to the "
         "next; the same parts each time",
-    )
-    parser.add_argument(
-        "--coarse",
-        action="store_true",
-        help="stop at the first step that differs; without this, the step is repeated to name "
+    },
+    "--coarse": {
+        "action": "store_true",
+        "help": "stop at the first step that differs; without this, the step is repeated to name "
         "the first tensor that differs",
-    )
-    parser.add_argument(
-        "--anyway",
-        action="store_true",
-        help="train and compare even if the environment would change the bits",
-    )
-    parser.add_argument(
-        "--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)"
-    )
-    parser.add_argument(
-        "--uri",
-        help="take the run from this MLflow store (sqlite:///FILE, http://HOST:5000); MLflow's "
-        "tokens are sent there",
-    )
-    parser.add_argument(
-        "--project",
-        type=Path,
-        metavar="FOLDER",
-        help="the folder of the pyproject.toml with your own packages (default: the current one)",
-    )
-    add_packages(parser)
-    add_trust(parser)
-    parser.add_argument("--json", action="store_true", help="print a JSON object")
+    },
+    "--anyway": {
+        "action": "store_true",
+        "help": "train and compare even if the environment would change the bits",
+    },
+    **RUN_ROOT,
+    "--uri": {
+        "help": "take the run from this MLflow store (sqlite:///FILE, http://HOST:5000); MLflow's "
+        "tokens are sent there"
+    },
+    "--project": {
+        "type": Path,
+        "metavar": "FOLDER",
+        "help": "the folder of the pyproject.toml with your own packages (default: the current one)",
+    },
+    **PACKAGES,
+    **TRUST,
+    **JSON,
+}
 
 
 def run(args: argparse.Namespace) -> int:

@@ -42,14 +42,14 @@ def cell(run: Path, form: str, options: list[str], out: Path, sources: list[str]
     """One export, in this process: what verify says of it, its size, milliseconds a sample beside eager's, and its operators."""
     import torch
 
-    from samewise.runner.commands import export
+    from samewise.runner.commands import add_arguments, export
     from samewise.runner.config import saved
     from samewise.runner.exports import folder, formats
     from samewise.runner.exports.of_run import calls_of_run
     from samewise.runner.processes.variables import prepare
 
     parser = argparse.ArgumentParser()
-    export.configure(parser)
+    add_arguments(parser, export.ARGUMENTS)
     args = parser.parse_args([str(run), "--out", str(out), "--trust", *options])
     found = saved.find(str(run), run_root=Path("runs"))
     composed = saved.config_in(found.config, ["device=cpu"])
