@@ -1,5 +1,6 @@
 """Images and recordings in shards: tar, Parquet and Arrow files with many samples each."""
 
+import os
 from collections.abc import Collection, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
@@ -63,10 +64,10 @@ class _Shards(EncodedSamples):
         num_classes: int | None = None,
         window: int = 16,
     ) -> None:
-        base = Path(root).expanduser()
+        base = os.path.expanduser(root).rstrip("/")
         folders = split_folders(base)
         # There may be no test split
-        splits = folders | ({split: base / split} if folders and split != "test" else {})
+        splits = folders | ({split: f"{base}/{split}"} if folders and split != "test" else {})
         indexes = {x: open_index(y, label) for x, y in (splits or {split: base}).items()}
         (self._setting, self._column), self._endings, self.window = content, endings, window
         self._index = indexes.get(split) or indexes["train"]

@@ -1,7 +1,7 @@
 """Index shards of samples, or verify that they have not changed."""
 
 import argparse
-from pathlib import Path
+import os
 
 from samewise.runner.errors import DataError, Problem, number_of
 
@@ -20,7 +20,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "name the shards that have changed",
     )
     parser.add_argument(
-        "root", type=Path, metavar="FOLDER", help="the shards, as for dataset=shards"
+        "root", metavar="FOLDER", help="the shards, as for dataset=shards"
     )
     parser.add_argument(
         "--label",
@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     from samewise.runner.records.console import show_progress
     from samewise.runner.shards.index import open_index, split_folders, verify
 
-    root, differing = args.root.expanduser(), list[Problem]()
+    root, differing = os.path.expanduser(args.root).rstrip("/"), list[Problem]()
     for folder in split_folders(root).values() or [root]:
         if args.action == "verify":
             index, problems = verify(folder, args.label, show_progress)

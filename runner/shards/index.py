@@ -66,7 +66,7 @@ class ShardIndex:
         DataError: The files are damaged.
     """
 
-    def __init__(self, path: Path, folder: Path) -> None:
+    def __init__(self, path: Path, folder: str) -> None:
         self.path, self.folder = path, folder
         with storage.readable(str(path)):
             self.shards = [Shard(*json.loads(line)) for line in path.read_text().splitlines()]
@@ -106,23 +106,24 @@ class ShardIndex:
         return [shard[:3] for shard in self.shards] == [*map(tuple, files)]
 
 
-def split_folders(root: Path) -> dict[str, Path]:
+def split_folders(root: str) -> dict[str, str]:
     """Return the folders of the splits below a root; empty if it has no `train`."""
-    folders = {name: root / name for name in ("train", "valid", "test") if (root / name).is_dir()}
+    places = {name: f"{root}/{name}" for name in ("train", "valid", "test")}
+    folders = {name: place for name, place in places.items() if storage.is_folder(place)}
     return folders if "train" in folders else {}
 
 
 def digest(path: str) -> str:
     """Return a hash of all bytes of a shard."""
     state = xxhash.xxh3_128()
-    with storage.readable(path), open(storage.local(path), "rb") as file:
+    with storage.readable(path), storage.open(path) as file:
         while block := file.read(1 << 22):
             state.update(block)
     return state.hexdigest()
 
 
 def open_index(
-    folder: Path,
+    folder: str,
     label: str,
     *,
     accepts_changes: bool = False,
@@ -144,7 +145,7 @@ def open_index(
     """
     files, places = storage.list_files(folder, READERS), _places(folder, label)
     beside = places[0].parent
-    target = places[not os.access(beside if beside.exists() else folder, os.W_OK)]
+    target = places[not os.access(beside if beside.exists() else beside.parent, os.W_OK)]
     if (index := _fitting(places, folder, files)) is None:
         target.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(target.with_suffix(".lock")):
@@ -161,7 +162,7 @@ def open_index(
 
 
 def verify(
-    folder: Path, label: str, show: Show = lambda items, total: items
+    folder: str, label: str, show: Show = lambda items, total: items
 ) -> tuple[ShardIndex, list[Problem]]:
     """Return the index of a folder's shards, and what differs from it, after reading all bytes.
 
@@ -170,7 +171,7 @@ def verify(
     """
     place = next((place for place in _places(folder, label) if place.exists()), None)
     hint = f"`samewise data index {folder}` makes it"
-    DataError.raise_if(place is None, str(folder), "has no index of this label", label, hint=hint)
+    DataError.raise_if(place is None, folder, "has no index of this label", label, hint=hint)
     index = ShardIndex(cast(Path, place), folder)
     names = {file.name for file in storage.list_files(folder, READERS)}
     reasons = {
@@ -185,18 +186,18 @@ def verify(
     return index, [Problem(f"{folder}/{name}", reason) for name, reason in reasons.items()]
 
 
-def _places(folder: Path, label: str) -> list[Path]:
+def _places(folder: str, label: str) -> list[Path]:
     """Return where the index may lie: beside the shards, in the cache."""
-    home, name = Path.home() / ".cache", os.fsencode(folder.resolve())
+    home, name = Path.home() / ".cache", os.fsencode(os.path.realpath(folder))
     cache = Path(os.environ.get("XDG_CACHE_HOME") or home, "samewise", "shards")
     return [
         place / f"{quote(label, safe='')}.shards"
-        for place in (folder / ".samewise", cache / blake2b(name, digest_size=16).hexdigest())
+        for place in (Path(folder, ".samewise"), cache / blake2b(name, digest_size=16).hexdigest())
     ]
 
 
 def _fitting(
-    places: Iterable[Path], folder: Path, files: Sequence[storage.File]
+    places: Iterable[Path], folder: str, files: Sequence[storage.File]
 ) -> ShardIndex | None:
     indexes = (ShardIndex(place, folder) for place in places if place.exists())
     return next((index for index in indexes if index.fits(files)), None)
@@ -204,7 +205,7 @@ def _fitting(
 
 def _make(
     target: Path,
-    folder: Path,
+    folder: str,
     files: Sequence[storage.File],
     label: str,
     older: ShardIndex | None,
@@ -267,7 +268,7 @@ def _make(
         if digests.get(name) != earlier:
             reason = "has other content than" if name in digests else "is missing, but was there"
             hint = f"restore it; or, if this is meant, `samewise data index {folder}`"
-            raise DataError(Problem(str(folder / name), f"{reason} when it was indexed", hint=hint))
+            raise DataError(Problem(f"{folder}/{name}", f"{reason} when it was indexed", hint=hint))
     os.truncate(draft_rows, count * SAMPLE.itemsize)
     os.replace(draft_rows, rows_file)
     os.replace(draft, target)

@@ -1,10 +1,10 @@
 """The one door to the bytes of shards: everything that reads a shard goes through here."""
 
+import builtins
 import os
 from collections.abc import Collection, Generator
 from contextlib import contextmanager
 from functools import lru_cache
-from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from samewise.runner.errors import DataError, Problem, first_few, first_line
@@ -30,20 +30,25 @@ def readable(path: str) -> Generator[None]:
         raise DataError(Problem(path, f"cannot be read, or is damaged: {reason}")) from None
 
 
-def list_files(folder: Path, endings: Collection[str]) -> list[File]:
+def is_folder(place: str) -> bool:
+    """Return whether a place is a folder."""
+    return os.path.isdir(place)
+
+
+def list_files(folder: str, endings: Collection[str]) -> list[File]:
     """List the files directly in a folder that have one of the endings, sorted by name.
 
     Raises:
         DataError: The folder cannot be read, or has no such file.
     """
-    with readable(str(folder)):
+    with readable(folder):
         names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
         chosen = [name for name in names if os.path.splitext(name)[1] in endings]
-        states = [os.stat(folder / name) for name in chosen]
+        states = [os.stat(f"{folder}/{name}") for name in chosen]
     if not chosen:
         raise DataError(
             Problem(
-                str(folder),
+                folder,
                 f"has no shards ({first_few(names, 5) or 'it is empty'})",
                 expected=f"files {', '.join(endings)} directly in this folder, or in train, valid "
                 "and test below it",
@@ -65,11 +70,14 @@ def read(path: str, offset: int, length: int) -> bytes:
     return raw
 
 
-def local(path: str) -> str:
-    """Return the path of a shard's whole content on the local disk."""
-    return path
+def open(path: str) -> BinaryIO:
+    """Open a shard as a file to read from any byte on.
+
+    Only the bytes that are read, and few behind them, are fetched. It may be opened often.
+    """
+    return builtins.open(path, "rb")
 
 
 @lru_cache(maxsize=64)
 def _opened(path: str) -> BinaryIO:
-    return open(path, "rb")
+    return open(path)

@@ -61,7 +61,7 @@ class Parquet(_Tables):
     """Unpacks a row group at once."""
 
     def groups(self, path: str, columns: Sequence[str], number: int | None = None) -> Iterator[Any]:
-        with open(storage.local(path), "rb") as opened, parquet.ParquetFile(opened) as file:
+        with storage.open(path) as opened, parquet.ParquetFile(opened) as file:
             for group in range(file.num_row_groups) if number is None else [number]:
                 yield file.read_row_group(group, columns=[*columns], use_threads=False)
 
@@ -78,7 +78,7 @@ class Arrow(_Tables):
 
 @lru_cache(maxsize=64)
 def _batches(path: str) -> tuple[list[str], list[Any]]:
-    mapped = pa.memory_map(storage.local(path))
+    mapped = pa.memory_map(path)
     try:
         opened = pa.ipc.open_stream(mapped)
         return opened.schema.names, [*opened]

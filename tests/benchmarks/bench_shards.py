@@ -36,7 +36,7 @@ def billion(folder: Path) -> None:
     with open(path.with_suffix(".samples"), "wb") as file:
         file.truncate(SHARDS * SAMPLES * SAMPLE.itemsize)
     process, before, start = psutil.Process(), psutil.Process().memory_info().rss, time.perf_counter()
-    index = ShardIndex(path, folder)
+    index = ShardIndex(path, str(folder))
     described = {"shard_sizes": np.diff(index.unit_ends, prepend=0), "__len__": lambda self: len(index.samples)}
     order = Windowed(type("Billion", (SimpleNamespace,), described)(), seed=0)
     print(f"opened in {time.perf_counter() - start:.2f} s")
