@@ -1,4 +1,4 @@
-"""Images and recordings in shards: tar, Parquet and Arrow files with many samples each."""
+"""Images and recordings in shards: files with many samples each."""
 
 import os
 from collections.abc import Collection, Mapping, Sequence

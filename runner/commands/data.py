@@ -19,9 +19,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="index: find the samples of new and changed shards; verify: read all bytes again, and "
         "name the shards that have changed",
     )
-    parser.add_argument(
-        "root", metavar="FOLDER", help="the shards, as for dataset=shards"
-    )
+    parser.add_argument("root", metavar="FOLDER", help="the shards, as for dataset=shards")
     parser.add_argument(
         "--label",
         default="label",

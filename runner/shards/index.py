@@ -22,11 +22,18 @@ from filelock import FileLock
 
 from samewise.runner.errors import DataError, Problem, number_of
 from samewise.runner.shards import storage
+from samewise.runner.shards.chunks import MDS, LitData
 from samewise.runner.shards.reader import Reader, Sample
 from samewise.runner.shards.tables import Arrow, Parquet
 from samewise.runner.shards.tar import Tar
 
-READERS: Mapping[str, Reader] = {".tar": Tar(), ".parquet": Parquet(), ".arrow": Arrow()}
+READERS: Mapping[str, Reader] = {
+    ".tar": Tar(),
+    ".parquet": Parquet(),
+    ".arrow": Arrow(),
+    ".mds": MDS(),
+    ".bin": LitData(),
+}
 """The formats, by the endings of their files."""
 SAMPLE = np.dtype([("offset", "<u8"), ("length", "<u8"), ("label", "<i4"), ("key", "<u8")])
 """A row of the index: `label` is a place among the index's labels, `key` a hash."""

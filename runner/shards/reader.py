@@ -2,11 +2,11 @@
 
 import abc
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from samewise.runner.errors import DataError, Problem
+from samewise.runner.errors import DataError, Problem, nearest
 
 KEY = "__key__"
 """The field with a sample's key, as in WebDataset."""
@@ -34,7 +34,7 @@ class Reader(abc.ABC):
 
         Args:
             path: The shard.
-            label: The field with the label (`label_text`).
+            label: The field with the label (`label_text`); empty: samples have none.
         """
 
     @abc.abstractmethod
@@ -56,11 +56,13 @@ def label_text(fields: Mapping[str, Any], label: str, where: str) -> str:
     """Return the label among a sample's fields.
 
     It is the field of that name, else one of the object in the field `json`; if the name is `label`,
-    else the field `cls`.
+    else the field `cls`. Without a name it is empty.
 
     Raises:
         DataError: There is none, or several.
     """
+    if not label:
+        return ""
     described = fields.get("json") or {}
     described = json.loads(described) if isinstance(described, bytes | str) else described
     value = fields.get(label, described.get(label, fields.get(CLASS) if label == "label" else None))
@@ -72,3 +74,16 @@ def label_text(fields: Mapping[str, Any], label: str, where: str) -> str:
         hint = "dataset.label=NAME names the column, the member or the field of .json"
         raise DataError(Problem(where, reason, value, "a number or a text", hint))
     return str(value)
+
+
+def require_label(path: str, label: str, names: Collection[str]) -> None:
+    """Raise a DataError unless a table may have the label (`label_text`) in one of its columns."""
+    if label and not {label, "json", *([CLASS] if label == "label" else [])} & {*names}:
+        require_column(path, label, names)
+
+
+def require_column(path: str, name: str, names: Collection[str]) -> None:
+    """Raise a DataError that shows the nearest name unless a table has the column."""
+    if name not in names:
+        reason, expected = "has no column of this name", ", ".join(names)
+        raise DataError(Problem(path, reason, name, expected, nearest(name, names)))

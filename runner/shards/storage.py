@@ -9,6 +9,9 @@ from typing import BinaryIO, NamedTuple
 
 from samewise.runner.errors import DataError, Problem, first_few, first_line
 
+_PACKED = (".gz", ".bz2", ".xz", ".zst", ".zstd", ".br", ".snappy", ".lz4")
+"""Endings of compressed files."""
+
 
 class File(NamedTuple):
     """A shard as it lies in its folder."""
@@ -45,6 +48,19 @@ def list_files(folder: str, endings: Collection[str]) -> list[File]:
         names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
         chosen = [name for name in names if os.path.splitext(name)[1] in endings]
         states = [os.stat(f"{folder}/{name}") for name in chosen]
+    splits = [(name, *os.path.splitext(name)) for name in names]
+    packed = [
+        name
+        for name, inner, ending in splits
+        if ending in _PACKED and inner.endswith((*endings,)) and inner not in chosen
+    ]
+    DataError.raise_if(
+        packed,
+        folder,
+        "has compressed shards, in which no sample can be read alone",
+        packed[:5],
+        hint="unpack them here",
+    )
     if not chosen:
         raise DataError(
             Problem(
@@ -52,7 +68,6 @@ def list_files(folder: str, endings: Collection[str]) -> list[File]:
                 f"has no shards ({first_few(names, 5) or 'it is empty'})",
                 expected=f"files {', '.join(endings)} directly in this folder, or in train, valid "
                 "and test below it",
-                hint="unpack .tar.gz to .tar" if any(".tar." in name for name in names) else "",
             )
         )
     return [File(name, x.st_size, x.st_mtime_ns) for name, x in zip(chosen, states, strict=True)]

@@ -3,16 +3,26 @@
 import abc
 import os
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import lru_cache, partial
 from typing import Any, final
 
 import pyarrow as pa
 from pyarrow import parquet
 
 from samewise.runner.shards import storage
-from samewise.runner.shards.reader import CLASS, KEY, Reader, Sample, label_text
+from samewise.runner.shards.reader import (
+    CLASS,
+    KEY,
+    Reader,
+    Sample,
+    label_text,
+    require_column,
+    require_label,
+)
 
+_Opened = tuple[Sequence[str], int, Callable[[int, list[str]], Any]]
 _KEPT = OrderedDict[tuple[str, int, tuple[str, ...]], Any]()
 """This process's unpacked groups, the last used one last."""
 
@@ -24,27 +34,32 @@ class _Tables(Reader):
     """
 
     @abc.abstractmethod
-    def groups(self, path: str, columns: Sequence[str], number: int | None = None) -> Iterator[Any]:
-        """Yield the requested columns, as far as they exist, of all groups or one."""
+    def opened(self, path: str) -> AbstractContextManager[_Opened]:
+        """Return the columns' names, the number of groups, and what reads columns of a group."""
 
     def scan(self, path: str, label: str) -> Iterator[Sequence[Sample]]:
         row = 0
-        for number, group in enumerate(self.groups(path, [label, CLASS, "json", KEY])):
-            rows = list[Sample]()
-            for place, fields in enumerate(group.to_pylist() or [{}] * group.num_rows):
-                key = str(fields.get(KEY, f"{os.path.basename(path)}/{row}"))
-                rows.append(
-                    Sample(key, number, place, label_text(fields, label, f"{path}, row {row}"))
-                )
-                row += 1
-            yield rows
+        with self.opened(path) as (names, count, read_group):
+            require_label(path, label, names)
+            columns = [x for x in names if x in (label, CLASS, "json", KEY)]
+            for number in range(count):
+                group, rows = read_group(number, columns), list[Sample]()
+                for place, fields in enumerate(group.to_pylist() or [{}] * group.num_rows):
+                    key = str(fields.get(KEY, f"{os.path.basename(path)}/{row}"))
+                    text = label_text(fields, label, f"{path}, row {row}")
+                    rows.append(Sample(key, number, place, text))
+                    row += 1
+                yield rows
 
     def read(
         self, path: str, offset: int, length: int, fields: Sequence[str], *, units: int
     ) -> dict[str, Any]:
         key = (path, offset, tuple(fields))
         if key not in _KEPT:
-            (_KEPT[key],) = self.groups(path, [*fields, KEY], offset)
+            with self.opened(path) as (names, _, read_group):
+                for field in fields:
+                    require_column(path, field, names)
+                _KEPT[key] = read_group(offset, [x for x in (*fields, KEY) if x in names])
             # Offsets of a damaged file may point beyond the buffer
             _KEPT[key].validate(full=True)
         _KEPT.move_to_end(key)
@@ -60,20 +75,21 @@ class _Tables(Reader):
 class Parquet(_Tables):
     """Unpacks a row group at once."""
 
-    def groups(self, path: str, columns: Sequence[str], number: int | None = None) -> Iterator[Any]:
+    @contextmanager
+    def opened(self, path: str) -> Generator[_Opened]:
         with storage.open(path) as opened, parquet.ParquetFile(opened) as file:
-            for group in range(file.num_row_groups) if number is None else [number]:
-                yield file.read_row_group(group, columns=[*columns], use_threads=False)
+            read = partial(file.read_row_group, use_threads=False)
+            yield file.schema_arrow.names, file.num_row_groups, read
 
 
 @final
 class Arrow(_Tables):
     """Maps record batches of a stream or a file, without a copy."""
 
-    def groups(self, path: str, columns: Sequence[str], number: int | None = None) -> Iterator[Any]:
+    @contextmanager
+    def opened(self, path: str) -> Generator[_Opened]:
         names, batches = _batches(path)
-        for batch in batches if number is None else [batches[number]]:
-            yield batch.select([x for x in columns if x in names])
+        yield names, len(batches), lambda number, columns: batches[number].select(columns)
 
 
 @lru_cache(maxsize=64)

@@ -1,9 +1,12 @@
 """Samples in shards: read as those of files, from an index that notices every change."""
 
 import io
+import json
 import os
 import pickle
 import shutil
+import subprocess
+import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -61,6 +64,26 @@ def arrow(place: Path, samples: Samples, kind: Callable[..., Any]) -> None:
         writer.write_table(table(samples, struct=False), max_chunksize=3)
 
 
+def chunk(place: Path, rows: list[list[bytes]], described: bytes = b"") -> None:
+    """What mosaicml-streaming and litData write: the offsets of samples; before each, the sizes of its values."""
+    bodies = [np.array([*map(len, row)], "<u4").tobytes() + b"".join(row) for row in rows]
+    offsets = np.cumsum([4 * (len(rows) + 2) + len(described), *map(len, bodies)]).astype("<u4")
+    place.write_bytes(np.uint32(len(rows)).tobytes() + offsets.tobytes() + described + b"".join(bodies))
+
+
+def mds(place: Path, samples: Samples, encoding: str = "png") -> None:
+    columns = {"column_names": ["__key__", "image", "label"], "column_encodings": ["str", encoding, "str"], "column_sizes": [None] * 3}
+    chunk(place, [[name.encode(), raw, label.encode()] for name, label, raw in samples], json.dumps(columns).encode())
+
+
+def litdata(place: Path, samples: Samples, **others: str) -> None:
+    leaf = {"type": None, "context": None, "children_spec": []}
+    tree = {"type": "builtins.dict", "context": '["image", "label"]', "children_spec": [leaf, leaf]}
+    config = {"compression": None, "data_format": ["bytes", "str"], "data_spec": json.dumps([1, tree]), **others}
+    place.with_name("index.json").write_text(json.dumps({"config": config}))
+    chunk(place, [[raw, label.encode()] for name, label, raw in samples])
+
+
 FORMATS: dict[str, tuple[str, Callable[[Path, Samples], Any]]] = {
     "tar": (".tar", tar),
     "tar as webdataset writes it": (".tar", lambda *given: tar(*given, form=tarfile.PAX_FORMAT, mtime=12.5)),
@@ -70,6 +93,8 @@ FORMATS: dict[str, tuple[str, Callable[[Path, Samples], Any]]] = {
     "parquet": (".parquet", lambda place, samples: parquet.write_table(table(samples), place, row_group_size=4)),
     "arrow stream": (".arrow", lambda *given: arrow(*given, pa.ipc.new_stream)),
     "arrow file": (".arrow", lambda *given: arrow(*given, pa.ipc.new_file)),
+    "mds": (".mds", mds),
+    "litdata": (".bin", litdata),
 }
 
 
@@ -95,6 +120,77 @@ def test_samples_in_shards_are_those_of_files(tmp_path: Path, name: str) -> None
             assert torch.equal(data[place]["image"], files[place]["image"])
             assert data[place]["label"] == files[place]["label"]
     assert not len(ShardImages(root=str(tmp_path / "shards"), split="test", shares=SHARES))
+
+
+WRITERS = {
+    "webdataset": (
+        "webdataset==1.0.2 braceexpand",
+        """
+import webdataset
+with webdataset.ShardWriter(f"{out}/%04d.tar", maxcount=10) as writer:
+    for name, label, raw in samples:
+        writer.write({"__key__": name.rpartition(".")[0], "png": raw, "cls": label})
+""",
+    ),
+    "mosaicml-streaming": (
+        "mosaicml-streaming==0.13.0 zstd brotli python-snappy cramjam catalogue",
+        """
+from streaming import MDSWriter
+encodings = {"bytes": "bytes", "image": "png", "raw": "pil", "label": "str", "row": "int", "place": "uint16", "share": "float32", "digits": "str_int", "json": "json"}
+with MDSWriter(out=out, columns=encodings | {"array": "ndarray:int16"}, size_limit=3000) as writer:
+    for row, (name, label, raw) in enumerate(samples):
+        numbers = {"row": row, "place": row, "share": row / 32, "digits": row, "array": np.arange(4, dtype=np.int16)}
+        writer.write({"bytes": raw, "image": Image.open(io.BytesIO(raw)), "raw": Image.open(io.BytesIO(raw)), "label": label, "json": {"kind": label}, **numbers})
+""",
+    ),
+    "litdata": (
+        "litdata==0.2.76 boto3 botocore jmespath s3transfer",
+        """
+import litdata
+def sample(place):
+    name, label, raw = samples[place]
+    return {"bytes": raw, "image": raw, "raw": Image.open(io.BytesIO(raw)).convert("RGB"), "label": label, "kind": {"row": place, "share": place / 32}}
+if __name__ == "__main__":
+    litdata.optimize(fn=sample, inputs=list(range(len(samples))), output_dir=out, chunk_size=10, num_workers=1)
+""",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("package", WRITERS)
+def test_shards_written_by_other_packages_are_read(tmp_path: Path, package: str) -> None:
+    samples, shards = pictures(tmp_path / "files"), tmp_path / "shards" / "train"
+    shards.mkdir(parents=True)
+    packages, script = WRITERS[package]
+    pip = [sys.executable, "-m", "pip", "install", "--retries=0", "--no-deps", "--only-binary=:all:", "--target", str(tmp_path / "packages")]
+    installed = subprocess.run([*pip, *packages.split()], capture_output=True, text=True, check=False)
+    if installed.returncode:
+        pytest.skip(f"{package} cannot be installed: {installed.stderr.strip().splitlines()[-1]}")
+    head = f"import io, pickle, sys\nimport numpy as np\nfrom PIL import Image\nsys.path.append({str(tmp_path / 'packages')!r})\nout = {str(shards)!r}\n"
+    (tmp_path / "samples").write_bytes(pickle.dumps(samples))
+    (tmp_path / "write.py").write_text(f"{head}samples = pickle.load(open({str(tmp_path / 'samples')!r}, 'rb'))\n{script}")
+    written = subprocess.run([sys.executable, str(tmp_path / "write.py")], capture_output=True, text=True, check=False)
+    assert written.returncode == 0, written.stderr
+    files = ImageFolder(root=str(tmp_path / "files"), folder="train")
+    for image in ["image"] if package == "webdataset" else ["bytes", "image", "raw"]:
+        read = ShardImages(root=str(shards.parent), split="train", shares=SHARES, image=image)
+        assert len(read) == len(files)
+        for place in range(len(files)):
+            assert torch.equal(read[place]["image"], files[place]["image"])
+            assert read[place]["label"] == files[place]["label"]
+    if package == "webdataset":
+        return
+    numbers = {"row": range(24), "place": range(24), "digits": range(24)} if package == "mosaicml-streaming" else {"kind.row": range(24)}
+    for column, values in numbers.items():
+        index = open_index(shards, column)
+        assert [index.labels[x] for x in index.samples["label"]] == [*map(str, values)]
+    share = "share" if package == "mosaicml-streaming" else "kind.share"
+    assert [index.read(place, [share], units=1)[1][share] for place in range(24)] == [place / 32 for place in range(24)]
+    if package == "mosaicml-streaming":
+        with pytest.raises(DataError, match=r"column array: has an encoding that is not read"):
+            index.read(0, ["array"], units=1)
+        assert open_index(shards, "kind").labels == ["ant", "bee", "cat"]
 
 
 def test_recordings_in_shards_are_those_of_files(tmp_path: Path) -> None:
@@ -226,3 +322,37 @@ def test_wrong_shards_are_refused(tmp_path: Path, samples: Samples, settings: An
     root = write(tmp_path, samples)
     with pytest.raises(DataError, match=message):
         ShardImages(root=str(root), split="train", shares={}, **settings)[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("parquet", r"0000\.parquet: has no column of this name; hint: did you mean 'image'\?"),
+        ("arrow file", r"0000\.arrow: has no column of this name; hint: did you mean 'image'\?"),
+        ("mds", r"0000\.mds: has no column of this name; hint: did you mean 'image'\?"),
+        ("litdata", r"0000\.bin: has no column of this name; hint: did you mean 'image'\?"),
+    ],
+)
+def test_the_nearest_column_is_named(tmp_path: Path, name: str, message: str) -> None:
+    root = write(tmp_path / "shards", pictures(tmp_path / "files"), name)
+    with pytest.raises(DataError, match=message):
+        ShardImages(root=str(root), split="train", shares={}, image="imgae")[0]
+    with pytest.raises(DataError, match=message.replace("image", "label")):
+        ShardImages(root=str(root), split="train", shares={}, label="lable")
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        (lambda place: shutil.move(place, f"{place}.zstd"), r"has compressed shards, .* hint: unpack them here"),
+        (lambda place: place.write_bytes(place.read_bytes()[:-9]), r"0000\.mds: cannot be read, or is damaged: a sample has"),
+        (lambda place: place.write_bytes(place.read_bytes()[:9]), r"0000\.mds: cannot be read, or is damaged: "),
+        (lambda place: mds(place, [("a", "b", b"c")], "pkl"), r"column image: has an encoding that is not read; expected: bytes,(.|\n)*'pkl'"),
+        (lambda place: litdata(place.with_suffix(".bin"), [("a", "b", b"c")], compression="zstd"), r"index\.json: describes chunks that are not read"),
+    ],
+)
+def test_chunks_that_cannot_be_read_are_refused(tmp_path: Path, how: Callable[[Path], Any], message: str) -> None:
+    root = write(tmp_path / "shards", pictures(tmp_path / "files"), "mds")
+    how(root / "0000.mds")
+    with pytest.raises(DataError, match=message):
+        ShardImages(root=str(root), split="train", shares={})[0]

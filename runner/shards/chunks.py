@@ -1,0 +1,178 @@
+"""MDS shards of mosaicml-streaming and chunks of litData: a table of offsets, then the samples.
+
+A file begins with the number of samples N, uint32, and N + 1 offsets, uint32: where each sample
+starts, and where the last one ends. A sample begins with the sizes, uint32, of those values whose
+column has no fixed size; the values follow in the order of the columns.
+"""
+
+import abc
+import json
+import os
+from collections.abc import Collection, Iterator, Sequence
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any, NamedTuple, final
+
+import numpy as np
+
+from samewise.runner.errors import DataError, Problem
+from samewise.runner.shards import storage
+from samewise.runner.shards.reader import (
+    CLASS,
+    KEY,
+    Reader,
+    Sample,
+    label_text,
+    require_column,
+    require_label,
+)
+
+_FILES = ("bytes", "jpeg", "png", "image", "audio", "file", "tifffile", "tiff")
+"""Encodings whose values are files, or bytes."""
+_TEXTS = ("str", "text", "str_int", "str_float", "str_decimal")
+_NUMBERS = (
+    *("bool", "int", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float", "float16", "float32", "float64"),
+)
+"""Encodings that are names of NumPy's types as well; `int` and `float` have 8 bytes."""
+_MODES = {"RGB": 6, "L": 5}
+"""PIL's modes, and the digits of Netpbm's formats with the same bytes."""
+_HEAD = 4
+
+
+class _Column(NamedTuple):
+    """A column: its values' encoding, and their size in bytes if it is fixed."""
+
+    name: str
+    encoding: str
+    size: int | None
+
+
+class _Chunks(Reader):
+    """Reads a sample's bytes by its offset and length."""
+
+    @abc.abstractmethod
+    def columns(self, path: str) -> Sequence[_Column]:
+        """Return the columns of a file."""
+
+    def scan(self, path: str, label: str) -> Iterator[Sequence[Sample]]:
+        columns, rows = self.columns(path), list[Sample]()
+        require_label(path, label, [x.name for x in columns])
+        with storage.open(path) as file:
+            count = int.from_bytes(file.read(_HEAD), "little")
+            offsets = np.frombuffer(file.read(_HEAD * (count + 1)), "<u4").tolist()
+            if len(offsets) != count + 1:
+                raise ValueError(f"it ends before the {count + 1:,} offsets of its samples")
+            file.seek(offsets[0])
+            for row, (start, stop) in enumerate(pairwise(offsets)):
+                fields = _decode(file.read(stop - start), columns, (label, CLASS, "json", KEY))
+                key = str(fields.get(KEY, f"{os.path.basename(path)}/{row}"))
+                text = label_text(fields, label, f"{path}, sample {row}")
+                rows.append(Sample(key, start, stop - start, text))
+        yield rows
+
+    def read(
+        self, path: str, offset: int, length: int, fields: Sequence[str], *, units: int
+    ) -> dict[str, Any]:
+        columns = self.columns(path)
+        for name in fields:
+            require_column(path, name, [x.name for x in columns])
+        raw = storage.read(path, offset, length)
+        return {KEY: f"sample at byte {offset:,}"} | _decode(raw, columns, (*fields, KEY))
+
+
+@final
+class MDS(_Chunks):
+    """Reads the columns from between the offsets and the first sample."""
+
+    def columns(self, path: str) -> Sequence[_Column]:
+        return _mds_columns(path)
+
+
+@final
+class LitData(_Chunks):
+    """Reads the columns from the folder's index.json.
+
+    They are called as the keys of a sample, or 0, 1 and so on if it is a tuple; within another
+    container, as `outer.inner`.
+    """
+
+    def columns(self, path: str) -> Sequence[_Column]:
+        return _litdata_columns(f"{os.path.dirname(path)}/index.json")
+
+
+@lru_cache(maxsize=1024)
+def _mds_columns(path: str) -> Sequence[_Column]:
+    count = int.from_bytes(storage.read(path, 0, _HEAD), "little")
+    start = _HEAD * (count + 2)
+    first = int.from_bytes(storage.read(path, _HEAD, _HEAD), "little")
+    described = json.loads(storage.read(path, start, first - start))
+    entries = (described[f"column_{x}"] for x in ("names", "encodings", "sizes"))
+    return [_Column(*x) for x in zip(*entries, strict=True)]
+
+
+@lru_cache(maxsize=1024)
+def _litdata_columns(path: str) -> Sequence[_Column]:
+    with storage.readable(path), storage.open(path) as file:
+        described = json.load(file)["config"]
+        names = _leaves(json.loads(described["data_spec"])[1])
+        columns = [_Column(*x, None) for x in zip(names, described["data_format"], strict=True)]
+    packed = {x: described.get(x) for x in ("compression", "encryption")}
+    packed["item_loader"] = described.get("item_loader", "PyTreeLoader")
+    DataError.raise_if(
+        packed != {"compression": None, "encryption": None, "item_loader": "PyTreeLoader"},
+        path,
+        "describes chunks that are not read",
+        packed,
+        "chunks by litdata.optimize with no compression, encryption or item_loader",
+    )
+    return columns
+
+
+def _leaves(tree: Any, prefix: str = "") -> list[str]:
+    """Return the names of the leaves of a tree of containers, as litData writes it."""
+    if tree["type"] is None:
+        return [prefix.removesuffix(".")]
+    children = tree["children_spec"]
+    keys = json.loads(tree["context"]) or range(len(children))
+    pairs = zip(keys, children, strict=True)
+    return [x for key, child in pairs for x in _leaves(child, f"{prefix}{key}.")]
+
+
+def _decode(raw: bytes, columns: Sequence[_Column], names: Collection[str]) -> dict[str, Any]:
+    """Return a sample's values of the requested columns, as far as they exist."""
+    place, values = _HEAD * sum(x.size is None for x in columns), dict[str, Any]()
+    sizes = iter(np.frombuffer(raw[:place], "<u4").tolist())
+    for column in columns:
+        stop = place + (next(sizes) if column.size is None else column.size)
+        if column.name in names:
+            values[column.name] = _value(raw[place:stop], column)
+        place = stop
+    if place != len(raw):
+        raise ValueError(f"a sample has {len(raw):,} bytes, its values {place:,}")
+    return values
+
+
+def _value(raw: bytes, column: _Column) -> Any:
+    kind = column.encoding.partition(":")[0]
+    if kind in _FILES:
+        return raw
+    if kind in _TEXTS:
+        return raw.decode()
+    if kind in _NUMBERS:
+        return np.frombuffer(raw, kind)[0].item()
+    if kind == "json":
+        return json.loads(raw)
+    if kind == "pil":
+        width, height, length = np.frombuffer(raw[:12], "<u4").tolist()
+        mode = raw[12 : 12 + length].decode()
+        if mode in _MODES:
+            return f"P{_MODES[mode]} {width} {height} 255\n".encode() + raw[12 + length :]
+    raise DataError(
+        Problem(
+            f"column {column.name}",
+            "has an encoding that is not read",
+            column.encoding,
+            ", ".join([*_FILES, *_TEXTS, *_NUMBERS, "json", "pil in RGB or L"]),
+        )
+    )
