@@ -1,7 +1,8 @@
 """Orders of an epoch's samples: functions of (seed, epoch), so resuming replays nothing."""
 
 import abc
-from collections.abc import Sized
+from collections.abc import Sequence, Sized
+from itertools import accumulate
 from math import isqrt
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from samewise.runner.data import streams
+from samewise.runner.data.dataset import Joined
 from samewise.runner.errors import (
     ConfigError,
     Problem,
@@ -265,6 +267,82 @@ class Windowed(InOrder):
         return self._starts[chosen] + places - (ends[slots] - self._sizes[chosen])
 
 
+class Interleaved(InOrder):
+    """Several data sets in each epoch, every one in its own order: `Windowed` in shards, or `Bijection`.
+
+    Each `BLOCK` positions have every set's share, at places that a `Bijection` draws. A set goes on
+    in an epoch where it was at the end of the one before, pass after pass. So its samples repeat
+    when all have come, and not before; and no more of its shards are needed at a time than if it
+    were alone.
+
+    Args:
+        dataset: The training sets: a data set with `parts`, data sets by name.
+        seed: The experiment's `seed`.
+    """
+
+    BLOCK = 1024
+
+    def __init__(self, dataset: Any, *, seed: int) -> None:
+        super().__init__(dataset, seed=seed)
+        parts = dataset.parts.values()
+        self._firsts = [0, *accumulate(map(len, parts))]
+        self._orders = [
+            (Windowed if hasattr(part, "shard_sizes") else Bijection)(
+                part, seed=streams.key(seed, "set", number) >> 1
+            )
+            for number, part in enumerate(parts)
+        ]
+        self._starts = [[0] * len(parts)]
+
+    def counts(self, epoch: int) -> list[int]:
+        """Return how many samples of each set an epoch has: all of them.
+
+        A subclass for a curriculum returns other counts for each epoch, of the same sum.
+        """
+        return [*map(len, self._orders)]
+
+    def at(self, epoch: int, positions: Indices) -> Indices:
+        while len(self._starts) <= epoch:
+            earlier = self.counts(len(self._starts) - 1)
+            self._starts.append([x + y for x, y in zip(self._starts[-1], earlier, strict=True)])
+        counts, blocks = self.counts(epoch), positions // self.BLOCK
+        numbers, places, indices = (np.empty_like(positions) for _ in range(3))
+        for block in np.unique(blocks).tolist():
+            inside, first = blocks == block, block * self.BLOCK
+            size = min(self.BLOCK, self._length - first)
+            before, after = _divide(first, counts), _divide(first + size, counts)
+            turns = Bijection(range(size), seed=streams.key(self._seed, "block", block) >> 1)
+            sets = np.repeat(np.arange(len(counts)), np.subtract(after, before))
+            sets = sets[turns.at(epoch, np.arange(size))]
+            of_set = np.empty_like(sets)
+            # A set's samples keep its order
+            of_set[np.argsort(sets, kind="stable")] = np.concatenate(
+                [*map(np.arange, before, after)]
+            )
+            numbers[inside] = sets[positions[inside] - first]
+            places[inside] = of_set[positions[inside] - first]
+        for number in np.unique(numbers).tolist():
+            order, chosen = self._orders[number], numbers == number
+            passes, of_pass = np.divmod(places + self._starts[epoch][number], len(order))
+            for each in np.unique(passes[chosen]).tolist():
+                now = chosen & (passes == each)
+                indices[now] = self._firsts[number] + order.at(each, of_pass[now])
+        return indices
+
+
+def _divide(stop: int, counts: Sequence[int]) -> list[int]:
+    """Return how many of the first `stop` of sum(counts) places are each set's.
+
+    Each has its share within the number of sets, never fewer at a later stop, and all its counts at
+    the end.
+    """
+    rest, shares = sum(counts), list[int]()
+    for count in counts:
+        shares.append(stop * count // max(rest, 1))
+        stop, rest = stop - shares[-1], rest - count
+    return shares
+
+
 LARGEST_PERMUTATION = 10_000_000
 """Samples above which `Bijection` is the default: a permutation takes 8 bytes and 70 ns each."""
 
@@ -272,10 +350,13 @@ LARGEST_PERMUTATION = 10_000_000
 def shuffled(dataset: Sized, *, seed: int) -> Order:
     """Make the default order of training.
 
-    It is `Windowed` for a data set in shards, else `Shuffled`, or `Bijection` for a large one.
+    It is `Windowed` for a data set in shards, `Interleaved` for several of which one is in shards,
+    else `Shuffled`, or `Bijection` for a large one.
     """
     if hasattr(dataset, "shard_sizes"):
         return Windowed(dataset, seed=seed)
+    if isinstance(dataset, Joined) and any(hasattr(x, "shard_sizes") for x in dataset.datasets):
+        return Interleaved(dataset, seed=seed)
     kind = Bijection if len(dataset) > LARGEST_PERMUTATION else Shuffled
     return kind(dataset, seed=seed)
 

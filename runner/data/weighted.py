@@ -5,12 +5,11 @@ from itertools import accumulate
 from math import floor, inf, sqrt
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from samewise.runner.data import streams
-from samewise.runner.data.order import Bijection, Indices, InOrder, Order
+from samewise.runner.data.order import Interleaved, Order
 from samewise.runner.errors import ConfigError, first_few
 from samewise.runner.interfaces import class_names
 
@@ -64,17 +63,14 @@ class Weighted(Order):
         )
 
 
-class Mixed(InOrder):
-    """Several data sets mixed by weights, computed from the position alone (`order=mixed`).
-
-    What a set gives to an epoch follows what it gave to earlier ones, through a permutation of the
-    set for each of its passes. So its samples repeat when all have come, and not before. Within an
-    epoch the sets are shuffled together.
+class Mixed(Interleaved):
+    """Several data sets mixed by weights (`order=mixed`).
 
     Args:
         dataset: The training sets: a data set with `parts`, data sets by name.
         seed: The experiment's `seed`.
-        weights: How many samples of each set come, relative to the others.
+        weights: How many samples of each set come, relative to the others: a number, or one for each
+            epoch, of which the last stays.
         samples: Samples of an epoch; None: as many as the sets have.
 
     Raises:
@@ -82,62 +78,78 @@ class Mixed(InOrder):
     """
 
     def __init__(
-        self, dataset: Any, *, seed: int, weights: Mapping[str, float], samples: int | None = None
+        self,
+        dataset: Any,
+        *,
+        seed: int,
+        weights: Mapping[str, float | Sequence[float]],
+        samples: int | None = None,
     ) -> None:
+        names = [*getattr(dataset, "parts", {})]
+        _shares(weights, names)
+        epochs = max([1, *(len(x) for x in weights.values() if isinstance(x, Sequence))])
+        self._bounds = [
+            [*accumulate(_shares(weights, names, epoch=epoch).tolist())] for epoch in range(epochs)
+        ]
         super().__init__(dataset, seed=seed)
         self._length = self._length if samples is None else samples
-        parts = getattr(dataset, "parts", {})
-        self._bounds = [*accumulate(_shares(weights, [*parts]).tolist())]
-        self._firsts = [0, *accumulate(map(len, parts.values()))]
-        self._orders = [
-            Bijection(part, seed=streams.key(seed, "set", number) >> 1)
-            for number, part in enumerate(parts.values())
-        ]
-        self._places = Bijection(range(self._length), seed=seed)
-        self._starts = [[0] * len(parts)]
 
     def counts(self, epoch: int) -> list[int]:
         """Return how many samples of each set an epoch has: its share, rounded up or down.
 
         A subclass for a curriculum returns other counts for each epoch, of the same sum.
         """
+        bounds = self._bounds[min(epoch, len(self._bounds) - 1)]
         # Multiples of the golden ratio are spread evenly over [0, 1): over the epochs, a set is
         # rounded up as often as its share says
         offset = epoch * (sqrt(5) - 1) / 2 % 1
-        ends = [floor(bound / self._bounds[-1] * self._length + offset) for bound in self._bounds]
+        ends = [floor(bound / bounds[-1] * self._length + offset) for bound in bounds]
         return [stop - start for start, stop in zip([0, *ends], ends, strict=False)]
 
-    def at(self, epoch: int, positions: Indices) -> Indices:
-        counts, indices = self.counts(epoch), np.empty_like(positions)
-        while len(self._starts) <= epoch:
-            earlier = self.counts(len(self._starts) - 1)
-            self._starts.append([x + y for x, y in zip(self._starts[-1], earlier, strict=True)])
-        places, ends = self._places.at(epoch, positions), np.cumsum(counts)
-        numbers = np.searchsorted(ends, places, side="right")
-        for number, order in enumerate(self._orders):
-            start = self._starts[epoch][number] + counts[number] - ends[number]
-            passes, of_set = np.divmod(places + start, len(order))
-            for of_pass in np.unique(passes[numbers == number]):
-                chosen = (numbers == number) & (passes == of_pass)
-                indices[chosen] = self._firsts[number] + order.at(int(of_pass), of_set[chosen])
-        return indices
+
+class Repeated(Interleaved):
+    """Several data sets, each so many times in an epoch (`order=repeated`).
+
+    Args:
+        dataset: The training sets: a data set with `parts`, data sets by name.
+        seed: The experiment's `seed`.
+        repeats: How many times each set comes; 0.5: every second epoch has the other half.
+
+    Raises:
+        ConfigError: The repeats are not those of the sets.
+    """
+
+    def __init__(self, dataset: Any, *, seed: int, repeats: Mapping[str, float]) -> None:
+        parts = getattr(dataset, "parts", {})
+        times = _shares(repeats, [*parts], "repeats").tolist()
+        super().__init__(dataset, seed=seed)
+        self._counts = [round(x * len(y)) for x, y in zip(times, parts.values(), strict=True)]
+        self._length = sum(self._counts)
+
+    def counts(self, epoch: int) -> list[int]:
+        return self._counts
 
 
-def _shares(weights: Any, names: Sequence[str]) -> Tensor:
-    """Return a weight for each name, float64[names]."""
+def _shares(
+    weights: Any, names: Sequence[str], setting: str = "weights", *, epoch: int = 0
+) -> Tensor:
+    """Return a weight for each name in an epoch, float64[names]."""
     fits = isinstance(weights, Mapping) and {*weights} == {*names}
     expected = first_few(names, 20) or "several training sets: dataset.train, dataset.train_NAME"
-    values = [weights[name] for name in names] if fits else ()
-    return _numbers(values, weights, len(names), f"a number for each of {expected}")
+    stages = [weights[name] for name in names] if fits else ()
+    values = [x[min(epoch, len(x) - 1)] if isinstance(x, Sequence) else x for x in stages]
+    return _numbers(values, weights, len(names), f"a number for each of {expected}", setting)
 
 
-def _numbers(values: Iterable[Any], weights: Any, count: int, expected: str) -> Tensor:
+def _numbers(
+    values: Iterable[Any], weights: Any, count: int, expected: str, setting: str = "weights"
+) -> Tensor:
     """Return so many weights, float64[count], of which one is not 0."""
     numbers = torch.tensor([*map(float, values)], dtype=torch.float64)
     # NaN compares as false
     ConfigError.raise_if(
         len(numbers) != count or not (numbers >= 0).all() or not 0 < numbers.sum() < inf,
-        "loader.order.weights",
+        f"loader.order.{setting}",
         "are not weights",
         weights,
         expected,

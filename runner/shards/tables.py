@@ -2,7 +2,7 @@
 
 import abc
 import os
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache, partial
@@ -23,8 +23,8 @@ from samewise.runner.shards.reader import (
 )
 
 _Opened = tuple[Sequence[str], int, Callable[[int, list[str]], Any]]
-_KEPT = OrderedDict[tuple[str, int, tuple[str, ...]], Any]()
-"""This process's unpacked groups, the last used one last."""
+_KEPT = defaultdict[str, OrderedDict[Any, Any]](OrderedDict)
+"""This process's unpacked groups of each folder, the last used one last."""
 
 
 class _Tables(Reader):
@@ -54,18 +54,18 @@ class _Tables(Reader):
     def read(
         self, path: str, offset: int, length: int, fields: Sequence[str], *, units: int
     ) -> dict[str, Any]:
-        key = (path, offset, tuple(fields))
-        if key not in _KEPT:
+        key, kept = (path, offset, tuple(fields)), _KEPT[os.path.dirname(path)]
+        if key not in kept:
             with self.opened(path) as (names, _, read_group):
                 for field in fields:
                     require_column(path, field, names)
-                _KEPT[key] = read_group(offset, [x for x in (*fields, KEY) if x in names])
+                kept[key] = read_group(offset, [x for x in (*fields, KEY) if x in names])
             # Offsets of a damaged file may point beyond the buffer
-            _KEPT[key].validate(full=True)
-        _KEPT.move_to_end(key)
-        while len(_KEPT) > units:
-            _KEPT.popitem(last=False)
-        (row,) = _KEPT[key].slice(length, 1).to_pylist()
+            kept[key].validate(full=True)
+        kept.move_to_end(key)
+        while len(kept) > units:
+            kept.popitem(last=False)
+        (row,) = kept[key].slice(length, 1).to_pylist()
         # Hugging Face's columns of files have the content beside the path
         content = {x: y.get("bytes") if isinstance(y, dict) else y for x, y in row.items()}
         return {KEY: f"row {length} of group {offset}", **content}

@@ -241,6 +241,8 @@ def make_splits(
         dataset = _make_dataset(cfg, make, name)
         if stage == "train" and further:
             dataset = Joined({name: dataset, **{x: _make_dataset(cfg, make, x) for x in further}})
+            for part, data in dataset.parts.items():
+                DataError.raise_if(not len(data), f"dataset.{part}", "has no samples")
             _require_same_numbering({x: class_names(part) for x, part in dataset.parts.items()})
         splits[name] = Split(
             name, dataset, _key_split(cfg, make, recipe, dataset, name, stage=stage)

@@ -356,3 +356,14 @@ def test_chunks_that_cannot_be_read_are_refused(tmp_path: Path, how: Callable[[P
     how(root / "0000.mds")
     with pytest.raises(DataError, match=message):
         ShardImages(root=str(root), split="train", shares={})[0]
+
+
+def test_two_sets_read_by_turns_unpack_each_row_group_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    samples, unpacked, read = pictures(tmp_path / "files", 8), list[int](), parquet.ParquetFile.read_row_group
+    sets = [ShardImages(root=str(write(tmp_path / name, samples, "parquet")), split="train", shares={}, window=1) for name in "ab"]
+    monkeypatch.setattr(
+        parquet.ParquetFile, "read_row_group", lambda self, number, *given, **named: (unpacked.append(number), read(self, number, *given, **named))[1]
+    )
+    for place in range(8):
+        assert torch.equal(*(data[place]["image"] for data in sets))
+    assert unpacked == [0, 0, 1, 1]

@@ -119,6 +119,7 @@ def test_every_choice_has_no_problems_in_an_experiment_that_it_fits(choice: str)
         (["++dataset.num_classes=???"], "dataset.num_classes", "must be given"),
         (["~strategy"], "strategy", "must be given; hint: strategy=CHOICE"),
         (["order=mixed"], "loader.order.weights", "must be given; hint: loader.order.weights={train: 3, train_b: 1}"),
+        (["order=repeated"], "loader.order.repeats", "must be given; hint: loader.order.repeats={train: 3, train_b: 1}"),
         (["+reproducibility.variables.PYTHONPATH=x"], "reproducibility.variables.PYTHONPATH", "may not set"),
         (["reproducibility.benchmark=true"], "reproducibility.benchmark", "reproducibility=fast"),
         (["reproducibility.level=loose"], "reproducibility.level", "strict"),

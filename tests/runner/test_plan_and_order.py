@@ -3,7 +3,7 @@
 import bisect
 import tracemalloc
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,9 +19,9 @@ from samewise.runner.data import streams
 from samewise.runner.data.aspect_ratio import GroupedByAspectRatio, groups_of
 from samewise.runner.data.dataset import Joined, fingerprint, sample_name
 from samewise.runner.data.keyed import training_keys
-from samewise.runner.data.order import Bijection, Checked, InOrder, Order, RepeatedAugmentation, Shuffled, Windowed, shuffled
+from samewise.runner.data.order import Bijection, Checked, InOrder, Interleaved, Order, RepeatedAugmentation, Shuffled, Windowed, shuffled
 from samewise.runner.data.plan import Plan
-from samewise.runner.data.weighted import Mixed, Weighted
+from samewise.runner.data.weighted import Mixed, Repeated, Weighted
 from samewise.runner.errors import ConfigError
 from samewise.runner.interfaces import Outcome
 
@@ -77,9 +77,15 @@ def test_a_bijection_holds_each_sample_once_in_every_epoch(size: int) -> None:
     assert size < 10 or not torch.equal(order.indices(0), order.indices(1))
 
 
+def shards(sizes: list[int], window: int) -> Any:
+    """A data set in shards, whose samples are their numbers."""
+    length = sum(sizes)
+    members = {"shard_sizes": sizes, "window": window, "__len__": lambda self: length, "__getitem__": lambda self, index: index}
+    return type("Shards", (), members)()
+
+
 def sharded(sizes: list[int], window: int) -> Windowed:
-    members = {"shard_sizes": sizes, "window": window, "__len__": lambda self: sum(sizes)}
-    return Windowed(type("Shards", (), members)(), seed=3)
+    return Windowed(shards(sizes, window), seed=3)
 
 
 @pytest.mark.parametrize("window", [1, 2, 3, 16])
@@ -98,8 +104,14 @@ def test_samples_in_shards_come_once_in_every_epoch_from_a_window_of_shards_at_a
     assert sum(sizes) < 10 or not np.array_equal(order.indices(0), order.indices(1))
 
 
-def test_a_billion_samples_in_shards_are_sought_without_memory() -> None:
-    order = sharded([9_999, 10_001] * 50_000, 16)
+@pytest.mark.parametrize("sets", [1, 3])
+def test_a_billion_samples_in_shards_are_sought_without_memory(sets: int) -> None:
+    """Also those of a mixture, of which one set is not in shards, and another comes many times."""
+    order: Order = sharded([9_999, 10_001] * 50_000, 16)
+    if sets == 3:
+        data = Joined({"train": shards([9_999, 10_001] * 40_000, 16), "train_b": range(10**8), "train_c": shards([1000] * 1000, 4)})
+        order = Repeated(data, seed=3, repeats={"train": 1, "train_b": 1.99, "train_c": 1})
+    assert len(order) == 10**9
     order.at(0, np.arange(8))
     tracemalloc.start()
     indices = order.at(5, np.arange(999_900_000, 10**9))
@@ -109,13 +121,25 @@ def test_a_billion_samples_in_shards_are_sought_without_memory() -> None:
     assert order.at(5, np.array([999_950_000])).item() == indices[50_000]
 
 
-@pytest.mark.parametrize("shards", [1, 12])
-def test_a_bijection_mixes_as_well_as_a_permutation(shards: int) -> None:
-    """Also within a window of shards. Chi-square of 30 epochs over 16 x 16 cells, of (position, index) and of neighbours, with 15 x 15 degrees of freedom."""
-    size = 50_000
+def mixture(sizes: Sequence[int]) -> Order:
+    """Sets of these numbers of samples, every second one in shards of 1,000."""
+    sets = [shards([1000] * (size // 1000), 16) if number % 2 else range(size) for number, size in enumerate(sizes)]
+    return Interleaved(Joined({f"set{number}": data for number, data in enumerate(sets)}), seed=0)
+
+
+@pytest.mark.parametrize("kind", ["bijection", "window", "mixture"])
+def test_a_bijection_mixes_as_well_as_a_permutation(kind: str) -> None:
+    """Also within a window of shards, and with another set. Chi-square of 30 epochs over 16 x 16 cells, of (position, index) and of neighbours, with 15 x 15
+    degrees of freedom; less 15 for positions where two sets have fixed shares."""
+    size, expected = 50_000, np.array([225 - 15 * (kind == "mixture"), 225])
     counts = np.zeros((2, 30))
     fixed, adjacent = 0, 0
-    order = Bijection(range(size), seed=0) if shards == 1 else sharded([4_000] * 11 + [6_000], 16)
+    orders = {
+        "bijection": lambda: Bijection(range(size), seed=0),
+        "window": lambda: sharded([4_000] * 11 + [6_000], 16),
+        "mixture": lambda: mixture([34_000, 16_000]),
+    }
+    order = orders[kind]()
     for epoch in range(30):
         indices = order.indices(epoch).numpy()
         for number, pair in enumerate(((np.arange(size), indices), (indices[:-1], indices[1:]))):
@@ -124,7 +148,7 @@ def test_a_bijection_mixes_as_well_as_a_permutation(shards: int) -> None:
         fixed += int((indices == np.arange(size)).sum())
         adjacent += int((np.abs(np.diff(indices)) == 1).sum())
     # Five standard errors of a mean of 30, and five standard deviations of Poisson counts of mean 30 and 60
-    assert np.abs(counts.mean(1) - 225).max() < 5 * (2 * 225 / 30) ** 0.5
+    assert np.abs(counts.mean(1) - expected).max() < 5 * (2 * 225 / 30) ** 0.5
     assert abs(fixed - 30) < 28
     assert abs(adjacent - 60) < 39
 
@@ -289,27 +313,61 @@ def test_weighted_samples_are_those_of_torchs_weighted_random_sampler(case: str,
     assert max(abs(drawn[x] / 30_000 - shares[x]) for x in range(3)) < 5 * 0.5 / 30_000**0.5
 
 
+SETS = draw.lists(
+    draw.tuples(draw.lists(draw.integers(0, 9), min_size=1, max_size=5).filter(any), draw.booleans(), draw.floats(0.001, 10)), min_size=1, max_size=5
+)
+
+
 @settings(deadline=None, database=None, derandomize=True, max_examples=60)
-@given(draw.lists(draw.tuples(draw.integers(1, 40), draw.floats(0.001, 10)), min_size=1, max_size=5), draw.integers(1, 90))
-def test_sets_are_mixed_by_their_weights_and_each_repeats_only_when_used_up(sets: list[tuple[int, float]], samples: int) -> None:
-    sizes, weights = zip(*sets, strict=True)
-    names = [f"set{number}" for number in range(len(sets))]
-    data = Joined(dict(zip(names, map(range, sizes), strict=True)))
-    order = Mixed(data, seed=1, weights=dict(zip(names, weights, strict=True)), samples=samples)
-    epochs = [order.indices(epoch).numpy() for epoch in range(12)]
-    set_of = np.repeat(np.arange(len(sets)), sizes)
-    shares = np.array(weights) / sum(weights) * samples
+@given(SETS, draw.integers(1, 90))
+def test_sets_are_mixed_by_their_weights_and_each_repeats_only_when_used_up(sets: list[tuple[list[int], bool, float]], samples: int) -> None:
+    sizes = [sum(of_shards) for of_shards, _, _ in sets]
+    parts = {f"set{number}": shards(x, 2) if in_shards else range(sum(x)) for number, (x, in_shards, _) in enumerate(sets)}
+    weights = {name: weight for name, (_, _, weight) in zip(parts, sets, strict=True)}
+    data, set_of = Joined(parts), np.repeat(np.arange(len(sets)), sizes)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Interleaved, "BLOCK", 16)
+        order = Mixed(data, seed=1, weights=weights, samples=samples)
+        epochs = [order.indices(epoch).numpy() for epoch in range(12)]
+        # A new process that starts anywhere finds the same
+        positions = np.arange(samples)[::-3]
+        assert np.array_equal(Mixed(data, seed=1, weights=weights, samples=samples).at(7, positions), epochs[7][positions])
+    shares = np.array([*weights.values()]) / sum(weights.values()) * samples
     drawn = np.array([np.bincount(set_of[indices], minlength=len(sets)) for indices in epochs])
     assert np.abs(drawn - shares).max() < 1 + 1e-9, "an epoch has each share, rounded"
     assert np.abs(drawn.sum(0) - 12 * shares).max() < 3, "roundings cancel over the epochs"
     assert {len(indices) for indices in epochs} == {samples}
-    for stop in range(1, 13):
-        times = np.bincount(np.concatenate(epochs[:stop]), minlength=len(data))
-        assert all(np.ptp(times[set_of == number]) <= 1 for number in range(len(sets)))
-    # A new process that starts anywhere finds the same
-    other = Mixed(data, seed=1, weights=dict(zip(names, weights, strict=True)), samples=samples)
-    positions = np.arange(samples)[::-3]
-    assert np.array_equal(other.at(7, positions), epochs[7][positions])
+    for indices, counts in zip(epochs, drawn, strict=True):
+        for stop in range(0, samples, 16):
+            assert np.abs(np.bincount(set_of[indices[:stop]], minlength=len(sets)) - counts * stop / samples).max() < len(sets), "and so has each block"
+    whole = np.concatenate(epochs)
+    for number, part in enumerate(parts.values()):
+        alone = (Windowed if hasattr(part, "shard_sizes") else Bijection)(part, seed=streams.key(1, "set", number) >> 1)
+        mine = whole[set_of[whole] == number] - sum(sizes[:number])
+        passes = [alone.indices(epoch).numpy() for epoch in range(-(-len(mine) // len(part)))]
+        assert np.array_equal(mine, np.concatenate([*passes, mine[:0]])[: len(mine)]), "a set's samples come as if it were alone, pass after pass"
+
+
+@pytest.mark.parametrize("sizes", [[1], [700, 3000, 1], [5000, 2000]])
+def test_sets_of_which_one_is_in_shards_come_whole_in_each_epoch_in_any_blocks(sizes: list[int]) -> None:
+    parts = {f"set{number}": shards([size], 1) if number == 0 else range(size) for number, size in enumerate(sizes)}
+    order = shuffled(Joined(parts), seed=2)
+    assert type(order) is Interleaved
+    epochs = [order.indices(epoch).tolist() for epoch in range(3)]
+    assert all(sorted(indices) == [*range(sum(sizes))] for indices in epochs)
+    assert sum(sizes) == 1 or epochs[0] != epochs[1]
+    assert type(shuffled(Joined({"train": range(4), "train_b": range(3)}), seed=2)) is Shuffled
+
+
+def test_sets_come_as_often_as_their_repeats_say_also_half() -> None:
+    order = Repeated(Joined({"a": range(40), "b": shards([5, 5], 1), "c": range(7)}), seed=0, repeats={"a": 0.5, "b": 3, "c": 0})
+    times = [np.bincount(np.concatenate([order.indices(epoch) for epoch in range(2 * both, 2 * both + 2)]), minlength=57) for both in range(3)]
+    assert [x.tolist() for x in times] == [[1] * 40 + [6] * 10 + [0] * 7] * 3
+
+
+def test_weights_for_each_epoch_are_a_curriculum() -> None:
+    order = Mixed(Joined({"easy": range(10), "hard": range(5)}), seed=0, weights={"easy": [1, 3, 1], "hard": [0, 1]}, samples=100)
+    assert [order.counts(epoch) for epoch in (0, 1, 2, 9)] == [[100, 0], [75, 25], [50, 50], [50, 50]]
 
 
 def test_a_curriculum_is_an_order_with_counts_of_its_own() -> None:
@@ -339,8 +397,10 @@ def test_joined_sets_have_the_names_files_and_contents_of_each() -> None:
         (Weighted, {"cat": 1, "dog": 1}, "a number for each of cat, dog, hen"),
         (Weighted, {"cat": -1, "dog": 1, "hen": 1}, "a number for each of cat, dog, hen"),
         (Mixed, {"train": 1}, "several training sets: dataset.train, dataset.train_NAME"),
+        (Mixed, {"train": [1, 0]}, "loader.order.weights: are not weights"),
+        (Repeated, {"train": 1}, "several training sets: dataset.train, dataset.train_NAME"),
     ],
 )
 def test_weights_that_do_not_fit_are_refused(kind: Any, weights: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        kind(pairs(LABELS), seed=0, weights=weights)
+        kind(pairs(LABELS), seed=0, **{"repeats" if kind is Repeated else "weights": weights})

@@ -71,7 +71,7 @@ OPTIMIZER_RANGES: dict[str, tuple[float, float]] = {
 """What an optimizer's numbers may be: [lowest, highest). torch itself accepts any dampening, and a
 momentum or alpha of 1, which diverges."""
 
-_EXAMPLES = {"loader.order.weights": "{train: 3, train_b: 1}"}
+_EXAMPLES = {f"loader.order.{x}": "{train: 3, train_b: 1}" for x in ("weights", "repeats")}
 """What the hint shows for a setting that must be given, where VALUE says too little."""
 _POSITIVE = (
     "clip_norm",
