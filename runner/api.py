@@ -204,16 +204,14 @@ def load(
     """
     folder, composed = _open(run, overrides, run_root, packages, trust=trust)
     # Imports torch, which must come after the variables
-    from samewise.runner.records import (
-        checkpoint as checkpoints,
-    )
     from samewise.runner.records import kept_checkpoints
+    from samewise.runner.records.checkpoint import load as load_state
     from samewise.runner.training.predictor import build_predictor
 
     with fresh_torch_state():
         # The link of the monitored metric is called `best`; only others bear a metric's name
         which = "best" if checkpoint == composed.cfg.evaluate.monitor else str(checkpoint)
-        state = checkpoints.load(kept_checkpoints.choose_checkpoint(folder.checkpoints, which).path)
+        state = load_state(kept_checkpoints.choose_checkpoint(folder.checkpoints, which).path)
         predictor = build_predictor(
             composed,
             composed.project,
@@ -261,18 +259,11 @@ def predict(
         ConfigError: with a problem for each file that cannot be read; or no file is given.
     """
     paths = all_files(files)
-    if isinstance(run, LoadedRun) and how:
-        raise ConfigError(
-            *(
-                Problem(
-                    name,
-                    "is for a run that is not loaded yet",
-                    value,
-                    hint="give it to samewise.load",
-                )
-                for name, value in how.items()
-            )
-        )
+    ConfigError.raise_all(
+        Problem(name, "is for a run that is not loaded yet", value, hint="give it to samewise.load")
+        for name, value in how.items()
+        if isinstance(run, LoadedRun)
+    )
     loaded = run if isinstance(run, LoadedRun) else load(run, **how)
     with fresh_torch_state():
         predictor, folder = loaded.transforms.predictor, None if output is None else Path(output)

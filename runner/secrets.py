@@ -149,7 +149,7 @@ def printable(text: str) -> str:
 
     Line ends and tabs stay.
     """
-    return _CONTROLS.sub(_escape, text)
+    return _CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
 
 
 def plain_cell(value: Any) -> Any:
@@ -256,7 +256,3 @@ def _mask(match: re.Match[str]) -> str:
         if value in _NOTHING or value.startswith("${") or _WIDTH.fullmatch(match[0])
         else before + HIDDEN
     )
-
-
-def _escape(match: re.Match[str]) -> str:
-    return match[0].encode("unicode_escape").decode("ascii")

@@ -156,9 +156,6 @@ def unpack(file: Path, into: Path, *, expect: str | None = None) -> Contents:
 
 
 def _unpack(handle: BinaryIO, into: Path, expect: str | None) -> Contents:
-    ConfigError.raise_if(
-        not hasattr(tarfile, "data_filter"), "", "unpacking a bundle needs Python 3.11.4 or newer"
-    )
     # Without decompression, so that nothing expands without limit
     with tarfile.open(fileobj=handle, mode="r:") as archive:
         manifest, identity = (_read(archive, name) for name in (MANIFEST, IDENTITY))
@@ -168,12 +165,13 @@ def _unpack(handle: BinaryIO, into: Path, expect: str | None) -> Contents:
             MANIFEST,
             f"was altered, or {IDENTITY} was: they do not agree",
         )
-        if expect is not None and expect.lower() != contents.identity:
-            raise ConfigError(
-                Problem(
-                    MANIFEST, "this is not the bundle that was expected", contents.identity, expect
-                )
-            )
+        ConfigError.raise_if(
+            expect is not None and expect.lower() != contents.identity,
+            MANIFEST,
+            "this is not the bundle that was expected",
+            contents.identity,
+            expect or "",
+        )
         # The first two are the manifest and its digest
         members = {member.name: member for member in archive.getmembers()[2:]}
         # Two empty blocks end an archive; tarfile also accepts a file that is cut off before them
@@ -217,8 +215,7 @@ def _read(archive: tarfile.TarFile, name: str) -> bytes:
             )
         )
     # The part is read whole, before anything of it is checked
-    if member.size > LARGEST:
-        raise ConfigError(Problem(name, f"is larger than {LARGEST >> 20} MiB"))
+    ConfigError.raise_if(member.size > LARGEST, name, f"is larger than {LARGEST >> 20} MiB")
     part = archive.extractfile(member)
     assert part is not None
     return part.read()

@@ -76,7 +76,12 @@ def gather(
     parts: dict[str, Part] = {
         FACTS: _json(facts),
         DATA: _json(data),
-        LOCK: rebuilding.format_pins(pins, platform.python_version()).encode(),
+        LOCK: "".join(
+            [
+                f"# Python {platform.python_version()}\n",
+                *(f"{name}=={version}\n" for name, version in pins.items()),
+            ]
+        ).encode(),
     }
     parts |= {
         f"{RUN}/{path.name}": remove_private_keys(

@@ -6,12 +6,13 @@ Does not import torch.
 import hashlib
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from samewise.runner.config.fingerprint import data_places
 from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.records.files import files_below
 
 Files = dict[str, dict[str, Any]]
 _SHOWN = 10
@@ -30,7 +31,7 @@ def list_files(whole: Mapping[str, Any], *, hashed: bool = True) -> dict[str, Fi
     """
     listing = dict[str, Files]()
     for key, place in data_places(whole).items():
-        files = dict(_below(place))
+        files = _files_at(place)
         size = sum(file.stat().st_size for file in files.values())
         if hashed and size > _LARGE:
             print(
@@ -62,7 +63,7 @@ def require(manifest: Mapping[str, Files], whole: Mapping[str, Any]) -> int:
                 )
             )
             continue
-        present = dict(_below(places[key]))
+        present = _files_at(places[key])
         differences = [f"{name} is missing" for name in files if name not in present]
         differences += [
             f"{name} has different content"
@@ -89,25 +90,11 @@ def require(manifest: Mapping[str, Files], whole: Mapping[str, Any]) -> int:
     return len(matches)
 
 
-def _below(place: Path) -> Iterator[tuple[str, Path]]:
-    if place.is_file():
-        yield place.name, place
-        return
-    entered = set[str]()
-    for folder, folders, names in os.walk(place, followlinks=True):
-        path = os.path.realpath(folder)
-        # Each folder once: thirty nested folders with two links each to the next have a billion
-        # paths
-        if path in entered:
-            folders.clear()
-            continue
-        entered.add(path)
-        folders.sort()
-        yield from (
-            ((file := Path(folder, name)).relative_to(place).as_posix(), file)
-            for name in sorted(names)
-            if Path(folder, name).is_file()
-        )
+def _files_at(place: Path) -> dict[str, Path]:
+    """Return the files at a place, a file or a folder, by their names in it."""
+    files = [place] if place.is_file() else files_below(place, hidden=True)
+    base = place.parent if place.is_file() else place
+    return {file.relative_to(base).as_posix(): file for file in files}
 
 
 def _facts(file: Path, *, hashed: bool) -> dict[str, Any]:

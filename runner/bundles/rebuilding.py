@@ -6,7 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -178,13 +178,6 @@ def pins(imported: Iterable[str]) -> dict[str, str]:
     # samewise itself is in the bundle as code
     versions.pop("samewise", None)
     return dict(sorted(versions.items()))
-
-
-def format_pins(pins: Mapping[str, str], python: str) -> str:
-    """Format pins as a requirements file."""
-    return "".join(
-        [f"# Python {python}\n", *(f"{name}=={version}\n" for name, version in pins.items())]
-    )
 
 
 def read_pins(text: str) -> list[str]:

@@ -132,19 +132,18 @@ def _require_near(artifacts: str, uri: str, *, trust: bool) -> None:
     """Raise an error for artifacts in a cloud or on another host."""
     # A store from someone else could send this user's credentials anywhere
     parts, server = urlsplit(artifacts), urlsplit(uri)
-    if (
-        parts.scheme not in _NEAR
-        or (parts.hostname, parts.port) not in ((None, None), (server.hostname, server.port))
-    ) and not trust:
-        raise ConfigError(
-            Problem(
-                "RUN",
-                "the store keeps the run's files in another place",
-                remove_password(artifacts),
-                hint="if you trust whoever made the store, add --trust: MLflow then connects there, "
-                "with credentials of yours that it finds",
-            )
-        )
+    is_near = parts.scheme in _NEAR and (parts.hostname, parts.port) in (
+        (None, None),
+        (server.hostname, server.port),
+    )
+    ConfigError.raise_if(
+        not is_near and not trust,
+        "RUN",
+        "the store keeps the run's files in another place",
+        remove_password(artifacts),
+        hint="if you trust whoever made the store, add --trust: MLflow then connects there, "
+        "with credentials of yours that it finds",
+    )
 
 
 def _download(client: Any, run_id: str, into: Path, store: str) -> RunFolder:
@@ -161,15 +160,12 @@ def _download(client: Any, run_id: str, into: Path, store: str) -> RunFolder:
         "a run that samewise trained",
     )
     sizes = {name: size for name, size in stored.items() if name in (*_PARTS, SIGNATURE)}
-    for name in sizes:
+    ConfigError.raise_all(
+        Problem(f"{run_id}: {name}", f"is larger than any that samewise writes: {size} bytes")
+        for name, size in sizes.items()
         # The trace is read by lines, the other files whole
-        if sizes[name] > LARGEST and name != folder.trace.name:
-            raise ConfigError(
-                Problem(
-                    f"{run_id}: {name}",
-                    f"is larger than any that samewise writes: {sizes[name]} bytes",
-                )
-            )
+        if size > LARGEST and name != folder.trace.name
+    )
     for place in ("checkpoint", f"checkpoint/{SHARDS}"):
         if place in stored:
             artifacts = client.list_artifacts(run_id, place)

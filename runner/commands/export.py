@@ -4,7 +4,6 @@ import argparse
 import shlex
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from samewise.runner.commands import (
     CHANGES,
@@ -22,7 +21,6 @@ from samewise.runner.processes.variables import prepare
 from samewise.runner.records.files import read_json, require_writable
 from samewise.runner.records.found import RUN
 from samewise.runner.records.json_text import to_json
-from samewise.runner.results import Exported
 
 EXAMPLES = """examples:
   samewise export 3f2a --out digits                         weights.safetensors and model.pt2
@@ -105,7 +103,15 @@ def run(args: argparse.Namespace) -> int:
     )
     exported = export_run(args.out, calls, about, to=to, tolerance=args.tolerance)
     if args.json:
-        print(to_json(_as_json(exported)))
+        # The formats of the only part, or of each part by name
+        formats = {
+            part.module: [asdict(runtime) for runtime in part.formats] for part in exported.parts
+        }
+        entry = (
+            {"parts": formats} if len(formats) > 1 else {"formats": next(iter(formats.values()))}
+        )
+        facts = {name: getattr(exported, name) for name in ("folder", "run", "step", "average")}
+        print(to_json(facts | entry))
         return 0
     for part in exported.parts:
         files = {FORMATS[runtime.format].file: runtime.description for runtime in part.formats}
@@ -126,17 +132,3 @@ def run(args: argparse.Namespace) -> int:
         sep="\n",
     )
     return 0
-
-
-def _as_json(exported: Exported) -> dict[str, Any]:
-    """Return the result for `--json`: the formats of the only part, or of each part by name."""
-    formats = {
-        part.module: [asdict(runtime) for runtime in part.formats] for part in exported.parts
-    }
-    return {
-        "folder": exported.folder,
-        "run": exported.run,
-        "step": exported.step,
-        "average": exported.average,
-        **({"parts": formats} if len(formats) > 1 else {"formats": next(iter(formats.values()))}),
-    }

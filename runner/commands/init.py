@@ -65,8 +65,8 @@ def run(args: argparse.Namespace) -> int:
     package = args.package or re.sub(
         r"\W+", "_", folder.resolve().name.lower(), flags=re.ASCII
     ).strip("_")
-    if problem := _not_empty_error(folder) or _name_problem(package, args.package):
-        raise ConfigError(problem)
+    _require_empty(folder)
+    _require_name(package, args.package)
     _report(folder, lambda: make(folder, package))
     _write_schema(folder)
     _say_next(folder)
@@ -78,8 +78,7 @@ def _write_run(args: argparse.Namespace, folder: Path) -> int:
     from samewise.runner.config import as_experiment, saved
     from samewise.runner.config.fingerprint import targets
 
-    if problem := _not_empty_error(folder):
-        raise ConfigError(problem)
+    _require_empty(folder)
     source = saved.find(args.source, run_root=args.run_root)
     composed, name = saved.config_in(source.config), source.path.absolute().parent.name
     trust.require(
@@ -209,44 +208,41 @@ def _write_schema(folder: Path) -> None:
     write(find(folder), folder / ".schema")
 
 
-def _not_empty_error(folder: Path) -> Problem | None:
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        return Problem(
-            str(folder),
-            "is not empty" if folder.is_dir() else "is a file",
-            expected="a folder that does not exist yet, or is empty",
-            hint=f"`samewise init {shlex.quote(str(folder / 'new'))}` makes a project; move what "
-            "you need of it here",
-        )
-    return None
+def _require_empty(folder: Path) -> None:
+    ConfigError.raise_if(
+        folder.exists() and (not folder.is_dir() or any(folder.iterdir())),
+        str(folder),
+        "is not empty" if folder.is_dir() else "is a file",
+        expected="a folder that does not exist yet, or is empty",
+        hint=f"`samewise init {shlex.quote(str(folder / 'new'))}` makes a project; move what "
+        "you need of it here",
+    )
 
 
-def _name_problem(package: str, option: str | None) -> Problem | None:
-    """Return why a name cannot be the package's; None if it can."""
+def _require_name(package: str, option: str | None) -> None:
+    """Require that a name can be the package's."""
     path, hint = (
         ("--package", "") if option else ("FOLDER", "--package NAME gives the package another name")
     )
-    if (
+    ConfigError.raise_if(
         not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", package)
         or keyword.iskeyword(package)
-        or package in ("tests", "configs")
-    ):
-        return Problem(
-            path,
-            "is not a valid name for the package",
-            package,
-            "letters, digits and _, beginning with a letter; no keyword of Python, nor the name "
-            "of another folder in the project",
-            hint,
-        )
+        or package in ("tests", "configs"),
+        path,
+        "is not a valid name for the package",
+        package,
+        "letters, digits and _, beginning with a letter; no keyword of Python, nor the name "
+        "of another folder in the project",
+        hint,
+    )
     # The project's folder comes last on the path, so an existing module would hide the package
     spec = importlib.util.find_spec(package)
-    if spec is not None and spec.origin is not None:
-        return Problem(
-            path,
-            f"is the name of an existing package or module, in {spec.origin}",
-            package,
-            "a name that is not taken",
-            hint,
-        )
-    return None
+    origin = spec and spec.origin
+    ConfigError.raise_if(
+        origin is not None,
+        path,
+        f"is the name of an existing package or module, in {origin}",
+        package,
+        "a name that is not taken",
+        hint,
+    )

@@ -5,7 +5,7 @@ import shutil
 import sys
 
 from samewise.runner.commands import PROJECT, project_from
-from samewise.runner.errors import ConfigError, Problem, nearest
+from samewise.runner.errors import ConfigError, nearest
 from samewise.runner.records.json_text import to_json
 
 ARGUMENTS = {
@@ -28,20 +28,15 @@ def run(args: argparse.Namespace) -> int:
 
     project = project_from(args)
     groups = group_summaries(project)
-    if args.group is None:
-        rows = groups
-    elif args.group in groups:
-        rows = choices_of(args.group, project=project)
-    else:
-        raise ConfigError(
-            Problem(
-                "",
-                "unknown group",
-                args.group,
-                "one of the groups that `samewise list` shows",
-                nearest(args.group, groups),
-            )
-        )
+    ConfigError.raise_if(
+        args.group not in (None, *groups),
+        "",
+        "unknown group",
+        args.group,
+        "one of the groups that `samewise list` shows",
+        nearest(str(args.group), groups),
+    )
+    rows = groups if args.group is None else choices_of(args.group, project=project)
     print(to_json(rows, indent=2) if args.json else _table(rows))
     return 0
 

@@ -83,13 +83,6 @@ def run(args: argparse.Namespace) -> int:
             getattr(args, name),
         )
     composed = prepare_composed(args)
-    options = {
-        "json": args.json,
-        "by": args.by,
-        "steps": args.steps,
-        "traced": args.traced,
-    }
-
     from omegaconf import OmegaConf
     from torch.autograd.profiler_util import FunctionEvent
 
@@ -101,7 +94,8 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(Problem("--by", "needs a newer torch", args.by, hint=hint))
 
     out = folder_for(args.out, composed)
-    options["out"] = str(out)
+    options = {name: getattr(args, name) for name in ("json", "by", "steps", "traced")}
+    options |= {"out": str(out)}
     composed_there = replace(composed, place=out, cfg=copy.deepcopy(composed.cfg))
     with remove_if_empty(out):
         if is_rank():

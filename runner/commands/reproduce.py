@@ -94,14 +94,12 @@ def run(args: argparse.Namespace) -> int:
             "during training",
             file=sys.stderr,
         )
+        arguments = _verify_arguments(args, run, folder)
         if args.here:
             with rebuilding.importable(folder):
-                return _verify_here(_verify_arguments(args, run, folder), run)
-        return rebuilding.train_in(
-            rebuilding.make_environment(folder, python=facts["python"]),
-            folder,
-            _verify_arguments(args, run, folder),
-        )
+                return _verify_here(arguments, run)
+        interpreter = rebuilding.make_environment(folder, python=facts["python"])
+        return rebuilding.train_in(interpreter, folder, arguments)
 
 
 @contextlib.contextmanager

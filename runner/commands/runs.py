@@ -113,15 +113,13 @@ def run(args: argparse.Namespace) -> int:
         return _delete(
             selection.matching(map(listing.read_run, different), conditions, args.run_root), args
         )
-    if args.names:
-        raise ConfigError(
-            Problem(
-                "RUN",
-                f"`samewise runs {args.action}` takes no names",
-                args.names[0],
-                "--where CONDITION",
-            )
-        )
+    ConfigError.raise_if(
+        args.names,
+        "RUN",
+        f"`samewise runs {args.action}` takes no names",
+        next(iter(args.names), None),
+        "--where CONDITION",
+    )
     runs, differing = selection.select(
         args.run_root, uri=args.uri, where=conditions, sort=args.sort, diff=args.diff
     )
@@ -167,11 +165,11 @@ def _note(args: argparse.Namespace) -> int:
         notes.rename(folder, args.names[1])
     else:
         tags = read_run(folder).tags
-        for removed in (x[1:] for x in args.names[1:] if x.startswith("~")):
-            if removed not in tags:
-                raise ConfigError(
-                    Problem("TAG", "the run has no such tag", removed, hint=nearest(removed, tags))
-                )
+        ConfigError.raise_all(
+            Problem("TAG", "the run has no such tag", removed, hint=nearest(removed, tags))
+            for removed in (x[1:] for x in args.names[1:] if x.startswith("~"))
+            if removed not in tags
+        )
         notes.tag(folder, args.names[1:])
     entry = read_run(folder)
     line = f"{folder.path}: {entry.name}  {_write_tags(entry.tags)}".rstrip()

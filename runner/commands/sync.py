@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from samewise.runner.commands import RUN_ROOT, TRUST
-from samewise.runner.errors import ConfigError, DamagedFile, Problem, SamewiseError, number_of
+from samewise.runner.errors import ConfigError, DamagedFile, SamewiseError, number_of
 from samewise.runner.records import locks, shapes
 from samewise.runner.records.files import read_mapping
 from samewise.runner.records.folder import RunFolder
@@ -111,16 +111,13 @@ def run(args: argparse.Namespace) -> int:
 
     if args.uri is not None:
         check_uri(args.uri, path="--uri")
-        if "mlflow" not in (args.to or ["mlflow"]):
-            raise ConfigError(
-                Problem(
-                    "--uri",
-                    "is the address of an MLflow store, and --to names only "
-                    f"{' and '.join(args.to)}",
-                    args.uri,
-                    hint="--to mlflow",
-                )
-            )
+        ConfigError.raise_if(
+            "mlflow" not in (args.to or ["mlflow"]),
+            "--uri",
+            f"is the address of an MLflow store, and --to names only {' and '.join(args.to or ())}",
+            args.uri,
+            hint="--to mlflow",
+        )
     ConfigError.raise_all(problems(args.to or [], path="--to"))
     folders = [saved.find(name, run_root=args.run_root) for name in args.runs] or list(
         saved.below(args.run_root)
@@ -284,15 +281,13 @@ def address(folder: RunFolder, settings: Mapping[str, Any], uri: str | None) -> 
         path="--uri" if uri else "tracking.uri",
     )
     file = sqlite_file(store)
-    if file is not None and not file.parent.is_dir():
-        raise ConfigError(
-            Problem(
-                str(folder.path),
-                "its store's folder no longer exists",
-                str(file),
-                hint=f"give the store's address: --uri sqlite:///{_run_root(folder)}/mlflow.db",
-            )
-        )
+    ConfigError.raise_if(
+        file is not None and not file.parent.is_dir(),
+        str(folder.path),
+        "its store's folder no longer exists",
+        str(file),
+        hint=f"give the store's address: --uri sqlite:///{_run_root(folder)}/mlflow.db",
+    )
     return store
 
 

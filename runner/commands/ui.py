@@ -11,6 +11,7 @@ import time
 import urllib.error
 import urllib.request
 import webbrowser
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -128,18 +129,12 @@ def _listening(requested: int | None) -> socket.socket:
         "1 to 65535",
     )
     for port in (requested,) if requested is not None else (_USUAL_PORT, 0):
-        listener = socket.socket()
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Connections inherit this; asyncio does not recognise the socket as TCP and would not set
-        # it
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        try:
-            listener.bind((_HOST, port))
-            listener.listen(100)
-        except OSError:
-            listener.close()
-            continue
-        return listener
+        with suppress(OSError):
+            listener = socket.create_server((_HOST, port), backlog=100)
+            # Connections inherit this; asyncio does not recognise the socket as TCP and would not
+            # set it
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return listener
     raise ConfigError(
         Problem(
             "--port",

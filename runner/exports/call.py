@@ -169,16 +169,14 @@ def observe(
     """
     batch = transform(loaded)
     parts = dict(model.named_modules())
-    if module is not None and module not in parts:
-        raise ConfigError(
-            Problem(
-                "--module",
-                "the model has no such module",
-                module,
-                ", ".join(dict(model.named_children())),
-                nearest(module, list(parts)),
-            )
-        )
+    ConfigError.raise_if(
+        module is not None and module not in parts,
+        "--module",
+        "the model has no such module",
+        module,
+        ", ".join(dict(model.named_children())),
+        nearest(module or "", parts),
+    )
     modules = {module: parts[module]} if module is not None else {"": model}
     attempts: list[tuple[Callable[[nn.Module, Batch], object], dict[str, nn.Module]]] = [
         (recipe.predict, modules),

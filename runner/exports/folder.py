@@ -250,14 +250,11 @@ def _describe_change(path: Path, files: Mapping[str, str]) -> str:
     if handle is None:
         return ""
     with handle:
-        if (size := os.fstat(handle.fileno()).st_size) > (free := free_memory()):
-            raise ConfigError(
-                Problem(
-                    str(path),
-                    f"was not read: it takes {size / 1e9:.1f} GB, and {free / 1e9:.1f} GB "
-                    "of memory is free",
-                )
-            )
+        ConfigError.raise_if(
+            (size := os.fstat(handle.fileno()).st_size) > (free := free_memory()),
+            str(path),
+            f"was not read: it takes {size / 1e9:.1f} GB, and {free / 1e9:.1f} GB of memory is free",
+        )
         is_altered = hashlib.file_digest(handle, "sha256").hexdigest() != files.get(path.name)
     return f"{path.name} was altered since the export" if is_altered else ""
 

@@ -52,9 +52,12 @@ class Format(ABC):
     def load(self, path: Path) -> Run:
         """Load the file in its runtime: a function from inputs to outputs, in the model's order."""
 
-    @abstractmethod
     def kinds(self, path: Path) -> list[str]:
-        """Return the kinds of operators that the file needs, by the format's names, sorted."""
+        """Return the kinds of operators that the file needs, by the format's names, sorted.
+
+        None if they are compiled into it.
+        """
+        return []
 
     def sizes(self, path: Path, call: Call) -> dict[str, list[int | str]]:
         """Return the sizes of inputs that the file takes, by the call's names, as from `sizes_of`.
@@ -67,13 +70,13 @@ class Format(ABC):
         """Return the bytes that the file plans for activations; None if it plans none."""
         return None
 
-    @abstractmethod
     def weights(self, path: Path) -> dict[str, Tensor]:
         """Return the weights in the file by the model's names, as far as the file has them.
 
         Raises:
             NotImplementedError: The file has no weights by name.
         """
+        raise NotImplementedError("they have no names in it")
 
     def altered_weights(self, path: Path, weights: Mapping[str, Tensor]) -> list[str]:
         """Return the names of weights in the file that differ from the model's weights."""

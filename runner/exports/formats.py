@@ -95,13 +95,6 @@ class Aoti(Format):
         package = aoti_load_package(str(path))
         return torch.no_grad()(lambda inputs: pytree.tree_leaves(package(*inputs.values())))
 
-    def kinds(self, path: Path) -> list[str]:
-        # Operators are compiled into the package
-        return []
-
-    def weights(self, path: Path) -> dict[str, Tensor]:
-        raise NotImplementedError("they are compiled into it")
-
 
 class ExecuTorch(Format):
     """ExecuTorch's program with XNNPACK's kernels, for phones and small devices.
@@ -160,9 +153,6 @@ class ExecuTorch(Format):
 
     def memory(self, path: Path) -> int:
         return sum(_plan(path).non_const_buffer_sizes)
-
-    def weights(self, path: Path) -> dict[str, Tensor]:
-        raise NotImplementedError("they have no names in it")
 
 
 class PortableExecuTorch(ExecuTorch):
@@ -257,23 +247,17 @@ def run(form: Format, path: Path, inputs: Mapping[str, Tensor]) -> list[Tensor]:
     Raises:
         ValueError: The runtime failed.
     """
-    with _explain_errors(form):
-        return form.load(path)(inputs)
+    try:
+        with _quiet():
+            return form.load(path)(inputs)
+    except Exception as error:
+        raise ValueError(f"{form.runtime} cannot run it: {first_line(error)}") from None
 
 
 def sizes(form: Format, path: Path, call: Call) -> dict[str, list[int | str]]:
     """Return the sizes of inputs that a file takes, as from `format.sizes_of`."""
     with _quiet():
         return form.sizes(path, call)
-
-
-@contextmanager
-def _explain_errors(form: Format) -> Generator[None]:
-    try:
-        with _quiet():
-            yield
-    except Exception as error:
-        raise ValueError(f"{form.runtime} cannot run it: {first_line(error)}") from None
 
 
 def _load_program(path: Path) -> torch.export.ExportedProgram:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from samewise.runner.errors import ConfigError, Problem, nearest
+from samewise.runner.errors import ConfigError, nearest
 
 KINDS = ("safetensors", "pt2", "aoti", "onnx", "executorch", "executorch_portable")
 
@@ -24,18 +24,16 @@ def require_sound(names: Iterable[str], tolerance: float) -> list[str]:
     )
     requested = [name.strip() for name in names if name.strip()]
     for name in requested:
-        if name not in KINDS:
-            raise ConfigError(
-                Problem(
-                    "--to",
-                    "is not a format that models are exported to",
-                    name,
-                    ", ".join(KINDS),
-                    "TorchScript is deprecated: pt2 is for Python and C++, onnx for other runtimes"
-                    if "script" in name
-                    else nearest(name, KINDS),
-                )
-            )
+        ConfigError.raise_if(
+            name not in KINDS,
+            "--to",
+            "is not a format that models are exported to",
+            name,
+            ", ".join(KINDS),
+            "TorchScript is deprecated: pt2 is for Python and C++, onnx for other runtimes"
+            if "script" in name
+            else nearest(name, KINDS),
+        )
     # The weights are always written
     return [name for name in dict.fromkeys(requested) if name != "safetensors"]
 

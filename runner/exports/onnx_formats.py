@@ -1,6 +1,6 @@
 """Write ONNX by torch's exporter, and run it by onnxruntime."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -66,8 +66,26 @@ class Onnx(Format):
         program.save(str(path), external_data=False)
 
     def load(self, path: Path) -> Run:
-        call = self._session(path)
-        return lambda inputs: list(call(inputs).values())
+        import onnxruntime  # pyright: ignore[reportMissingImports]
+
+        options = onnxruntime.SessionOptions()  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        # Failures raise exceptions, which are reported
+        options.log_severity_level = 4
+        session = onnxruntime.InferenceSession(
+            str(path), options, providers=["CPUExecutionProvider"]
+        )  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+        input_names = {x.name for x in session.get_inputs()}  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+
+        def run(inputs: Mapping[str, Tensor]) -> list[Tensor]:
+            feed = {
+                name.replace(".", "_"): tensor.numpy()
+                for name, tensor in inputs.items()
+                if name.replace(".", "_") in input_names
+            }
+            return [torch.from_numpy(np.asarray(x)) for x in session.run(None, feed)]  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType, reportUnknownArgumentType]
+
+        return run
 
     def _takes_another_size(self, path: Path, call: Call, axes: Sequence[tuple[str, int]]) -> bool:
         """Whether the file and the model give the same if these axes are twice as long.
@@ -116,33 +134,6 @@ class Onnx(Format):
                 if name.replace(".", "_") in shapes
             }
         )
-
-    def _session(self, path: Path) -> Callable[[Mapping[str, Tensor]], dict[str, Tensor]]:
-        """Return a function from inputs to all outputs by name, in a session for a file."""
-        import onnxruntime  # pyright: ignore[reportMissingImports]
-
-        options = onnxruntime.SessionOptions()  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-        options.intra_op_num_threads = options.inter_op_num_threads = 1
-        # Failures raise exceptions, which are reported
-        options.log_severity_level = 4
-        session = onnxruntime.InferenceSession(
-            str(path), options, providers=["CPUExecutionProvider"]
-        )  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-        input_names = {x.name for x in session.get_inputs()}  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-        output_names = [x.name for x in session.get_outputs()]  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-
-        def call(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-            feed = {
-                name.replace(".", "_"): tensor.numpy()
-                for name, tensor in inputs.items()
-                if name.replace(".", "_") in input_names
-            }
-            return {
-                name: torch.from_numpy(np.asarray(x))
-                for name, x in zip(output_names, session.run(None, feed), strict=True)
-            }  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType, reportUnknownArgumentType]
-
-        return call
 
     def weights(self, path: Path) -> dict[str, Tensor]:
         import onnx  # pyright: ignore[reportMissingImports]

@@ -52,7 +52,6 @@ class Kubernetes(Launcher):
             the sweep's folder.
         python: The interpreter in the image.
         namespace: Namespace of the Jobs; null: kubectl's own.
-        nodes: Machines for each run. A run is one pod: 1.
         cpus: CPUs of each pod; null: the threads of its processes and its loader's workers.
         gpus: GPUs of each pod; null: one for each process, unless device=cpu.
         gpu_resource: The cluster's name for a GPU.
@@ -81,7 +80,6 @@ class Kubernetes(Launcher):
         volumes: Mapping[str, Any] | None = None,
         python: str = "python",
         namespace: str | None = None,
-        nodes: int = 1,
         cpus: int | None = None,
         gpus: int | None = None,
         gpu_resource: str = "nvidia.com/gpu",
@@ -103,23 +101,17 @@ class Kubernetes(Launcher):
             "retries": (retries, 0),
             "poll_s": (poll_s, 0.1),
         }
-        problems = too_small(minimums)
-        if nodes != 1:
-            hint = (
-                "strategy=elastic strategy.nproc=N: as many processes as the pod has GPUs; "
-                "several machines for one run: launcher=slurm"
-            )
-            problems.append(
-                Problem("nodes", "a run is one pod, which runs on one machine", nodes, "1", hint)
-            )
-        problems += [
-            Problem(
-                f"pod.{name}", "is set by the launcher itself", hint="see the launcher's other keys"
-            )
-            for name in manifest.OURS
-            if name in (pod or {})
-        ]
-        ConfigError.raise_all(problems)
+        hint = "see the launcher's other keys"
+        ConfigError.raise_all(
+            [
+                *too_small(minimums),
+                *(
+                    Problem(f"pod.{name}", "is set by the launcher itself", hint=hint)
+                    for name in manifest.OURS
+                    if name in (pod or {})
+                ),
+            ]
+        )
         self._cpus, self._gpus = cpus, gpus
         self.most, self._apply, self.poll_s = jobs, apply, poll_s
         self._template = manifest.Template(

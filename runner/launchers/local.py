@@ -73,7 +73,8 @@ class Local(Launcher):
     def submit(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
             share = self._take(job)
-            environment = _environment(job, share)
+            devices = {"CUDA_VISIBLE_DEVICES": ",".join(share.gpus)} if share.gpus else {}
+            environment = {**job.environment, **devices}
             cores = share.cores if self._pin and share.cores else None
             if self._preload and job.processes == 1:
                 self._parent(job).start(job, environment, cores)
@@ -164,13 +165,6 @@ def visible_gpus() -> list[str]:
         str(number)
         for number in range(sum(line.startswith("GPU ") for line in listing.splitlines()))
     ]
-
-
-def _environment(job: Job, share: _Share) -> dict[str, str]:
-    return {
-        **job.environment,
-        **({"CUDA_VISIBLE_DEVICES": ",".join(share.gpus)} if share.gpus else {}),
-    }
 
 
 def _spawn(

@@ -21,7 +21,6 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any, NoReturn
 
 from samewise.runner.launchers.base import Job
@@ -133,11 +132,11 @@ def main() -> int:
         importlib.import_module(name)
     # The garbage collector of a fork need not scan everything that was imported
     gc.freeze()
-    # A job that ends wakes `select` below
+    # A job that ends wakes `select` below by this descriptor, if its signal has a handler
     waker, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)
-    signal.signal(signal.SIGCHLD, _wake)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
     jobs, buffer, is_open = dict[int, int](), b"", True
     while is_open or jobs:
         ready, _, _ = select.select([waker, *([0] if is_open else [])], [], [])
@@ -167,10 +166,6 @@ def _obey(message: Mapping[str, Any], jobs: dict[int, int]) -> None:
     if pid == 0:
         _become_job(message)
     jobs[pid] = message["start"]
-
-
-def _wake(number: int, frame: FrameType | None) -> None:
-    """Handle SIGCHLD: the wakeup descriptor makes `select` return."""
 
 
 def _preload(environment: Mapping[str, str]) -> None:

@@ -11,6 +11,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, final
 from urllib.parse import quote
@@ -168,27 +169,26 @@ class Ray(Launcher):
     def _gpus_of(self, job: Job) -> float:
         if self._gpus is not None:
             return self._gpus
-        return job.processes if job.wants_gpu and self._has_gpus() else 0
+        return job.processes if job.wants_gpu and self._has_gpus else 0
 
+    @cached_property
     def _has_gpus(self) -> bool:
-        if not hasattr(self, "_any_gpu"):
-            try:
-                nodes = self._ask("/api/v0/nodes?detail=1&limit=10000")["data"]["result"]["result"]
-                self._any_gpu = any(
-                    node["resources_total"].get("GPU") for node in nodes if node["state"] == "ALIVE"
+        try:
+            nodes = self._ask("/api/v0/nodes?detail=1&limit=10000")["data"]["result"]["result"]
+            return any(
+                node["resources_total"].get("GPU") for node in nodes if node["state"] == "ALIVE"
+            )
+        except (ConfigError, KeyError, TypeError, AttributeError):
+            # Ray may change the path of this API
+            raise ConfigError(
+                Problem(
+                    "launcher.gpus",
+                    "this Ray does not say whether its cluster has GPUs",
+                    "null",
+                    "a number",
+                    "0, or the number each job needs",
                 )
-            except (ConfigError, KeyError, TypeError, AttributeError):
-                # Ray may change the path of this API
-                raise ConfigError(
-                    Problem(
-                        "launcher.gpus",
-                        "this Ray does not say whether its cluster has GPUs",
-                        "null",
-                        "a number",
-                        "0, or the number each job needs",
-                    )
-                ) from None
-        return self._any_gpu
+            ) from None
 
     def _jobs(self, *, wait: bool = False) -> dict[int, Mapping[str, Any]]:
         """Return the latest job of each point, as Ray reports it.

@@ -18,6 +18,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import final
 
@@ -246,17 +247,12 @@ class Slurm(Launcher):
         """Return the generic resources (GRES) of a job with this many processes on each machine."""
         if self._gpus is not None:
             return f"gpu:{self._gpus}" if self._gpus not in (0, "0") else None
-        return f"gpu:{processes}" if job.wants_gpu and self._has_gpus() else None
+        return f"gpu:{processes}" if job.wants_gpu and self._has_gpus else None
 
+    @cached_property
     def _has_gpus(self) -> bool:
-        if not hasattr(self, "_gres"):
-            self._gres = _call(
-                "sinfo",
-                "--noheader",
-                "--format=%G",
-                *([f"--partition={self._partition}"] if self._partition else []),
-            ).stdout
-        return "gpu" in self._gres
+        partition = [f"--partition={self._partition}"] if self._partition else []
+        return "gpu" in _call("sinfo", "--noheader", "--format=%G", *partition).stdout
 
     def _max_array_size(self) -> int:
         """Return the maximum number of jobs in an array."""

@@ -18,7 +18,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import FrameType
 
 from samewise.runner.errors import INTERRUPTED
 from samewise.runner.launchers import job
@@ -41,7 +40,8 @@ class Batch:
 
     def run(self) -> int:
         """Start the run, wait for it, then requeue or end the job; return the exit code."""
-        signal.signal(signal.SIGTERM, _ignore_signal)
+        # The run itself gets the signal, and this process waits for it
+        signal.signal(signal.SIGTERM, lambda number, frame: None)
         tries = self._sweep.word(self._job.number).get("tries", 0)
         code = 0 if self._mark.exists() else self._train()
         if self._mark.exists():
@@ -134,13 +134,8 @@ def _output_of(*command: str) -> str:
 
 def _free_port() -> int:
     """Return a free port on this machine, which runs rank 0."""
-    with socket.socket() as server:
-        server.bind(("", 0))
+    with socket.create_server(("", 0)) as server:
         return server.getsockname()[1]
-
-
-def _ignore_signal(number: int, frame: FrameType | None) -> None:
-    """Ignore a signal that the run itself gets; this process waits for the run."""
 
 
 if __name__ == "__main__":

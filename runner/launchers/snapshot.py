@@ -6,13 +6,14 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from samewise.runner.processes.this_process import PROJECT
 from samewise.runner.processes.variables import HASH_SEED
 from samewise.runner.records import sources
+from samewise.runner.records.files import files_below
 from samewise.runner.records.sweep_folder import SweepFolder
 
 _LARGE = 16 << 20
@@ -78,7 +79,7 @@ def collect_sources(
     files = [
         (Path(name, file.relative_to(folder)), file)
         for name, folder in folders.items()
-        for file in _files(folder)
+        for file in files_below(folder, hidden=False)
     ]
     files += [
         (Path(label), file)
@@ -87,7 +88,10 @@ def collect_sources(
     ]
     # The first folder takes precedence, so it is copied last
     for folder in reversed(configs):
-        files += [(Path(CONFIGS, file.relative_to(folder)), file) for file in _files(folder)]
+        files += [
+            (Path(CONFIGS, file.relative_to(folder)), file)
+            for file in files_below(folder, hidden=False)
+        ]
     return files
 
 
@@ -109,24 +113,6 @@ def _package_folder(name: str) -> Path | None:
     spec = importlib.util.find_spec(name)
     places = list(spec.submodule_search_locations or ()) if spec else []
     return None if not places or sources.is_library(Path(places[0])) else Path(places[0])
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    """Yield all files below a folder in a fixed order, without caches and hidden files."""
-    visited = set[str]()
-    for path, folders, names in os.walk(folder, followlinks=True):
-        # Links are followed, and may form circles
-        real = os.path.realpath(path)
-        folders[:] = (
-            []
-            if real in visited
-            else sorted(
-                name for name in folders if name != "__pycache__" and not name.startswith(".")
-            )
-        )
-        if real not in visited:
-            visited.add(real)
-            yield from (Path(path, name) for name in sorted(names) if not name.startswith("."))
 
 
 def settings_text(packages: Sequence[str], **options: str) -> str:
@@ -160,7 +146,7 @@ def _digest(files: Iterable[tuple[Path, Path]], settings: str) -> str:
 
 
 def _copy(files: Iterable[tuple[Path, Path]], target: Path) -> None:
-    """Copy files to their places, and compiled Python files with them."""
+    """Copy files to their places."""
     for name, file in files:
         place = target / name
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -169,12 +155,5 @@ def _copy(files: Iterable[tuple[Path, Path]], target: Path) -> None:
         place.unlink(missing_ok=True)
         if file.stat().st_size > _LARGE:
             place.symlink_to(file.resolve())
-            continue
-        # With its modification time, so that the compiled file stays valid
-        shutil.copy2(file, place)
-        compiled = (
-            Path(importlib.util.cache_from_source(str(file))) if file.suffix == ".py" else None
-        )
-        if compiled and compiled.is_file():
-            (place.parent / "__pycache__").mkdir(exist_ok=True)
-            shutil.copy2(compiled, place.parent / "__pycache__" / compiled.name)
+        else:
+            shutil.copy2(file, place)

@@ -137,14 +137,12 @@ def _read(path: Path) -> dict[str, Any]:
                 path / "state.pt", f"it names {name!r}, which is not a file among its shards"
             )
         shard = path / SHARDS / name
-        if not shard.exists() or sha256(shard) != digest:
-            raise DamagedCheckpoint(
-                Problem(
-                    str(shard),
-                    "is missing, or was altered since it was written",
-                    expected=f"sha256 {digest[:16]}...",
-                )
-            )
+        DamagedCheckpoint.raise_if(
+            not shard.exists() or sha256(shard) != digest,
+            str(shard),
+            "is missing, or was altered since it was written",
+            expected=f"sha256 {digest[:16]}...",
+        )
     return state
 
 

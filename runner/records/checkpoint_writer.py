@@ -11,9 +11,9 @@ import hashlib
 import os
 import shutil
 import sys
-import threading
 import time
 from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from io import BufferedWriter, FileIO
 from pathlib import Path
@@ -48,8 +48,7 @@ class Checkpoints:
         self._links = {
             name: best_by(name) if number else "best" for number, name in enumerate(modes)
         }
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
+        self._written: Future[None] | None = None
 
     def shards_folder(self, step: int) -> Path:
         """Create the folder for the processes' shards of the next checkpoint, before `save`.
@@ -87,35 +86,21 @@ class Checkpoints:
         if not self._settings.background or not is_copied(state):
             self._write(step, state, metrics)
             return
-        self._thread = threading.Thread(
-            target=self._write_and_remember,
-            args=(step, copy_to_cpu(state), dict(metrics)),
-            name="checkpoint",
-        )
-        self._thread.start()
+        writer = ThreadPoolExecutor(1, "checkpoint")
+        self._written = writer.submit(self._write, step, copy_to_cpu(state), dict(metrics))
+        # The thread ends once it has written, so that processes are forked without it
+        writer.shutdown(wait=False)
 
     def wait(self) -> None:
         """Wait until the checkpoint is on disk; raise a TrainingError if it cannot be written."""
-        if self._thread:
-            self._thread.join()
-            self._thread = None
-        error, self._error = self._error, None
-        if error:
-            raise error
+        written, self._written = self._written, None
+        if written:
+            written.result()
 
     def raise_failure(self) -> None:
         """Raise a TrainingError if writing in the background has failed; do not wait for it."""
-        if self._error:
+        if self._written and self._written.done():
             self.wait()
-
-    def _write_and_remember(
-        self, step: int, state: Mapping[str, Any], metrics: Mapping[str, float]
-    ) -> None:
-        try:
-            self._write(step, state, metrics)
-        except BaseException as error:
-            # Raised again in the main thread by `wait`
-            self._error = error
 
     def _write(self, step: int, state: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
         final = self._folder / f"step-{step:08d}"
@@ -198,20 +183,16 @@ class Checkpoints:
     def _prune(self) -> None:
         checkpoints = list_checkpoints(self._folder)
         best = {name: best_first(checkpoints, name, mode) for name, mode in self._modes.items()}
+        every = self._settings.keep_every_steps
         kept_steps = {
             checkpoint.step
             for checkpoint in (
                 *checkpoints[-max(self._settings.keep_last, 1) :],
                 *(x for ranking in best.values() for x in ranking[: self._settings.keep_best]),
+                # Without readable metrics, any of them may be the best
+                *(x for x in checkpoints if x.metrics is None),
+                *(x for x in checkpoints if every and x.step % every == 0),
             )
-        }
-        # Without readable metrics, any of them may be the best
-        kept_steps |= {checkpoint.step for checkpoint in checkpoints if checkpoint.metrics is None}
-        kept_steps |= {
-            checkpoint.step
-            for checkpoint in checkpoints
-            if self._settings.keep_every_steps
-            and checkpoint.step % self._settings.keep_every_steps == 0
         }
         for name, link in self._links.items():
             # With keep_best=0 the link leads to the best of those that remain

@@ -131,6 +131,28 @@ def require_no_link(*paths: Path) -> None:
         raise damaged_file(link, "it is a link, which may lead to any file of yours")
 
 
+def files_below(folder: Path, *, hidden: bool) -> Iterator[Path]:
+    """Yield the files below a folder, in a fixed order.
+
+    Links are followed. Each folder is entered once: thirty nested folders with two links each to
+    the next have a billion paths.
+
+    Args:
+        folder: The folder.
+        hidden: Whether hidden files and folders, and Python's caches, are included.
+    """
+    entered = set[str]()
+    for path, folders, names in os.walk(folder, followlinks=True):
+        real = os.path.realpath(path)
+        shown = [x for x in folders if hidden or not (x.startswith(".") or x == "__pycache__")]
+        # In place: os.walk goes only into the folders that are left in its list
+        folders[:] = [] if real in entered else sorted(shown)
+        if real not in entered:
+            files = (Path(path, x) for x in sorted(names) if hidden or not x.startswith("."))
+            yield from (file for file in files if file.is_file())
+        entered.add(real)
+
+
 def set_aside(path: Path, why: str) -> Path:
     """Rename a file or folder that is in the way and may contain work; return its new path.
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from samewise.runner.errors import ConfigError, DamagedFile, Problem, TrainingError
 from samewise.runner.records import locks, trust
@@ -52,13 +53,13 @@ def trained_again(folder: Path) -> dict[str, int]:
     return {first: number for number, first in sorted(numbers)}
 
 
-class _PathInFolder:
-    """Path of a file in a run's folder."""
+class PathInFolder:
+    """Path of a file in the folder of a run or a sweep."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def __get__(self, folder: RunFolder, kind: object) -> Path:
+    def __get__(self, folder: Any, kind: object) -> Path:
         return folder.path / self._name
 
 
@@ -72,37 +73,37 @@ class RunFolder:
 
     path: Path
 
-    config = _PathInFolder("config.yaml")
+    config = PathInFolder("config.yaml")
     """The resolved config, loadable again."""
-    environment = _PathInFolder("environment.json")
+    environment = PathInFolder("environment.json")
     """Versions, hardware, threads, variables, git state, data fingerprints."""
-    sources = _PathInFolder("sources.json")
+    sources = PathInFolder("sources.json")
     """The user's code with which the run started, if any: digests, and names of the stored texts.
     """
-    trace = _PathInFolder("trace.jsonl")
+    trace = PathInFolder("trace.jsonl")
     """A line for each step: the step, its loss as a hexadecimal number, digests."""
-    metrics = _PathInFolder("metrics.jsonl")
+    metrics = PathInFolder("metrics.jsonl")
     """The journal of logged metrics."""
-    system = _PathInFolder("system.jsonl")
+    system = PathInFolder("system.jsonl")
     """The journal of the machine's metrics."""
-    checkpoints = _PathInFolder("checkpoints")
+    checkpoints = PathInFolder("checkpoints")
     """A folder for each checkpoint, `step-XXXXXXXX`, and links to the `latest` and the `best`."""
-    tags = _PathInFolder("tags.json")
+    tags = PathInFolder("tags.json")
     """Tags that the run has earned: a mapping of names to text. Exists only if there are any."""
-    notes = _PathInFolder("notes.json")
+    notes = PathInFolder("notes.json")
     """The name and the tags that the user gave the run afterwards. Exists only if there are any."""
-    artifacts = _PathInFolder("artifacts")
+    artifacts = PathInFolder("artifacts")
     """Pictures and tables of evaluations. Files in it are uploaded to MLflow under the same
     relative path."""
-    summary = _PathInFolder("summary.json")
+    summary = PathInFolder("summary.json")
     """The result: metrics, SHA-256 of the weights, timings. Exists only once the run has ended."""
-    failure = _PathInFolder("failure.json")
+    failure = PathInFolder("failure.json")
     """Why the run failed: step, error, traceback. Exists only until it is resumed and ends well."""
-    tracking = _PathInFolder("tracking.json")
+    tracking = PathInFolder("tracking.json")
     """The MLflow run's id, and how much of the journal has been sent."""
-    lock = _PathInFolder(".lock")
+    lock = PathInFolder(".lock")
     """A lock that the process which writes the run holds and signs."""
-    sending = _PathInFolder(".sending")
+    sending = PathInFolder(".sending")
     """A lock that the process which sends the run's metrics to MLflow holds."""
 
     def create(self) -> None:

@@ -37,8 +37,7 @@ def find(name: str, *, run_root: Path) -> RunFolder:
         ConfigError: No run matches, or several do.
     """
     # The start of every fingerprint
-    if not name.strip():
-        raise ConfigError(Problem("RUN", "is empty", name, RUN))
+    ConfigError.raise_if(not name.strip(), "RUN", "is empty", name, RUN)
     path = Path(name)
     if (path / "config.yaml").is_file():
         return RunFolder(path)

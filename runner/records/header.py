@@ -5,9 +5,10 @@ Imports neither torch nor mlflow.
 
 import json
 from collections.abc import Mapping
+from typing import Any
 
 from samewise.runner.records.files import parse_json
-from samewise.runner.records.shapes import describe_misfit
+from samewise.runner.records.shapes import TEXTS, describe_misfit
 from samewise.runner.secrets import redact
 
 _CHOICES, _LABEL, _REFERENCES, _SOURCES = (
@@ -36,15 +37,8 @@ def read(text: str) -> tuple[dict[str, str], str]:
 
     A ValueError for a line that `write` does not write.
     """
-    first, second = [*text.split("\n", 2)[:2], ""][:2]
-    choices = parse_json(first.removeprefix(_CHOICES)) if first.startswith(_CHOICES) else {}
-    label = parse_json(second.removeprefix(_LABEL)) if second.startswith(_LABEL) else ""
-    if wrong := describe_misfit(choices, {str: str}, "choices") or describe_misfit(
-        label, str, "label"
-    ):
-        raise ValueError(wrong)
     # The file may be a stranger's, or of a version that did not redact labels
-    return choices, redact(label)
+    return _value(text, _CHOICES, {}), redact(_value(text, _LABEL, ""))
 
 
 def read_references(text: str) -> dict[str, str] | None:
@@ -55,7 +49,7 @@ def read_references(text: str) -> dict[str, str] | None:
     Raises:
         ValueError: The line is not one that `write` writes.
     """
-    return _read_mapping(text, _REFERENCES)
+    return _value(text, _REFERENCES, None)
 
 
 def read_sources(text: str) -> dict[str, str]:
@@ -64,14 +58,14 @@ def read_sources(text: str) -> dict[str, str]:
     Raises:
         ValueError: As in `read_references`.
     """
-    return _read_mapping(text, _SOURCES) or {}
+    return {key: redact(value) for key, value in _value(text, _SOURCES, {}).items()}
 
 
-def _read_mapping(text: str, name: str) -> dict[str, str] | None:
+def _value(text: str, name: str, default: Any) -> Any:
     line = next((line for line in text.split("\n", 4)[:4] if line.startswith(name)), None)
     if line is None:
-        return None
-    mapping = parse_json(line.removeprefix(name))
-    if wrong := describe_misfit(mapping, {str: str}, name.strip("# :")):
+        return default
+    value = parse_json(line.removeprefix(name))
+    if wrong := describe_misfit(value, str if name == _LABEL else TEXTS, name.strip("# :")):
         raise ValueError(wrong)
-    return {key: redact(value) for key, value in mapping.items()} if name == _SOURCES else mapping
+    return value

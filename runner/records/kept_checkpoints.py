@@ -185,14 +185,8 @@ def best_by(metric: str) -> str:
 
 
 def _metrics(path: Path) -> Mapping[str, float] | None:
-    manifest = manifest_of(path)
-    return None if manifest is None else manifest.get("metrics", {})
-
-
-def manifest_of(path: Path) -> dict[str, Any] | None:
-    """Return a checkpoint's manifest; None if it cannot be read."""
     try:
-        return read_manifest(path)
+        return read_manifest(path).get("metrics", {})
     except (CheckpointError, ConfigError):
         return None
 
@@ -227,13 +221,11 @@ def incomplete(path: Path) -> DamagedCheckpoint:
 
 def require_format(path: Path, content: Mapping[str, Any]) -> None:
     """Raise a CheckpointError if this version does not read a checkpoint's format."""
-    if content.get("format") != FORMAT:
-        raise CheckpointError(
-            Problem(
-                str(path),
-                "the checkpoint has a different format",
-                content.get("format"),
-                str(FORMAT),
-                "load it with the version of samewise that wrote it, or a newer one",
-            )
-        )
+    CheckpointError.raise_if(
+        content.get("format") != FORMAT,
+        str(path),
+        "the checkpoint has a different format",
+        content.get("format"),
+        str(FORMAT),
+        "load it with the version of samewise that wrote it, or a newer one",
+    )

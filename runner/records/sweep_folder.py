@@ -35,7 +35,7 @@ from samewise.runner.records.files import (
     write_atomically,
     write_json,
 )
-from samewise.runner.records.folder import RunFolder
+from samewise.runner.records.folder import PathInFolder, RunFolder
 from samewise.runner.secrets import redact_values
 
 HOME = "sweeps"
@@ -115,15 +115,10 @@ class SweepFolder:
     def id(self) -> str:
         return self.path.name
 
-    @property
-    def made_by(self) -> Path:
-        """The file with the request, signed by the user who made it."""
-        return self.path / "sweep.json"
-
-    @property
-    def sources(self) -> Path:
-        """Digests of the user's code that its points reach; exists only if there is such code."""
-        return self.path / "sources.json"
+    made_by = PathInFolder("sweep.json")
+    """The file with the request, signed by the user who made it."""
+    sources = PathInFolder("sources.json")
+    """Digests of the user's code that its points reach; exists only if there is such code."""
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -281,16 +276,14 @@ def find(name: str, *, run_root: Path) -> SweepFolder:
     matches = matching(name, run_root=run_root)
     if len(matches) == 1:
         return matches[0]
-    if matches:
-        raise ConfigError(
-            Problem(
-                "SWEEP",
-                f"{len(matches)} sweeps match",
-                name,
-                "one sweep",
-                f"give more characters: {', '.join(sweep.id for sweep in matches[:5])}",
-            )
-        )
+    ConfigError.raise_if(
+        matches,
+        "SWEEP",
+        f"{len(matches)} sweeps match",
+        name,
+        "one sweep",
+        f"give more characters: {', '.join(sweep.id for sweep in matches[:5])}",
+    )
     raise ConfigError(
         Problem(
             "SWEEP",

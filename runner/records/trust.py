@@ -123,18 +123,11 @@ def _key() -> str | None:
     """Return the user's key, created if missing; None if that fails."""
     try:
         home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    except RuntimeError:
-        # In containers a user may have no home
+        file = home / "samewise" / "key"
+        return _read(file) or _make(file)
+    except (OSError, ConfigError, RuntimeError):
+        # In containers a user may have no home, which is a RuntimeError
         return None
-    file = home / "samewise" / "key"
-    try:
-        key = _read(file)
-        if key is None:
-            _make(file)
-            key = _read(file)
-    except (OSError, ConfigError):
-        return None
-    return key
 
 
 def _read(file: Path) -> str | None:
@@ -146,8 +139,8 @@ def _read(file: Path) -> str | None:
     )
 
 
-def _make(file: Path) -> None:
-    """Create the key."""
+def _make(file: Path) -> str | None:
+    """Create the key, and return it."""
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     temporary = file.with_name(f".key.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:
@@ -164,3 +157,4 @@ def _make(file: Path) -> None:
             os.link(temporary, file)
     finally:
         temporary.unlink(missing_ok=True)
+    return _read(file)

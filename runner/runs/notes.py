@@ -24,15 +24,13 @@ def rename(folder: RunFolder, name: str) -> None:
         ConfigError: The name cannot be one, or names another run of the folder.
     """
     run = folder.path.resolve()
-    if name and not re.fullmatch(_NAME, name):
-        raise ConfigError(
-            Problem(
-                "NAME",
-                "cannot be a run's name",
-                name,
-                "letters, digits, spaces and _ . + -, beginning with a letter or digit",
-            )
-        )
+    ConfigError.raise_if(
+        name and not re.fullmatch(_NAME, name),
+        "NAME",
+        "cannot be a run's name",
+        name,
+        "letters, digits, spaces and _ . + -, beginning with a letter or digit",
+    )
     namesakes = [
         str(other.path)
         for other in complete_matches(name, run_root=run.parents[1])

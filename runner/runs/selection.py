@@ -163,16 +163,14 @@ def values_of(option: str, key: str, runs: Sequence[ListedRun], run_root: Path) 
 
 def _require_value(condition: str, key: str, values: Sequence[Any], sign: str, text: str) -> None:
     """Refuse an unknown state, and a comparison of numbers with text."""
-    if key == "state" and sign in ("=", "!=") and text not in State.__members__:
-        raise ConfigError(
-            Problem(
-                "--where",
-                "no such state",
-                condition,
-                f"one of: {', '.join(State)}",
-                nearest(text, State),
-            )
-        )
+    ConfigError.raise_if(
+        key == "state" and sign in ("=", "!=") and text not in State.__members__,
+        "--where",
+        "no such state",
+        condition,
+        f"one of: {', '.join(State)}",
+        nearest(text, State),
+    )
     if (
         sign != "~"
         and not (text == "null" and sign in ("=", "!="))

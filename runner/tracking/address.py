@@ -66,8 +66,7 @@ def problem(uri: str, *, path: str = "tracking.uri") -> Problem | None:
                 "sqlite:///FOLDER/mlflow.db",
                 f"use {uri.rstrip('/')}/mlflow.db",
             )
-        return None
-    if dialect in _SQL:
+    elif dialect in _SQL:
         module = driver or _SQL[dialect]
         if importlib.util.find_spec(module) is None:
             return Problem(
@@ -77,28 +76,25 @@ def problem(uri: str, *, path: str = "tracking.uri") -> Problem | None:
                 _EXAMPLES,
                 f"pip install {_PACKAGES.get(module, module)}",
             )
-        return None
-    if scheme in ("http", "https"):
+    elif scheme in ("http", "https"):
         try:
-            host = urlsplit(uri).hostname
-            # Raises for an invalid port, as `urlsplit` does for brackets
-            _ = urlsplit(uri).port
+            # The port raises if it is invalid, as `urlsplit` does for brackets
+            host, _ = urlsplit(uri).hostname, urlsplit(uri).port
         except ValueError as error:
             return Problem(
                 path, f"is not a valid address: {error}", remove_password(uri), "http://HOST:5000"
             )
         if not host:
             return Problem(path, "the server's name is missing", uri, "http://HOST:5000")
-        return None
-    if scheme == "databricks":
-        return None
-    return Problem(
-        path,
-        f"'{scheme}' is not a tracking address",
-        remove_password(uri),
-        _EXAMPLES,
-        nearest(dialect, ["sqlite", "http", "https", *_SQL]),
-    )
+    elif scheme != "databricks":
+        return Problem(
+            path,
+            f"'{scheme}' is not a tracking address",
+            remove_password(uri),
+            _EXAMPLES,
+            nearest(dialect, ["sqlite", "http", "https", *_SQL]),
+        )
+    return None
 
 
 def check_uri(uri: str, *, path: str = "tracking.uri") -> str:

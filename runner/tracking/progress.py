@@ -64,10 +64,6 @@ class TrackingState:
         state = others.pop(store, {})
         return _make_state({**state, "store": store, "others": others})
 
-    def empty_copy(self) -> TrackingState:
-        """Return an empty progress in this store."""
-        return TrackingState(store=self.store, others=self.others)
-
 
 def load(folder: RunFolder) -> TrackingState:
     """Load the saved progress, or an empty one.

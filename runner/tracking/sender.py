@@ -65,24 +65,12 @@ class Lifeline:
         return self._ended
 
 
-def read_line() -> bytes:
-    """Read one line of standard input and not a byte more; raise EOFError if it ends first."""
-    line = bytearray()
-    while not line.endswith(b"\n"):
-        # What follows tells `Lifeline` that the trainer ends
-        byte = os.read(0, 1)
-        if not byte:
-            raise EOFError
-        line += byte
-    return bytes(line)
-
-
 def prepare_environment() -> None:
     """Set mlflow's environment variables, before it is imported.
 
     No retries, since the sender retries itself; no threads, no telemetry, no other hosts.
     """
-    for name, value in {
+    settings = {
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
         "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
         # MLflow would send tokens to any host that a server redirects to, or lets download from
@@ -94,8 +82,8 @@ def prepare_environment() -> None:
         # MLflow logs a traceback for each failed request
         "MLFLOW_LOGGING_LEVEL": "CRITICAL",
         "GIT_PYTHON_REFRESH": "quiet",
-    }.items():
-        os.environ.setdefault(name, value)
+    }
+    os.environ |= settings | os.environ
 
 
 @contextlib.contextmanager
@@ -147,11 +135,6 @@ class Copy:
     def moved(self) -> float:
         """Time at which the copy last received anything (`time.monotonic`, in seconds)."""
         return self._backend.sent.moved if self._backend is not None else -math.inf
-
-    @property
-    def is_refused(self) -> bool:
-        """Whether the last attempt failed because this user has no access, which no retry gives."""
-        return REFUSED in describe_failure(self.trouble)
 
     def bring_up(self, *, ended: bool) -> None:
         """Send what is new. Log repeated failures once."""
@@ -216,7 +199,9 @@ def run(
             and last_moves
             and time.monotonic() - max(ended_at, *last_moves) > float(settings["flush_timeout_s"])
         )
-        if is_over or (ended and all(copy.is_refused for copy in incomplete)):
+        # No retry gives a user access
+        is_refused = all(REFUSED in describe_failure(copy.trouble) for copy in incomplete)
+        if is_over or (ended and is_refused):
             _LOG.warning(
                 "gave up; run `samewise sync %s` to send the rest", shlex.quote(str(folder.path))
             )
@@ -247,15 +232,16 @@ def be(folder: RunFolder, trainer: int) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
     _LOG.setLevel(logging.INFO)
     lifeline = Lifeline(trainer)
-    try:
-        settings = json.loads(read_line())
-    except EOFError:
+    # Not buffered, since what follows the line tells `Lifeline` that the trainer ends
+    with open(0, "rb", buffering=0, closefd=False) as trainers:
+        line = trainers.readline()
+    if not line.endswith(b"\n"):
         return 1
     prepare_environment()
     since = time.monotonic()
     # The sender of an earlier process of this run may still be at work
     with hold(folder.sending, wait=True):
-        return run(folder, settings, lifeline, trainer, since=since)
+        return run(folder, json.loads(line), lifeline, trainer, since=since)
 
 
 def main() -> int:

@@ -169,7 +169,9 @@ class Sending:
             run, is_deleted = None, True
         if is_deleted or run is None:
             run_id = self._run_id
-            self.progress = self.progress.empty_copy()
+            self.progress = progress.TrackingState(
+                store=self.progress.store, others=self.progress.others
+            )
             progress.save(self.folder, self.progress)
             raise RunGone(
                 f"the MLflow run {run_id} was deleted; creating a new one and sending "
@@ -204,9 +206,9 @@ class Sending:
 
     def _send_model(self) -> None:
         """Log the best checkpoint as a model, once everything else is sent, and register it."""
-        if self.progress.model is None:
-            from samewise.runner.tracking import logged_model
+        from samewise.runner.tracking import logged_model
 
+        if self.progress.model is None:
             config = cast(
                 dict[str, Any], OmegaConf.to_container(OmegaConf.load(self.folder.config))
             )
@@ -224,8 +226,6 @@ class Sending:
             self._note_progress(model=model)
         name = self.settings.get("register_model")
         if name and name not in self.progress.registered:
-            from samewise.runner.tracking import logged_model
-
             version = logged_model.register(
                 self.client, str(name), model_id=str(self.progress.model), run_id=self._run_id
             )
@@ -441,8 +441,8 @@ class Sending:
             ("config.yaml", self.folder.config),
             ("environment.json", self.folder.environment),
             ("sources.json", self.folder.sources),
+            (SIGNATURE, self.folder.config.with_name(trust.SIGNATURE)),
         ]
-        files.append((SIGNATURE, self.folder.config.with_name(trust.SIGNATURE)))
         # The other files change until the run has ended
         if complete:
             files += [

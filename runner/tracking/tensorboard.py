@@ -50,7 +50,7 @@ class TensorBoard:
         self._read: dict[Path, int] = {folder.metrics: 0, folder.system: 0}
         self._pictures: dict[Path, int] = {}
         self._step = 0
-        self._writer: EventFileWriter | None = None
+        self._writer: Any = None
 
     def synchronise(self, *, alive: bool) -> Sent:
         """Write what is new.
@@ -70,7 +70,7 @@ class TensorBoard:
         self._file.unlink(missing_ok=True)
         if self._writer is None:
             self._writer = EventFileWriter(str(self._place))
-            self._add(
+            self._writer.add_event(
                 _EVENTS.Event(
                     wall_time=time.time(),
                     step=0,
@@ -103,22 +103,18 @@ class TensorBoard:
         }
         return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
 
-    def _add(self, event: Any) -> None:
-        assert self._writer is not None
-        self._writer.add_event(event)
-
     def _describe(self) -> None:
         config = redact_values(read_yaml(read_text(self.folder.config) or "") or {})
         text = yaml.safe_dump(config, sort_keys=False)
         # A Markdown code block, which nothing in the text can end
         indented = "".join(f"    {line}\n" for line in text.splitlines())
         now = time.time()
-        self._add(_EVENTS.Event(wall_time=now, summary=text_pb("config", indented)))
+        self._writer.add_event(_EVENTS.Event(wall_time=now, summary=text_pb("config", indented)))
         values = {
             name: value if isinstance(value, bool | int | float | str) else str(value)
             for name, value in flat(config, lists=False)
         }
-        self._add(
+        self._writer.add_event(
             _EVENTS.Event(wall_time=now, summary=hparams_pb(values, trial_id=self.folder.path.name))
         )
 
@@ -129,7 +125,7 @@ class TensorBoard:
                     _SUMMARY.Value(tag=name, simple_value=value)
                     for name, value in entry.metrics.items()
                 ]
-                self._add(
+                self._writer.add_event(
                     _EVENTS.Event(
                         wall_time=entry.time_ms / 1000,
                         step=entry.step,
@@ -155,6 +151,8 @@ class TensorBoard:
                 width=width, height=height, encoded_image_string=path.read_bytes()
             )
             summary = _SUMMARY(value=[_SUMMARY.Value(tag=name, image=image)])
-            self._add(_EVENTS.Event(wall_time=time.time(), step=self._step, summary=summary))
+            self._writer.add_event(
+                _EVENTS.Event(wall_time=time.time(), step=self._step, summary=summary)
+            )
             self._pictures[path] = changed
             self.sent.files += 1

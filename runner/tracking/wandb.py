@@ -75,8 +75,7 @@ class WeightsAndBiases:
 
     def _begin(self) -> Any:
         require_no_link(self.folder.path / "wandb")
-        for name, value in {"WANDB_SILENT": "true", "WANDB_CONSOLE": "off"}.items():
-            os.environ.setdefault(name, value)
+        os.environ |= {"WANDB_SILENT": "true", "WANDB_CONSOLE": "off"} | os.environ
         config = cast(
             dict[str, Any], redact_values(read_yaml(read_text(self.folder.config) or "") or {})
         )

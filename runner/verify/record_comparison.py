@@ -45,25 +45,14 @@ def logged_divergences(
         if (until is not None and step > until) or name.startswith(MEASURED):
             continue
         computed = again.get((step, name))
-        if computed is None:
-            by_name.setdefault(name, []).append(
-                Divergence(
-                    step,
-                    "metric",
-                    name,
-                    f"{name} was logged as {value!r}, and training again logs no {name} at this step",
-                )
-            )
         # By `repr`, so that NaN equals NaN
-        elif repr(value) != repr(computed):
-            by_name.setdefault(name, []).append(
-                Divergence(
-                    step,
-                    "metric",
-                    name,
-                    f"{name} was logged as {value!r} and is {computed!r} when computed again",
-                )
+        if repr(value) != repr(computed):
+            reason = f"{name} was logged as {value!r}" + (
+                f", and training again logs no {name} at this step"
+                if computed is None
+                else f" and is {computed!r} when computed again"
             )
+            by_name.setdefault(name, []).append(Divergence(step, "metric", name, reason))
     return [_with_more(divergences) for divergences in by_name.values()]
 
 

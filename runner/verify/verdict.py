@@ -249,18 +249,16 @@ def require_one_process(composed: Composed, project: Project) -> None:
     cfg = composed.cfg
     strategy = make_part(cfg, project, "strategy")
     # R2 promises the same bits on any number of processes
-    if strategy.level != "R2" and strategy.processes(str(cfg.device), cfg.replicas) > 1:
-        name = type(strategy).__name__.lower()
-        raise ConfigError(
-            Problem(
-                "strategy",
-                f"`verify` trains again in one process, and strategy={name} needs several",
-                name,
-                "single or elastic",
-                "train it again with `samewise train --fresh`, and compare the two runs with "
-                "`samewise diff`",
-            )
-        )
+    name = type(strategy).__name__.lower()
+    ConfigError.raise_if(
+        strategy.level != "R2" and strategy.processes(str(cfg.device), cfg.replicas) > 1,
+        "strategy",
+        f"`verify` trains again in one process, and strategy={name} needs several",
+        name,
+        "single or elastic",
+        "train it again with `samewise train --fresh`, and compare the two runs with "
+        "`samewise diff`",
+    )
 
 
 def require_length(steps: int, last: int, unlike: Sequence[str]) -> None:

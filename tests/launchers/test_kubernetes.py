@@ -97,7 +97,6 @@ REFUSED = {
     "elsewhere": ("{{/elsewhere: work}}", ["launcher.volumes: do not contain the sweep's folder"]),
     "relative": ("{{more: work}}", ["launcher.volumes.more: ", "so it must be absolute"]),
     "no source": ("{{{folder}: null}}", ["does not name a volume"]),
-    "machines": (["launcher.nodes=2"], ["launcher.nodes: a run is one pod", "strategy.nproc=N"]),
     "user": (["launcher.user=me"], ["launcher.user: is not a valid user"]),
     "pod": (["+launcher.pod.volumes=[]"], ["launcher.pod.volumes: is set by the launcher itself"]),
     "jobs": (["launcher.jobs=0"], ["launcher.jobs: is too small"]),

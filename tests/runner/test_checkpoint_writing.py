@@ -120,7 +120,7 @@ def test_a_limit_on_the_size_of_files_is_named_and_a_failure_in_the_background_i
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, limits[1]))
     try:
         kept.save(1, {"model": {"weight": torch.ones(1 << 20)}}, {})
-        while kept._error is None:
+        while not kept._written.done():
             time.sleep(0.001)
         with pytest.raises(TrainingError, match=r"cannot be written: File too large(.|\n)*ulimit -f"):
             kept.raise_failure()
