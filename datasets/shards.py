@@ -16,7 +16,7 @@ from samewise.datasets.parts.encoded_samples import EncodedSamples, ImageSamples
 from samewise.datasets.parts.folders import IMAGES, SOUNDS
 from samewise.datasets.parts.image_files import DecodedBy
 from samewise.datasets.parts.in_memory import Transform
-from samewise.datasets.parts.keyed_split import select_split
+from samewise.datasets.parts.keyed_split import in_split
 from samewise.runner.errors import ConfigError, DataError, Problem
 from samewise.runner.shards.index import open_index, split_folders
 from samewise.runner.shards.reader import KEY
@@ -74,11 +74,9 @@ class _Shards(EncodedSamples):
         # None: all samples
         self._places: np.ndarray[Any, np.dtype[np.int64]] | None = None
         if not folders:
-            hashes = [f"{number:016x}" for number in self._index.samples["key"].tolist()]
-            chosen = set(
-                select_split(list(dict.fromkeys(hashes)), split, shares, key=key, where=root)
-            )
-            self._places = np.flatnonzero([x in chosen for x in hashes])
+            hashes = (f"{number:016x}" for number in self._index.samples["key"])
+            chosen = in_split(hashes, split, shares, key=key, where=root)
+            self._places = np.flatnonzero(chosen)
         elif split not in folders:
             self._places = np.arange(0)
         labels = sorted({x for index in indexes.values() for x in index.labels})

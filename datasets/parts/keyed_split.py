@@ -3,9 +3,13 @@
 Adding files does not move other files to another split.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
+from itertools import compress
 from unicodedata import normalize
+
+import numpy as np
+import numpy.typing as npt
 
 from samewise.runner.errors import ConfigError, DataError
 
@@ -16,6 +20,24 @@ def select_split(
     names: Sequence[str], split: str, shares: Mapping[str, float], *, key: str = "", where: str
 ) -> list[str]:
     """Return the names that belong to a split, in order; `test` may be empty.
+
+    Args:
+        names: Sample names, as in `in_split`.
+        split: "train", "valid" or "test".
+        shares: Shares of `valid` and `test`, parts of 1.
+        key: Another key splits differently.
+        where: The data's place, for messages.
+
+    Raises:
+        ConfigError, DataError: As in `in_split`.
+    """
+    return [*compress(names, in_split(names, split, shares, key=key, where=where))]
+
+
+def in_split(
+    names: Iterable[str], split: str, shares: Mapping[str, float], *, key: str = "", where: str
+) -> npt.NDArray[np.bool_]:
+    """Return for each name whether it belongs to a split; to `test`, none may.
 
     A hash maps each name to a number in [0, 1). Names below the share of `valid` belong to valid,
     the next to test, the rest to train. So a split has about its share of the names, not exactly;
@@ -53,11 +75,11 @@ def select_split(
         "test": (valid, valid + test),
         "train": (valid + test, 1.0),
     }[split]
-    chosen = [name for name in names if low <= place(name, key) < high]
+    chosen = np.fromiter((low <= place(name, key) < high for name in names), bool)
     DataError.raise_if(
-        not chosen and split != "test",
+        not chosen.any() and split != "test",
         where,
-        f"none of {len(names)} samples belongs to the split {split}",
+        f"none of {len(chosen)} samples belongs to the split {split}",
         dict(shares),
         hint="raise dataset.shares.valid, or set dataset.key to another string"
         if split == "valid"

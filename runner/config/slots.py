@@ -27,27 +27,34 @@ class Kind:
         description: For messages.
         packages: Where it is found, besides the user's own packages.
         base: The class that it inherits from; empty: `methods` decide.
-        methods: The methods that it must have, if there is no common base class; those of torch's
-            `Dataset`, which only raise an error, do not count.
+        methods: The methods that it must have, if there is no common base class, or other ones that
+            do as well; those of torch's `Dataset`, which only raise an error, do not count.
         functions: Whether functions that return one count as well.
     """
 
     description: str
     packages: tuple[str, ...]
     base: str = ""
-    methods: tuple[str, ...] = ()
+    methods: tuple[tuple[str, ...], ...] = ()
     functions: bool = False
 
     def includes(self, cls: type) -> bool:
         """Return whether a class is of this kind."""
         if not self.base:
-            own = [base for base in cls.__mro__ if not _is_torch_dataset(base)]
-            return all(any(name in vars(base) for base in own) for name in self.methods)
+            return any(has_methods(cls, names) for names in self.methods)
         module, _, name = self.base.rpartition(".")
         return issubclass(cls, getattr(importlib.import_module(module), name))
 
 
+def has_methods(cls: type, names: Sequence[str]) -> bool:
+    """Return whether a class has all these methods, without those of torch's `Dataset`."""
+    own = [base for base in cls.__mro__ if not _is_torch_dataset(base)]
+    return all(any(name in vars(base) for base in own) for name in names)
+
+
 INTERFACES = "samewise.runner.interfaces"
+MAPPED = ("__getitem__", "__len__")
+READ_BY_SHARD = ("read_shard",)
 MODULE = Kind(
     "a torch.nn.Module",
     ("torch.nn", "torchvision.models", "torchvision.ops", "torchaudio.models", "samewise.recipes"),
@@ -60,17 +67,17 @@ METRIC = Kind(
 DATASET = Kind(
     "a data set",
     ("torchvision.datasets", "torchaudio.datasets", "samewise.datasets"),
-    methods=("__getitem__", "__len__"),
+    methods=(MAPPED, READ_BY_SHARD),
 )
 MAP_STYLE = (
     "a data set must be map-style, with __len__ and __getitem__: any sample must be loadable "
-    "by its index, so that a run can be resumed at any step; docs/shards.md has an example for "
-    "data that are read as a stream elsewhere"
+    "by its index, so that a run can be resumed at any step; a stream does as well if it has "
+    "shard_sizes and read_shard(number): docs/shards.md has an example"
 )
 TRANSFORM = Kind(
     "a transform",
     ("torchvision.transforms", "torchaudio.transforms", "samewise.datasets.transforms", "torch.nn"),
-    methods=("__call__",),
+    methods=(("__call__",),),
 )
 OPTIMIZER = Kind(
     "an optimizer",

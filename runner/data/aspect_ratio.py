@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samewise.runner.data.order import Shuffled
+from samewise.runner.data.order import Order, shuffled
 from samewise.runner.errors import ConfigError, require_at_least
 
 
-class GroupedByAspectRatio(Shuffled):
+class GroupedByAspectRatio(Order):
     """Permutation keyed by (seed, epoch) whose micro-batches hold images of similar aspect ratio.
 
     As in torchvision's references/detection (`GroupedBatchSampler`, `--aspect-ratio-group-factor`),
@@ -53,13 +53,16 @@ class GroupedByAspectRatio(Shuffled):
             f"{type(dataset).__name__} does not report its images' aspect ratios",
             hint="give it a method aspect_ratios(), or set loader.order=null",
         )
-        super().__init__(dataset, seed=seed)
+        self._shuffled = shuffled(dataset, seed=seed)
         self._size = max(1, batch_size // (replicas * accumulate))
         self._groups = groups_of(described.aspect_ratios(), factor)
 
+    def __len__(self) -> int:
+        return len(self._groups)
+
     def indices(self, epoch: int) -> Tensor:
-        shuffled = super().indices(epoch)
-        group = self._groups[shuffled]
+        indices = self._shuffled.indices(epoch)
+        group = self._groups[indices]
         # An image's rank in its group determines its micro-batch. Micro-batches are sorted by the
         # position of their last image, at which the reference's sampler would emit them.
         order = group.argsort(stable=True)
@@ -74,7 +77,7 @@ class GroupedByAspectRatio(Shuffled):
         end = starts[group] + rank // self._size * self._size + self._size - 1
         last[is_complete] = order[end[is_complete]]
         last[~is_complete] = len(group) + group[~is_complete]
-        return shuffled[last.argsort(stable=True)]
+        return indices[last.argsort(stable=True)]
 
 
 def groups_of(ratios: Tensor, factor: int) -> Tensor:

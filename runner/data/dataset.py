@@ -3,9 +3,11 @@
 import os
 import traceback
 from bisect import bisect_right
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
+import numpy as np
 from torch.utils.data import ConcatDataset, Dataset
 
 from samewise.runner.data import streams
@@ -115,6 +117,57 @@ class Joined(ConcatDataset[Any]):
         return part.path(index - [0, *self.cumulative_sizes][number])
 
 
+class ByShard(Dataset[Any]):
+    """Map-style view of a stream of known shards, of which each process keeps `window` in memory.
+
+    All attributes but those of this class are the stream's.
+
+    Args:
+        stream: A data set with `shard_sizes`, the number of samples of each shard, and
+            `read_shard(number)`, which returns an iterator over the samples of a shard.
+
+    Raises:
+        DataError: A shard has another number of samples.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self.inner = stream
+        self._ends = np.cumsum(stream.shard_sizes)
+        self._kept = OrderedDict[int, list[Any]]()
+
+    def __getattr__(self, name: str) -> Any:
+        # Before `inner` is set, as in unpickling, there are no attributes
+        return (
+            getattr(vars(self)["inner"], name)
+            if "inner" in vars(self)
+            else super().__getattribute__(name)
+        )
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __getitem__(self, index: int) -> Any:
+        shard = int(np.searchsorted(self._ends, index, "right"))
+        if shard not in self._kept:
+            # Which sample needs the shard first changes nothing
+            with streams.scope(0, "shard", shard):
+                samples = [*self.inner.read_shard(shard)]
+            DataError.raise_if(
+                len(samples) != self.inner.shard_sizes[shard],
+                "dataset",
+                f"{type(self.inner).__name__}.read_shard({shard}) has another number of samples than "
+                f"shard_sizes[{shard}]",
+                len(samples),
+                str(self.inner.shard_sizes[shard]),
+            )
+            self._kept[shard] = samples
+        self._kept.move_to_end(shard)
+        while len(self._kept) > getattr(self.inner, "window", 16):
+            self._kept.popitem(last=False)
+        # Counted from the shard's end
+        return self._kept[shard][index - self._ends[shard]]
+
+
 def apply(transforms: Sequence[Callable[[Any], Any]], value: Any, path: str) -> Any:
     """Apply the transforms at a path of the config, in their order, to a sample or a batch."""
     # `failed_transform` reads this frame's variables to find the transform that raised an error.
@@ -153,7 +206,9 @@ def _size(value: Any) -> tuple[int, ...] | None:
 
 def without_transforms(dataset: Any) -> Any:
     """Return the user's data set itself."""
-    return dataset.inner if isinstance(dataset, WithTransform) else dataset
+    while isinstance(dataset, WithTransform | ByShard):
+        dataset = dataset.inner
+    return dataset
 
 
 def sample_name(dataset: Any, index: int) -> str:

@@ -13,6 +13,9 @@ from samewise.runner.data.order import Interleaved, Order
 from samewise.runner.errors import ConfigError, first_few
 from samewise.runner.interfaces import class_names
 
+_MOST_WEIGHTS = 2**24
+"""Most that `torch.multinomial` accepts."""
+
 
 class Weighted(Order):
     """Samples drawn with replacement, as by torch's `WeightedRandomSampler` (`order=weighted`).
@@ -39,6 +42,13 @@ class Weighted(Order):
         samples: int | None = None,
     ) -> None:
         self._seed, self._length = seed, len(dataset) if samples is None else samples
+        ConfigError.raise_if(
+            len(dataset) > _MOST_WEIGHTS,
+            "loader.order",
+            f"draws from at most {_MOST_WEIGHTS:,} samples",
+            len(dataset),
+            hint="order=mixed draws from data sets by weights, of any size",
+        )
         if isinstance(weights, str) and weights != "balanced":
             values: Any = getattr(dataset, weights, ())
             expected = f"balanced, or the name of {len(dataset)} numbers in the data set"

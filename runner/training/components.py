@@ -16,10 +16,10 @@ from samewise.runner.config.check import at_source
 from samewise.runner.config.instantiate import instantiate
 from samewise.runner.config.project import Project
 from samewise.runner.config.schema import splits_in
-from samewise.runner.config.slots import DATASET, MAP_STYLE
+from samewise.runner.config.slots import DATASET, MAP_STYLE, MAPPED, has_methods
 from samewise.runner.config.tree import plain
 from samewise.runner.data import streams
-from samewise.runner.data.dataset import Joined, WithTransform, apply
+from samewise.runner.data.dataset import ByShard, Joined, WithTransform, apply
 from samewise.runner.data.device import map_tensors
 from samewise.runner.data.keyed import Key, KeyedDataset
 from samewise.runner.data.loading import Loader
@@ -267,7 +267,16 @@ def _make_dataset(cfg: DictConfig, make: Make, name: str) -> Any:
         type(dataset).__name__,
         hint=MAP_STYLE,
     )
-    return dataset
+    if has_methods(type(dataset), MAPPED):
+        return dataset
+    ConfigError.raise_if(
+        not hasattr(dataset, "shard_sizes"),
+        f"dataset.{name}",
+        "has no attribute shard_sizes, the number of samples of each shard",
+        type(dataset).__name__,
+        hint=MAP_STYLE,
+    )
+    return ByShard(dataset)
 
 
 def _require_same_numbering(classes: Mapping[str, Sequence[str]]) -> None:

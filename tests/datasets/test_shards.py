@@ -22,8 +22,11 @@ from pyarrow import parquet
 
 from samewise.datasets.image_folder import ImageFolder
 from samewise.datasets.labelled_recordings import LabelledRecordings
+from samewise.datasets.parts.encoded import EncodedImages
 from samewise.datasets.shards import ShardImages, ShardRecordings
-from samewise.runner.errors import DataError
+from samewise.datasets.transforms.decode import Decode
+from samewise.recipes.classification import Classification
+from samewise.runner.errors import ConfigError, DataError
 from samewise.runner.shards import index as indexing
 from samewise.runner.shards.index import open_index
 
@@ -367,3 +370,22 @@ def test_two_sets_read_by_turns_unpack_each_row_group_once(tmp_path: Path, monke
     for place in range(8):
         assert torch.equal(*(data[place]["image"] for data in sets))
     assert unpacked == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize(("orientation", "turned"), [(1, lambda image: image), (2, lambda image: image.flip(2)), (6, lambda image: image.rot90(-1, (1, 2)))])
+def test_images_in_shards_are_turned_upright_or_left_to_the_device(tmp_path: Path, orientation: int, turned: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    exif, stored = Image.Exif(), io.BytesIO()
+    exif[0x0112] = orientation
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (24, 40, 3), dtype=np.uint8)).save(stored, "JPEG", exif=exif)
+    root = str(write(tmp_path / "shards", [("a.jpg", "1", stored.getvalue())]))
+    as_stored, upright, encoded = (ShardImages(root=root, split="train", shares={}, **x)[0] for x in ({}, {"upright": True}, {"decode": "device"}))  # type: ignore[arg-type]
+    assert as_stored["image"].shape == (3, 24, 40)
+    assert torch.equal(upright["image"], turned(as_stored["image"]))
+    batch = Classification(num_classes=1).collate([encoded])
+    assert isinstance(batch["image"], EncodedImages)
+    assert torch.equal(Decode()(batch)["image"][0], as_stored["image"])
+
+
+def test_an_image_that_the_device_decodes_cannot_be_turned(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"decode: cannot be combined with dataset\.upright"):
+        ShardImages(root=str(tmp_path), split="train", shares={}, decode="device", upright=True)

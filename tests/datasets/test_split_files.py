@@ -1,11 +1,12 @@
 """Splits: of the files of a Hugging Face data set, as the library `datasets` gives them, so that test rows never become training rows; and of each name by itself."""
 
+import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from samewise.datasets.parts.keyed_split import SPLITS, select_split
+from samewise.datasets.parts.keyed_split import SPLITS, in_split, place, select_split
 from samewise.datasets.parts.split_files import files_by_split
 from samewise.runner.errors import ConfigError, DataError
 
@@ -100,3 +101,12 @@ def test_invalid_shares_and_splits_and_an_empty_split_are_refused() -> None:
     with pytest.raises(DataError, match=r"none of 2000 samples belongs to the split valid(.|\n)*raise dataset.shares.valid"):
         select_split(NAMES, "valid", {}, where="here")
     assert select_split(NAMES, "test", {"valid": 0.2}, where="here") == []
+
+
+def test_a_split_of_many_names_takes_few_bytes_for_each_while_it_is_made() -> None:
+    names = [f"{number:016x}" for number in range(20_000)]
+    tracemalloc.start()
+    chosen = in_split(iter(names), "valid", {"valid": 0.2}, key="other", where="here")
+    assert tracemalloc.get_traced_memory()[1] < 3 * len(names)
+    tracemalloc.stop()
+    assert chosen.tolist() == [place(name, "other") < 0.2 for name in names]

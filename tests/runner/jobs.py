@@ -80,7 +80,7 @@ class Job:
         return sum(path.read_bytes().count(b"\n") - 1 for path in self.run_root.glob("*/*/trace.jsonl"))
 
     def wait_for_step(self, step: int) -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 200
         while self.steps() < step:
             assert time.monotonic() < deadline, "the run makes no progress: " + self.errors
             time.sleep(0.002)
@@ -92,9 +92,9 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def run(run_root: Path, ranks: int, *overrides: str, experiment: Sequence[str] = TINY) -> Path:
+def run(run_root: Path, ranks: int, *overrides: str, experiment: Sequence[str] = TINY, before: str = "") -> Path:
     """Train to the end on this many ranks; returns the run's folder."""
-    job = Job(run_root, ranks, *overrides, experiment=experiment)
+    job = Job(run_root, ranks, *overrides, experiment=experiment, before=before)
     assert job.wait() == [0] * ranks, job.errors
     assert job.output.count("\n") == 1, "rank 0 alone prints the summary"
     assert "Warning" not in job.errors

@@ -15,7 +15,7 @@ from hypothesis import strategies as draw
 from torch.utils.data import WeightedRandomSampler
 
 from samewise.runner.callbacks.throughput import Throughput
-from samewise.runner.data import streams
+from samewise.runner.data import streams, weighted
 from samewise.runner.data.aspect_ratio import GroupedByAspectRatio, groups_of
 from samewise.runner.data.dataset import Joined, fingerprint, sample_name
 from samewise.runner.data.keyed import training_keys
@@ -270,6 +270,20 @@ def test_an_epoch_is_a_function_of_the_seed_and_its_number():
     assert not torch.equal(orders[0].indices(5), orders[2].indices(5))
 
 
+@pytest.mark.parametrize("kind", ["repeated augmentation", "grouped by aspect ratio"])
+def test_what_repeats_or_groups_samples_in_shards_keeps_their_window(kind: str) -> None:
+    data = shards([100] * 64, 4)
+    data.aspect_ratios = lambda: torch.arange(6400) % 2 + 0.5
+    order = (
+        RepeatedAugmentation(data, seed=1, repeats=4, batch_size=64, replicas=2)
+        if kind == "repeated augmentation"
+        else GroupedByAspectRatio(data, seed=1, batch_size=64)
+    )
+    batches = order.indices(0).view(-1, 64)
+    assert all(len({*(batch // 100).tolist()}) <= 2 * 4 for batch in batches)
+    assert len(set(batches.ravel().tolist())) == (1600 if kind == "repeated augmentation" else 6400)
+
+
 LABELS = [0] * 90 + [1] * 9 + [2]
 
 
@@ -396,11 +410,14 @@ def test_joined_sets_have_the_names_files_and_contents_of_each() -> None:
         (Weighted, "rarities", "the name of 100 numbers"),
         (Weighted, {"cat": 1, "dog": 1}, "a number for each of cat, dog, hen"),
         (Weighted, {"cat": -1, "dog": 1, "hen": 1}, "a number for each of cat, dog, hen"),
+        (Weighted, "balanced", "draws from at most 99 samples; hint: order=mixed draws"),
         (Mixed, {"train": 1}, "several training sets: dataset.train, dataset.train_NAME"),
         (Mixed, {"train": [1, 0]}, "loader.order.weights: are not weights"),
         (Repeated, {"train": 1}, "several training sets: dataset.train, dataset.train_NAME"),
     ],
 )
-def test_weights_that_do_not_fit_are_refused(kind: Any, weights: Any, message: str) -> None:
+def test_weights_that_do_not_fit_are_refused(kind: Any, weights: Any, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if weights == "balanced":
+        monkeypatch.setattr(weighted, "_MOST_WEIGHTS", 99)
     with pytest.raises(ConfigError, match=message):
         kind(pairs(LABELS), seed=0, **{"repeats" if kind is Repeated else "weights": weights})
