@@ -131,7 +131,7 @@ class COCO(AnnotatedImages):
         for number, label in labels.items():
             label_names[label] = names[number]
         images_by_id = _images(content["images"], base / images, path)
-        _add_all(content["annotations"], images_by_id, labels, path, masks=masks != "none")
+        add_objects(content["annotations"], images_by_id, labels, path, masks=masks != "none")
         chosen = [images_by_id[number] for number in sorted(images_by_id)]
         empty = len(content["annotations"]) - sum(len(x.boxes) for x in chosen)
         self.left_out = f"{number_of(empty, 'object')} with a box of no area" if empty else ""
@@ -161,15 +161,26 @@ class COCO(AnnotatedImages):
         )
 
 
-def _add_all(
+def add_objects(
     entries: list[Any],
     images: dict[int, Annotated],
     labels: dict[int, int],
-    path: Path,
+    path: Path | str,
     *,
     masks: bool,
 ) -> None:
-    """Add all annotations to their images; a DataError names the annotation."""
+    """Add annotations to their images.
+
+    Args:
+        entries: Objects with image_id, category_id, bbox, and optionally area and iscrowd.
+        images: Images by image_id.
+        labels: Labels by category_id.
+        path: The annotations' place, for errors.
+        masks: Whether to add the objects' masks, by their segmentation.
+
+    Raises:
+        DataError: An annotation is impossible; it is named.
+    """
     for place, annotation in enumerate(entries):
         try:
             _add(annotation, images, labels, masks=masks)

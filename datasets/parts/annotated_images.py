@@ -20,7 +20,8 @@ from torchvision import tv_tensors
 from torchvision.transforms.v2 import functional
 
 from samewise.datasets.parts.contents import add_files, spaced_indices
-from samewise.datasets.parts.decode import image_preparation, read_image
+from samewise.datasets.parts.decode import decode_file, image_preparation, read_file
+from samewise.datasets.parts.limits import Hash
 from samewise.datasets.parts.masks import IGNORED, decode
 from samewise.datasets.parts.names import require_listed
 from samewise.datasets.parts.upright import orientation
@@ -142,7 +143,8 @@ class Annotated:
 class AnnotatedImages(Dataset[dict[str, Any]], abc.ABC):
     """Samples of an image and its boxes, in the form of torchvision's v2 transforms.
 
-    A subclass lists the files.
+    A subclass lists the files; or overrides `require_files`, `file`, `add_contents` and `path` for
+    images that are elsewhere.
 
     A sample is `{"image": tv_tensors.Image uint8[3, H, W], "boxes": tv_tensors.BoundingBoxes
     float32[N, 4] (x1, y1, x2, y2), "labels": int64[N], "image_id": int}`. In evaluation
@@ -192,7 +194,7 @@ class AnnotatedImages(Dataset[dict[str, Any]], abc.ABC):
             image for image in images if not training or any(not crowd for crowd in image.crowd)
         ]
         names = [image.name for image in chosen]
-        require_listed(folder, names, listed_in="the annotations")
+        self.require_files(folder, names)
         self.classes = list(classes)
         self._folder, self._training = folder, training
         self._size = None if size is None else (int(size[0]), int(size[1]))
@@ -266,6 +268,18 @@ class AnnotatedImages(Dataset[dict[str, Any]], abc.ABC):
         """Return the image file of a sample."""
         return self._folder / os.fsdecode(self._names[index])
 
+    def file(self, index: int) -> Path | bytes:
+        """Return the image file of a sample, or its content."""
+        return self.path(index)
+
+    def require_files(self, folder: Path, names: Sequence[str]) -> None:
+        """Raise a DataError unless all images exist."""
+        require_listed(folder, names, listed_in="the annotations")
+
+    def add_contents(self, digest: Hash) -> None:
+        """Update a hash with the sizes and contents of the images."""
+        add_files(digest, self.path, len(self), most=len(self))
+
     @property
     def preparation(self) -> dict[str, Any]:
         """How a file becomes an image, for programs that prepare images elsewhere."""
@@ -285,7 +299,7 @@ class AnnotatedImages(Dataset[dict[str, Any]], abc.ABC):
         return [
             os.fsdecode(self._names[index])
             for index in spaced_indices(len(self), _HEADERS)
-            if 1 < orientation(self.path(index)) < (9 if square[index] else 5)
+            if 1 < orientation(self.file(index)) < (9 if square[index] else 5)
         ]
 
     def fingerprint(self) -> str:
@@ -310,7 +324,7 @@ class AnnotatedImages(Dataset[dict[str, Any]], abc.ABC):
             digest.update(self._masks.encode())
             digest.update(self._mask_ends.numpy())
             digest.update(self._mask_bytes)
-        add_files(digest, self.path, len(self), most=len(self))
+        self.add_contents(digest)
         return digest.hexdigest()
 
     def _decode(self, index: int, size: tuple[int, int]) -> Tensor:
@@ -323,14 +337,14 @@ class AnnotatedImages(Dataset[dict[str, Any]], abc.ABC):
         return functional.resize_mask(masks, list(size))
 
     def _read(self, index: int) -> Tensor:
-        image = read_image(self.path(index))
+        file, where = self.file(index), str(self._folder / os.fsdecode(self._names[index]))
+        image = decode_file(file if isinstance(file, bytes) else read_file(file), where)
         height, width = self._sizes[index].tolist()
         if image.shape[-2:] != (height, width):
-            path = self.path(index)
-            turned = image.shape[-2:] == (width, height) and orientation(path) != 1
+            turned = image.shape[-2:] == (width, height) and orientation(file) != 1
             raise DataError(
                 Problem(
-                    str(path),
+                    where,
                     f"is {image.shape[-1]} x {image.shape[-2]} pixels, but its annotation "
                     f"says {width} x {height}",
                     hint="it has an EXIF orientation, which is not applied: turn its pixels "

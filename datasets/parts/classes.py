@@ -1,7 +1,7 @@
 """Checks that a data set's classes are those that a config expects."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from samewise.datasets.parts.names import difference, require_distinct, twin
 from samewise.runner.errors import DataError, Problem, first_few, nearest
@@ -28,6 +28,27 @@ def sort_classes(labels: Iterable[str]) -> list[str]:
 def object_names(classes: Sequence[str]) -> list[str]:
     """Return the classes without the background, which may be listed first."""
     return list(map(str, classes))[classes[:1] == ["background"] :]
+
+
+def number_classes(
+    where: str, labels: Collection[str], classes: Sequence[str] | None
+) -> tuple[list[str], dict[str, int]]:
+    """Return the class names, and the number of each label.
+
+    Args:
+        where: The labels' place, for the message.
+        labels: All labels that occur: names, or numbers of `classes`.
+        classes: Class names in the order of their numbers; None: the labels, sorted.
+
+    Raises:
+        DataError: A label is not among the classes.
+    """
+    names = list(map(str, classes)) if classes is not None else sort_classes(labels)
+    numbers = {str(number): number for number in range(len(classes or ()))}
+    numbers |= {name: number for number, name in enumerate(names)}
+    unknown = (("a sample", x) for x in sorted(labels) if x not in numbers)
+    require_known(where, unknown, names)
+    return names, numbers
 
 
 def require_known(where: str, labels: Iterable[tuple[str, str]], classes: Sequence[str]) -> None:

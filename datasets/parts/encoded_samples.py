@@ -81,18 +81,7 @@ class RecordingSamples(EncodedSamples):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         raw, holder, name = self.content(index)
-        # The decoders read files, not bytes
-        with tempfile.NamedTemporaryFile(prefix="samewise-") as file:
-            file.write(raw)
-            file.flush()
-            try:
-                waveform, _ = read_audio(file.name, sample_rate=self.sample_rate)
-            except DataError as error:
-                raise DataError(
-                    *(replace(x, path=f"{holder}, {name}") for x in error.problems)
-                ) from None
-        if not waveform.any():
-            warn_of_silence(f"{holder}, {name}")
+        waveform = decode_audio(raw, f"{holder}, {name}", sample_rate=self.sample_rate)
         spare = len(waveform) - self.frames
         start = (
             0
@@ -113,3 +102,22 @@ class RecordingSamples(EncodedSamples):
     def preparation(self) -> dict[str, Any]:
         """How a recording becomes a waveform, for programs that prepare recordings elsewhere."""
         return audio_preparation(self.sample_rate, frames=self.frames)
+
+
+def decode_audio(raw: bytes, where: str, *, sample_rate: int) -> Tensor:
+    """Decode a recording to float32[T] at a rate in Hz; `where` names it in errors.
+
+    Raises:
+        DataError: It is damaged, or no recording.
+    """
+    # The decoders read files, not bytes
+    with tempfile.NamedTemporaryFile(prefix="samewise-") as file:
+        file.write(raw)
+        file.flush()
+        try:
+            waveform, _ = read_audio(file.name, sample_rate=sample_rate)
+        except DataError as error:
+            raise DataError(*(replace(x, path=where) for x in error.problems)) from None
+    if not waveform.any():
+        warn_of_silence(where)
+    return waveform

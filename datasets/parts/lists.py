@@ -150,7 +150,15 @@ def read_text(path: str | os.PathLike[str]) -> str:
         DataError: The file is not such a text, or is too large.
         OSError: It cannot be read.
     """
-    raw = read_bytes(path)
+    return text_of(read_bytes(path), os.fspath(path))
+
+
+def text_of(raw: bytes, where: str) -> str:
+    """Return bytes as `read_text` returns a file's; `where` names them in errors.
+
+    Raises:
+        DataError: They are no such text.
+    """
     encoding = next((name for mark, name in _MARKS if raw.startswith(mark)), "utf-8")
     try:
         return raw.decode(encoding).replace("\r\n", "\n").replace("\r", "\n")
@@ -158,7 +166,7 @@ def read_text(path: str | os.PathLike[str]) -> str:
         description = another_kind(raw, "text")
         raise DataError(
             Problem(
-                os.fspath(path),
+                where,
                 f"is {description}, not a text" if description else f"is not valid text: {error}",
                 expected="text in UTF-8",
             )

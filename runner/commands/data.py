@@ -8,6 +8,7 @@ from samewise.runner.errors import DataError, Problem, number_of
 EXAMPLES = """examples:
   samewise data index data/pictures                  the shards in data/pictures, or in train, valid and test below it
   samewise data index data/pictures --label species  the label is in a column, or a field of .json, called species
+  samewise data index data/cells --label objects --image image
   samewise data verify data/pictures                 read all shards and compare them with their index
 """
 
@@ -24,7 +25,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--label",
         default="label",
         metavar="NAME",
-        help="the column or member with the label, as dataset.label (default: label)",
+        help="the column or member with the label, the objects or the transcript; empty: samples have "
+        "none (default: label)",
+    )
+    parser.add_argument(
+        "--image",
+        default="",
+        metavar="NAME",
+        help="the column or member with the image, if the label is objects (dataset=shard_boxes)",
     )
 
 
@@ -35,10 +43,12 @@ def run(args: argparse.Namespace) -> int:
     root, differing = os.path.expanduser(args.root).rstrip("/"), list[Problem]()
     for folder in split_folders(root).values() or [root]:
         if args.action == "verify":
-            index, problems = verify(folder, args.label, show_progress)
+            index, problems = verify(folder, args.label, show_progress, image=args.image)
             differing += problems
         else:
-            index = open_index(folder, args.label, accepts_changes=True, show=show_progress)
+            index = open_index(
+                folder, args.label, image=args.image, accepts_changes=True, show=show_progress
+            )
         size = sum(shard.size for shard in index.shards)
         print(
             f"{folder}: {number_of(len(index.samples), 'sample')} in {number_of(len(index.shards), 'shard')}, "

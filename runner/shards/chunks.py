@@ -18,11 +18,10 @@ import numpy as np
 from samewise.runner.errors import DataError, Problem
 from samewise.runner.shards import storage
 from samewise.runner.shards.reader import (
-    CLASS,
     KEY,
+    Label,
     Reader,
     Sample,
-    label_text,
     require_column,
     require_label,
 )
@@ -55,7 +54,7 @@ class _Chunks(Reader):
     def columns(self, path: str) -> Sequence[_Column]:
         """Return the columns of a file."""
 
-    def scan(self, path: str, label: str) -> Iterator[Sequence[Sample]]:
+    def scan(self, path: str, label: Label) -> Iterator[Sequence[Sample]]:
         columns, rows = self.columns(path), list[Sample]()
         require_label(path, label, [x.name for x in columns])
         with storage.open(path) as file:
@@ -65,9 +64,9 @@ class _Chunks(Reader):
                 raise ValueError(f"it ends before the {count + 1:,} offsets of its samples")
             file.seek(offsets[0])
             for row, (start, stop) in enumerate(pairwise(offsets)):
-                fields = _decode(file.read(stop - start), columns, (label, CLASS, "json", KEY))
+                fields = _decode(file.read(stop - start), columns, label.columns)
                 key = str(fields.get(KEY, f"{os.path.basename(path)}/{row}"))
-                text = label_text(fields, label, f"{path}, sample {row}")
+                text = label.text(fields, f"{path}, sample {row}")
                 rows.append(Sample(key, start, stop - start, text))
         yield rows
 

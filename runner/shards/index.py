@@ -23,7 +23,7 @@ from filelock import FileLock
 from samewise.runner.errors import DataError, Problem, number_of
 from samewise.runner.shards import storage
 from samewise.runner.shards.chunks import MDS, LitData
-from samewise.runner.shards.reader import Reader, Sample
+from samewise.runner.shards.reader import Label, Reader, Sample
 from samewise.runner.shards.tables import Arrow, Parquet
 from samewise.runner.shards.tar import Tar
 
@@ -133,6 +133,7 @@ def open_index(
     folder: str,
     label: str,
     *,
+    image: str = "",
     accepts_changes: bool = False,
     show: Show = lambda items, total: items,
 ) -> ShardIndex:
@@ -143,14 +144,16 @@ def open_index(
 
     Args:
         folder: The folder.
-        label: The field with the label (`reader.label_text`).
+        label: The field with the label (`reader.Label`); empty: samples have none.
+        image: If the label is objects, the field with the image.
         accepts_changes: Whether shards may have changed since they were indexed.
         show: Shows the progress.
 
     Raises:
         DataError: A shard is damaged, has no samples, or has changed.
     """
-    files, places = storage.list_files(folder, READERS), _places(folder, label)
+    noted = Label(label, image)
+    files, places = storage.list_files(folder, READERS), _places(folder, noted)
     beside = places[0].parent
     target = places[not os.access(beside if beside.exists() else beside.parent, os.W_OK)]
     if (index := _fitting(places, folder, files)) is None:
@@ -164,20 +167,21 @@ def open_index(
                 before = (
                     {} if older is None or accepts_changes else {x[0]: x[3] for x in older.shards}
                 )
-                index = _make(target, folder, files, label, older, before, show)
+                index = _make(target, folder, files, noted, older, before, show)
     return index
 
 
 def verify(
-    folder: str, label: str, show: Show = lambda items, total: items
+    folder: str, label: str, show: Show = lambda items, total: items, *, image: str = ""
 ) -> tuple[ShardIndex, list[Problem]]:
     """Return the index of a folder's shards, and what differs from it, after reading all bytes.
 
     Raises:
         DataError: The folder has no index.
     """
-    place = next((place for place in _places(folder, label) if place.exists()), None)
-    hint = f"`samewise data index {folder}` makes it"
+    noted = Label(label, image)
+    place = next((place for place in _places(folder, noted) if place.exists()), None)
+    hint = f"`samewise data index {folder}{noted.options}` makes it"
     DataError.raise_if(place is None, folder, "has no index of this label", label, hint=hint)
     index = ShardIndex(cast(Path, place), folder)
     names = {file.name for file in storage.list_files(folder, READERS)}
@@ -193,12 +197,14 @@ def verify(
     return index, [Problem(f"{folder}/{name}", reason) for name, reason in reasons.items()]
 
 
-def _places(folder: str, label: str) -> list[Path]:
+def _places(folder: str, label: Label) -> list[Path]:
     """Return where the index may lie: beside the shards, in the cache."""
     home, name = Path.home() / ".cache", os.fsencode(os.path.realpath(folder))
     cache = Path(os.environ.get("XDG_CACHE_HOME") or home, "samewise", "shards")
+    # A comma is in no quoted name
+    file = ",".join(quote(x, safe="") for x in label).removesuffix(",") or ","
     return [
-        place / f"{quote(label, safe='')}.shards"
+        place / f"{file}.shards"
         for place in (Path(folder, ".samewise"), cache / blake2b(name, digest_size=16).hexdigest())
     ]
 
@@ -214,7 +220,7 @@ def _make(
     target: Path,
     folder: str,
     files: Sequence[storage.File],
-    label: str,
+    label: Label,
     older: ShardIndex | None,
     before: Mapping[str, str],
     show: Show,
@@ -225,7 +231,7 @@ def _make(
         target: Its file of the shards.
         folder: The folder.
         files: The shards.
-        label: The field with the label.
+        label: What to note of each sample.
         older: An index of the folder: if its shards are the first of the files, others are added.
         before: Digests by shard; those must still be the same.
         show: Shows the progress.
@@ -274,7 +280,9 @@ def _make(
     for name, earlier in before.items():
         if digests.get(name) != earlier:
             reason = "has other content than" if name in digests else "is missing, but was there"
-            hint = f"restore it; or, if this is meant, `samewise data index {folder}`"
+            hint = (
+                f"restore it; or, if this is meant, `samewise data index {folder}{label.options}`"
+            )
             raise DataError(Problem(f"{folder}/{name}", f"{reason} when it was indexed", hint=hint))
     os.truncate(draft_rows, count * SAMPLE.itemsize)
     os.replace(draft_rows, rows_file)
@@ -282,7 +290,7 @@ def _make(
     return ShardIndex(target, folder)
 
 
-def _scan(path: str, label: str) -> tuple[str, list[Sequence[Sample]]]:
+def _scan(path: str, label: Label) -> tuple[str, list[Sequence[Sample]]]:
     """Return the digest of a shard, and the samples of its units."""
     with storage.readable(path):
         units = list(READERS[os.path.splitext(path)[1]].scan(path, label))

@@ -1,6 +1,7 @@
 """Interface of a format of shards: the samples of a shard, and the fields of one."""
 
 import abc
+import io
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -12,6 +13,8 @@ KEY = "__key__"
 """The field with a sample's key, as in WebDataset."""
 CLASS = "cls"
 """The field with a sample's class, as in WebDataset."""
+_CATEGORY = ("category", "category_id", "categories")
+"""Fields of an object, one of which has its category."""
 
 
 class Sample(NamedTuple):
@@ -23,18 +26,69 @@ class Sample(NamedTuple):
     label: str
 
 
+class Label(NamedTuple):
+    """What the index notes of each sample: a number, a text, or the objects in an image.
+
+    Args:
+        name: The field that has it; empty: samples have none.
+        image: If the field has objects, the field with the image, or the ending of a member.
+    """
+
+    name: str
+    image: str = ""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of a table that may have it, or the sample's key."""
+        extra = (self.image,) if self.image else (CLASS,) if self.name == "label" else ()
+        return (self.name, "json", *extra, KEY) if self.name else (KEY,)
+
+    @property
+    def options(self) -> str:
+        """The options of `samewise data` that name it."""
+        name = "" if self.name == "label" else f" --label={self.name}"
+        return name + (f" --image={self.image}" if self.image else "")
+
+    def text(self, fields: Mapping[str, Any], where: str) -> str:
+        """Return the label among a sample's fields as a text.
+
+        It is the field of that name, else one of the object in the field `json`; if the name is
+        `label`, else the field `cls`. Objects are a list, or lists side by side in an object as in
+        Hugging Face's columns. Their text is JSON: the image's height and width, and the objects
+        with `bbox`, `category` as a text, and, if they have them, `area` and `iscrowd`.
+
+        Raises:
+            DataError: There is none, or several.
+        """
+        if not self.name:
+            return ""
+        described = _unpacked(fields.get("json")) or {}
+        other = fields.get(CLASS) if self.name == "label" else None
+        value = fields.get(self.name, described.get(self.name, other))
+        if self.image:
+            return json.dumps([*_size(fields, self.image, where), _objects(value, where)])
+        # Other bytes than a text's, such as an image's, stay bytes
+        with suppress(UnicodeDecodeError):
+            value = value.decode().strip() if isinstance(value, bytes) else value
+        if not isinstance(value, int | str) or value == "":
+            reason = f"has no single label {self.name!r}"
+            hint = "dataset.label=NAME names the column, the member or the field of .json"
+            raise DataError(Problem(where, reason, value, "a number or a text", hint))
+        return str(value)
+
+
 class Reader(abc.ABC):
     """A format. Its methods raise a ValueError for a damaged shard."""
 
     @abc.abstractmethod
-    def scan(self, path: str, label: str) -> Iterator[Sequence[Sample]]:
+    def scan(self, path: str, label: Label) -> Iterator[Sequence[Sample]]:
         """Yield the samples of each unit of a shard, in order.
 
         A unit is what is read at once: the whole shard, or a row group of it.
 
         Args:
             path: The shard.
-            label: The field with the label (`label_text`); empty: samples have none.
+            label: What to note of each sample.
         """
 
     @abc.abstractmethod
@@ -52,34 +106,56 @@ class Reader(abc.ABC):
         """
 
 
-def label_text(fields: Mapping[str, Any], label: str, where: str) -> str:
-    """Return the label among a sample's fields.
-
-    It is the field of that name, else one of the object in the field `json`; if the name is `label`,
-    else the field `cls`. Without a name it is empty.
-
-    Raises:
-        DataError: There is none, or several.
-    """
-    if not label:
-        return ""
-    described = fields.get("json") or {}
-    described = json.loads(described) if isinstance(described, bytes | str) else described
-    value = fields.get(label, described.get(label, fields.get(CLASS) if label == "label" else None))
-    # Other bytes than a text's, such as an image's, stay bytes
-    with suppress(UnicodeDecodeError):
-        value = value.decode().strip() if isinstance(value, bytes) else value
-    if not isinstance(value, int | str) or value == "":
-        reason = f"has no single label {label!r}"
-        hint = "dataset.label=NAME names the column, the member or the field of .json"
-        raise DataError(Problem(where, reason, value, "a number or a text", hint))
-    return str(value)
+def content_of(value: Any) -> Any:
+    """Return a field's value; of Hugging Face's columns of files the content, without the path."""
+    return value.get("bytes") if isinstance(value, Mapping) else value
 
 
-def require_label(path: str, label: str, names: Collection[str]) -> None:
-    """Raise a DataError unless a table may have the label (`label_text`) in one of its columns."""
-    if label and not {label, "json", *([CLASS] if label == "label" else [])} & {*names}:
-        require_column(path, label, names)
+def _unpacked(value: Any) -> Any:
+    return json.loads(value) if isinstance(value, bytes | str) and value else value
+
+
+def _size(fields: Mapping[str, Any], name: str, where: str) -> tuple[int, int]:
+    """Return the height and width of a sample's image in pixels, from its header."""
+    from PIL import Image, UnidentifiedImageError
+
+    if name not in fields:
+        name = next((x for x in fields if f".{x}" in Image.registered_extensions()), "")
+    try:
+        with Image.open(io.BytesIO(content_of(fields.get(name)))) as image:
+            return image.height, image.width
+    except (TypeError, UnidentifiedImageError):
+        hint = "dataset.image=NAME names the column, or the member's ending"
+        raise DataError(Problem(where, "has no image", sorted(fields), hint=hint)) from None
+
+
+def _objects(value: Any, where: str) -> list[dict[str, Any]]:
+    value = _unpacked(value)
+    if isinstance(value, Mapping) and "bbox" in value:
+        value = [dict(zip(value, x, strict=True)) for x in zip(*value.values(), strict=True)]
+    if not isinstance(value, list) or not all(map(_is_object, value)):
+        expected = "objects with bbox, four numbers, and category, or lists of bbox and of category"
+        hint = "dataset.objects=NAME names the column, the member or the field of .json"
+        raise DataError(Problem(where, "has no list of objects", value, expected, hint))
+    return [
+        {x: item[x] for x in ("bbox", "area", "iscrowd") if item.get(x) is not None}
+        | {"category": str(next(item[x] for x in _CATEGORY if item.get(x) is not None))}
+        for item in value
+    ]
+
+
+def _is_object(item: Any) -> bool:
+    box = item.get("bbox") if isinstance(item, Mapping) else None
+    is_box = isinstance(box, list) and [isinstance(x, int | float) for x in box] == [True] * 4
+    return is_box and any(item.get(x) is not None for x in _CATEGORY)
+
+
+def require_label(path: str, label: Label, names: Collection[str]) -> None:
+    """Raise a DataError unless a table may have the label in one of its columns."""
+    if label.name and not ({*label.columns} - {label.image, KEY}) & {*names}:
+        require_column(path, label.name, names)
+    if label.image:
+        require_column(path, label.image, names)
 
 
 def require_column(path: str, name: str, names: Collection[str]) -> None:

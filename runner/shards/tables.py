@@ -13,11 +13,11 @@ from pyarrow import parquet
 
 from samewise.runner.shards import storage
 from samewise.runner.shards.reader import (
-    CLASS,
     KEY,
+    Label,
     Reader,
     Sample,
-    label_text,
+    content_of,
     require_column,
     require_label,
 )
@@ -37,16 +37,16 @@ class _Tables(Reader):
     def opened(self, path: str) -> AbstractContextManager[_Opened]:
         """Return the columns' names, the number of groups, and what reads columns of a group."""
 
-    def scan(self, path: str, label: str) -> Iterator[Sequence[Sample]]:
+    def scan(self, path: str, label: Label) -> Iterator[Sequence[Sample]]:
         row = 0
         with self.opened(path) as (names, count, read_group):
             require_label(path, label, names)
-            columns = [x for x in names if x in (label, CLASS, "json", KEY)]
+            columns = [x for x in names if x in label.columns]
             for number in range(count):
                 group, rows = read_group(number, columns), list[Sample]()
                 for place, fields in enumerate(group.to_pylist() or [{}] * group.num_rows):
                     key = str(fields.get(KEY, f"{os.path.basename(path)}/{row}"))
-                    text = label_text(fields, label, f"{path}, row {row}")
+                    text = label.text(fields, f"{path}, row {row}")
                     rows.append(Sample(key, number, place, text))
                     row += 1
                 yield rows
@@ -66,8 +66,7 @@ class _Tables(Reader):
         while len(kept) > units:
             kept.popitem(last=False)
         (row,) = kept[key].slice(length, 1).to_pylist()
-        # Hugging Face's columns of files have the content beside the path
-        content = {x: y.get("bytes") if isinstance(y, dict) else y for x, y in row.items()}
+        content = {x: content_of(y) for x, y in row.items()}
         return {KEY: f"row {length} of group {offset}", **content}
 
 

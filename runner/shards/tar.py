@@ -9,7 +9,7 @@ from typing import Any, BinaryIO, NamedTuple, final
 
 from samewise.runner.errors import DataError, Problem
 from samewise.runner.shards import storage
-from samewise.runner.shards.reader import CLASS, KEY, Reader, Sample, label_text
+from samewise.runner.shards.reader import KEY, Label, Reader, Sample
 
 _NAME = re.compile(r"((?:.*/)?[^/.]+)\.([^/]*)", re.DOTALL)
 """A member's name: the key, and the ending from the first dot of the last part on."""
@@ -32,16 +32,14 @@ class _Member(NamedTuple):
 class Tar(Reader):
     """Reads the members of a sample, which lie one after the other, as one range of bytes."""
 
-    def scan(self, path: str, label: str) -> Iterator[Sequence[Sample]]:
+    def scan(self, path: str, label: Label) -> Iterator[Sequence[Sample]]:
         rows, keys = list[Sample](), set[str]()
         with storage.open(path) as file:
             for key, group in groupby(_members(file), attrgetter("key")):
                 members = [*group]
-                fields = {
-                    x.ending: x.content for x in members if x.ending in (label, CLASS, "json")
-                }
+                fields = {x.ending: x.content for x in members}
                 where = f"{path}, sample {key}"
-                if key in keys or len({x.ending for x in members}) < len(members):
+                if key in keys or len(fields) < len(members):
                     reason, hint = (
                         "comes twice, or has two members of one ending",
                         "tar --sort=name --create --file=SHARD.tar FOLDER keeps those of a sample "
@@ -50,7 +48,7 @@ class Tar(Reader):
                     raise DataError(Problem(where, reason, hint=hint))
                 keys.add(key)
                 start, stop = members[0].start, members[-1].stop
-                rows.append(Sample(key, start, stop - start, label_text(fields, label, where)))
+                rows.append(Sample(key, start, stop - start, label.text(fields, where)))
         yield rows
 
     def read(

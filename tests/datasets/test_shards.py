@@ -1,24 +1,23 @@
 """Samples in shards: read as those of files, from an index that notices every change."""
 
 import io
-import json
 import os
 import pickle
 import shutil
 import subprocess
 import sys
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import soundfile
 import torch
 from PIL import Image
 from pyarrow import parquet
+from samewise_datasets_shard_files import FORMATS, litdata, mds, rows_of
+from samewise_datasets_shard_files import write as write_rows
 
 from samewise.datasets.image_folder import ImageFolder
 from samewise.datasets.labelled_recordings import LabelledRecordings
@@ -46,70 +45,20 @@ def pictures(folder: Path, count: int = 24) -> Samples:
     return [(f"{file.parent.name}/{file.name}", file.parent.name, file.read_bytes()) for file in files]
 
 
-def tar(place: Path, samples: Samples, *, form: int = tarfile.GNU_FORMAT, mtime: float = 0, prefix: str = "", labels: str = "cls") -> None:
-    with tarfile.open(place, "w", format=form) as archive:
-        for name, label, raw in samples:
-            content = label.encode() if labels == "cls" else f'{{"kind": {{}}, "label": "{label}"}}'.encode()
-            for member, data in ((name, raw), (f"{name.rpartition('.')[0]}.{labels}", content)):
-                header = tarfile.TarInfo(prefix + member)
-                header.size, header.mtime = len(data), mtime
-                archive.addfile(header, io.BytesIO(data))
-
-
-def table(samples: Samples, *, struct: bool = True) -> pa.Table:
-    names, labels, contents = zip(*samples, strict=True)
-    images = [{"bytes": raw, "path": None} for raw in contents] if struct else contents
-    return pa.table({"image": images, "label": labels, "__key__": names})
-
-
-def arrow(place: Path, samples: Samples, kind: Callable[..., Any]) -> None:
-    with kind(str(place), table(samples, struct=False).schema) as writer:
-        writer.write_table(table(samples, struct=False), max_chunksize=3)
-
-
-def chunk(place: Path, rows: list[list[bytes]], described: bytes = b"") -> None:
-    """What mosaicml-streaming and litData write: the offsets of samples; before each, the sizes of its values."""
-    bodies = [np.array([*map(len, row)], "<u4").tobytes() + b"".join(row) for row in rows]
-    offsets = np.cumsum([4 * (len(rows) + 2) + len(described), *map(len, bodies)]).astype("<u4")
-    place.write_bytes(np.uint32(len(rows)).tobytes() + offsets.tobytes() + described + b"".join(bodies))
-
-
-def mds(place: Path, samples: Samples, encoding: str = "png") -> None:
-    columns = {"column_names": ["__key__", "image", "label"], "column_encodings": ["str", encoding, "str"], "column_sizes": [None] * 3}
-    chunk(place, [[name.encode(), raw, label.encode()] for name, label, raw in samples], json.dumps(columns).encode())
-
-
-def litdata(place: Path, samples: Samples, **others: str) -> None:
-    leaf = {"type": None, "context": None, "children_spec": []}
-    tree = {"type": "builtins.dict", "context": '["image", "label"]', "children_spec": [leaf, leaf]}
-    config = {"compression": None, "data_format": ["bytes", "str"], "data_spec": json.dumps([1, tree]), **others}
-    place.with_name("index.json").write_text(json.dumps({"config": config}))
-    chunk(place, [[raw, label.encode()] for name, label, raw in samples])
-
-
-FORMATS: dict[str, tuple[str, Callable[[Path, Samples], Any]]] = {
-    "tar": (".tar", tar),
-    "tar as webdataset writes it": (".tar", lambda *given: tar(*given, form=tarfile.PAX_FORMAT, mtime=12.5)),
-    "tar with long names": (".tar", lambda *given: tar(*given, prefix="long/" * 50)),
-    "tar with long names of POSIX": (".tar", lambda *given: tar(*given, form=tarfile.PAX_FORMAT, prefix="\u00e9/" * 90)),
-    "tar with .json": (".tar", lambda *given: tar(*given, labels="json")),
-    "parquet": (".parquet", lambda place, samples: parquet.write_table(table(samples), place, row_group_size=4)),
-    "arrow stream": (".arrow", lambda *given: arrow(*given, pa.ipc.new_stream)),
-    "arrow file": (".arrow", lambda *given: arrow(*given, pa.ipc.new_file)),
-    "mds": (".mds", mds),
-    "litdata": (".bin", litdata),
+VARIANTS: dict[str, tuple[str, dict[str, str]]] = {
+    **{name: (name, {}) for name in FORMATS},
+    "tar with long names": ("tar", {"prefix": "long/" * 50}),
+    "tar with long names of POSIX": ("tar as webdataset writes it", {"prefix": "\u00e9/" * 90}),
+    "tar with .json": ("tar", {"labels": "json"}),
 }
 
 
 def write(folder: Path, samples: Samples, name: str = "tar", *, size: int = 10) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    ending, how = FORMATS[name]
-    for start in range(0, len(samples), size):
-        how(folder / f"{start:04}{ending}", samples[start : start + size])
-    return folder
+    form, settings = VARIANTS[name]
+    return write_rows(folder, rows_of(samples, name, **settings), form, size=size)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", VARIANTS)
 def test_samples_in_shards_are_those_of_files(tmp_path: Path, name: str) -> None:
     samples = pictures(tmp_path / "files")
     files = ImageFolder(root=str(tmp_path / "files"), folder="train")
@@ -173,7 +122,9 @@ def test_shards_written_by_other_packages_are_read(tmp_path: Path, package: str)
     head = f"import io, pickle, sys\nimport numpy as np\nfrom PIL import Image\nsys.path.append({str(tmp_path / 'packages')!r})\nout = {str(shards)!r}\n"
     (tmp_path / "samples").write_bytes(pickle.dumps(samples))
     (tmp_path / "write.py").write_text(f"{head}samples = pickle.load(open({str(tmp_path / 'samples')!r}, 'rb'))\n{script}")
-    written = subprocess.run([sys.executable, str(tmp_path / "write.py")], capture_output=True, text=True, check=False)
+    # litData empties the folders `data` and `chunks` of the folder of temporary files
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    written = subprocess.run([sys.executable, str(tmp_path / "write.py")], env=environment, capture_output=True, text=True, check=False)
     assert written.returncode == 0, written.stderr
     files = ImageFolder(root=str(tmp_path / "files"), folder="train")
     for image in ["image"] if package == "webdataset" else ["bytes", "image", "raw"]:
@@ -350,8 +301,11 @@ def test_the_nearest_column_is_named(tmp_path: Path, name: str, message: str) ->
         (lambda place: shutil.move(place, f"{place}.zstd"), r"has compressed shards, .* hint: unpack them here"),
         (lambda place: place.write_bytes(place.read_bytes()[:-9]), r"0000\.mds: cannot be read, or is damaged: a sample has"),
         (lambda place: place.write_bytes(place.read_bytes()[:9]), r"0000\.mds: cannot be read, or is damaged: "),
-        (lambda place: mds(place, [("a", "b", b"c")], "pkl"), r"column image: has an encoding that is not read; expected: bytes,(.|\n)*'pkl'"),
-        (lambda place: litdata(place.with_suffix(".bin"), [("a", "b", b"c")], compression="zstd"), r"index\.json: describes chunks that are not read"),
+        (lambda place: mds(place, [{"image": b"a", "label": "b"}], "pkl"), r"column image: has an encoding that is not read; expected: bytes,(.|\n)*'pkl'"),
+        (
+            lambda place: litdata(place.with_suffix(".bin"), [{"image": b"a", "label": "b"}], compression="zstd"),
+            r"index\.json: describes chunks that are not read",
+        ),
     ],
 )
 def test_chunks_that_cannot_be_read_are_refused(tmp_path: Path, how: Callable[[Path], Any], message: str) -> None:

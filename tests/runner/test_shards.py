@@ -1,18 +1,18 @@
 """A training from shards has the trace of one from files, also when it is killed and finished elsewhere."""
 
-import io
+import json
 import random
-import tarfile
+import shutil
 import time
-from collections.abc import Callable
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from PIL import Image
-from pyarrow import parquet
+from samewise_datasets_shard_files import Rows, rows_of, write
 from samewise_forked import Forked
 from samewise_runner_jobs import Job, assert_same, run
 from samewise_runner_launched import wait_for_step
@@ -24,31 +24,23 @@ SHAPE = ["dataset.channels=1", "dataset.mode=gray", "dataset.image_size=8", "dat
 TRAIN = ["train", *DIGITS, "model.width=8", "transforms=images", "batch_size=24", "checkpoint.every_steps=2", *SHAPE]
 
 
+KINDS = ("tar", "parquet", "mds")
+
+
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Digits as PNG in folders by class, and in the same order in shards of 20: tar, and Parquet with groups of 7."""
+    """Digits as PNG in folders by class, and in the same order in shards of 20."""
     root = tmp_path_factory.mktemp("digits")
     for split, count in (("train", 130), ("valid", 30)):
         data = Digits(split=split)
-        samples = sorted((str(data[place]["label"]), f"{place:04}", data[place]["image"]) for place in range(count))
-        for start in range(0, count, 20):
-            rows = list[dict[str, Any]]()
-            for label, name, image in samples[start : start + 20]:
-                stored = io.BytesIO()
-                Image.fromarray(image[0].numpy().astype(np.uint8)).save(stored, "PNG")
-                place = root / "files" / split / label / f"{name}.png"
-                place.parent.mkdir(parents=True, exist_ok=True)
-                place.write_bytes(stored.getvalue())
-                rows.append({"image": {"bytes": stored.getvalue(), "path": None}, "label": int(label), "__key__": f"{label}/{name}"})
-            for kind in ("tar", "parquet"):
-                (root / kind / split).mkdir(parents=True, exist_ok=True)
-            parquet.write_table(pa.Table.from_pylist(rows), root / "parquet" / split / f"{start:04}.parquet", row_group_size=7)
-            with tarfile.open(root / "tar" / split / f"{start:04}.tar", "w") as archive:
-                for row in rows:
-                    for ending, content in (("png", row["image"]["bytes"]), ("cls", str(row["label"]).encode())):
-                        header = tarfile.TarInfo(f"{row['__key__']}.{ending}")
-                        header.size = len(content)
-                        archive.addfile(header, io.BytesIO(content))
+        samples = list[tuple[str, str, bytes]]()
+        for label, name, image in sorted((str(data[place]["label"]), f"{place:04}", data[place]["image"]) for place in range(count)):
+            place = root / "files" / split / label / f"{name}.png"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image[0].numpy().astype(np.uint8)).save(place)
+            samples.append((f"{label}/{name}.png", label, place.read_bytes()))
+        for kind in KINDS:
+            write(root / kind / split, rows_of(samples, kind), kind, size=20)
     return root
 
 
@@ -59,11 +51,11 @@ def trace(run_root: Path) -> bytes:
 
 def test_the_trace_from_shards_is_that_from_files(digits: Path, tmp_path: Path, samewise: Callable[..., Any]) -> None:
     """With order=bijection, which needs only the number of samples, since the shards have them in the order of the files."""
-    for kind in ("files", "tar", "parquet"):
+    for kind in ("files", *KINDS):
         dataset = "image_folder" if kind == "files" else "shards"
         done = samewise(*TRAIN, f"dataset={dataset}", f"dataset.root={digits / kind}", "order=bijection", "max_steps=7", f"run_root={tmp_path / kind}")
         assert done.returncode == 0, done.stderr
-    assert trace(tmp_path / "tar") == trace(tmp_path / "parquet") == trace(tmp_path / "files")
+    assert {trace(tmp_path / kind) for kind in KINDS} == {trace(tmp_path / "files")}
 
 
 @pytest.mark.slow
@@ -201,3 +193,98 @@ def test_a_stream_with_shards_has_the_trace_of_its_samples_read_by_index(tmp_pat
 )
 def test_a_stream_without_shards_of_known_length_is_refused(tmp_path: Path, samewise: Callable[..., Any], overrides: list[str], message: str) -> None:
     assert message in " ".join(samewise(*OF_STREAMS, "dataset=lab", *overrides, f"run_root={tmp_path / 'runs'}", code=2).stderr.split())
+
+
+def pictures(root: Path, files: Path) -> dict[str, Rows]:
+    rows = dict[str, Rows]()
+    for split, source, count in (("train", "train", 12), ("valid", "test", 3)):
+        samples = list[tuple[str, str, bytes]]()
+        for file in sorted((root / "cifar10_images" / source).glob("*/*.jpg")):
+            if int(file.stem) < count:
+                place = files / split / file.parent.name / file.name
+                place.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(file, place)
+                samples.append((f"{file.parent.name}/{file.name}", file.parent.name, file.read_bytes()))
+        rows[split] = rows_of(samples, "mds")
+    return rows
+
+
+def takes(root: Path, files: Path) -> dict[str, Rows]:
+    files.mkdir(parents=True)
+    samples = {"train": list[tuple[str, str, bytes]](), "valid": list[tuple[str, str, bytes]]()}
+    for file in sorted((root / "free_spoken_digits" / "recordings").glob("?_*_[0-6].wav")):
+        shutil.copy(file, files / file.name)
+        samples["valid" if int(file.stem[-1]) < 1 else "train"].append((file.name, file.name[0], file.read_bytes()))
+    return {split: [{"__key__": name, "audio": raw, "label": label} for name, label, raw in listed] for split, listed in samples.items()}
+
+
+def cells(root: Path, files: Path) -> dict[str, Rows]:
+    folder, rows = root / "bccd" / "BCCD", dict[str, Rows]()
+    names = ["Platelets", "RBC", "WBC"]
+    for split, source in (("train", "train"), ("valid", "val")):
+        described = dict[str, list[Any]](images=[], annotations=[], categories=[{"id": number, "name": name} for number, name in enumerate(names, 1)])
+        listed = list[dict[str, Any]]()
+        (files / split).mkdir(parents=True)
+        for number, name in enumerate((folder / "ImageSets" / "Main" / f"{source}.txt").read_text().split()[:12]):
+            shutil.copy(folder / "JPEGImages" / f"{name}.jpg", files / split)
+            tree, objects = ElementTree.parse(folder / "Annotations" / f"{name}.xml"), list[dict[str, Any]]()
+            for item in tree.iter("object"):
+                x1, y1, x2, y2 = (float(item.findtext(f"bndbox/{x}", "")) for x in ("xmin", "ymin", "xmax", "ymax"))
+                objects.append({"bbox": [x1, y1, x2 - x1, y2 - y1], "category": item.findtext("name", "")})
+                category = {"id": len(described["annotations"]), "image_id": number, "category_id": names.index(objects[-1]["category"]) + 1}
+                described["annotations"].append(objects[-1] | category)
+            described["images"].append({"id": number, "file_name": f"{name}.jpg"} | {x: int(tree.findtext(f"size/{x}", "")) for x in ("width", "height")})
+            listed.append({"__key__": name, "image": (files / split / f"{name}.jpg").read_bytes(), "objects": objects})
+        (files / f"{split}.json").write_text(json.dumps(described))
+        rows[split] = listed
+    return rows
+
+
+def members(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row as it is usual in tar files."""
+    endings = {"image": "jpg", "audio": "wav", "label": "cls"}
+    return {endings.get(x, x): y for x, y in row.items() if x in endings} | {
+        "__key__": row["__key__"].partition(".")[0],
+        **({"json": {"objects": row["objects"]}} if "objects" in row else {}),
+    }
+
+
+QUIET = ["debug=tiny", "tracking=none", "evaluate.pictures=false", "callbacks=none", "order=bijection", "max_steps=2"]
+REAL: dict[str, tuple[Callable[[Path, Path], dict[str, Rows]], list[str], list[str], str]] = {
+    "CIFAR-10": (
+        pictures,
+        ["experiment=resnet18_digits", "model.width=8", "transforms=images", "dataset.image_size=32", "dataset.num_classes=10"],
+        ["dataset=image_folder"],
+        "shards",
+    ),
+    "spoken digits": (
+        takes,
+        ["experiment=resnet18_own_recordings", "model.width=8", "dataset.sample_rate=8000", "dataset.num_classes=10"],
+        ["dataset=labelled_recordings", "dataset.pattern='(?P<label>[0-9])_[a-z]+_((?P<valid>0)|[0-9]+)[.]wav'"],
+        "shard_recordings",
+    ),
+    "blood cells": (
+        cells,
+        ["experiment=retinanet_own_images", "model.channels=32", "model.min_size=64", "model.max_size=96", "dataset.num_classes=4", "batch_size=4"],
+        [
+            *("dataset=coco", "dataset.category_ids=dense", "dataset.train_images=train", "dataset.valid_images=valid"),
+            *("dataset.train_annotations=train.json", "dataset.valid_annotations=valid.json"),
+        ],
+        "shard_boxes",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.data
+@pytest.mark.parametrize("name", REAL)
+def test_the_trace_of_real_data_from_shards_is_that_from_files(data_root: Path, tmp_path: Path, samewise: Callable[..., Any], name: str) -> None:
+    prepare, common, files, dataset = REAL[name]
+    rows = prepare(data_root, tmp_path / "files")
+    for kind in KINDS:
+        for split, listed in rows.items():
+            write(tmp_path / kind / split, [*map(members, listed)] if kind == "tar" else listed, kind, size=25)
+    for kind in ("files", *KINDS):
+        own = files if kind == "files" else [f"dataset={dataset}"]
+        samewise("train", *common, *own, *QUIET, f"dataset.root={tmp_path / kind}", f"run_root={tmp_path / 'runs' / kind}", code=0)
+    assert {trace(tmp_path / "runs" / kind) for kind in KINDS} == {trace(tmp_path / "runs" / "files")}

@@ -1,0 +1,110 @@
+"""Images with boxes in shards."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal, final
+
+from samewise.datasets.coco import add_objects
+from samewise.datasets.parts.annotated_images import Annotated, AnnotatedImages, Cache
+from samewise.datasets.parts.classes import number_classes, object_names, require_count
+from samewise.datasets.parts.folders import IMAGES
+from samewise.datasets.parts.limits import Hash
+from samewise.datasets.parts.shard_samples import InShards, ShardSamples
+
+
+@final
+class ShardBoxes(InShards, AnnotatedImages):
+    """Samples of `AnnotatedImages` in shards; an image's number is its place in its split's shards.
+
+    The index has all objects, and the images' sizes. As of COCO's files, boxes are cut at the
+    image's border, and boxes that then have no area are left out; in training so are crowds, and
+    images without a box.
+
+    Args:
+        image: The column of the images, or a member's ending, as `content` in `ShardSamples`.
+        objects: The column, the ending of a member, or the field of the JSON in `.json` with a list
+            of objects, or an object with a list for each field. An object has `bbox` in pixels and
+            `category`, a name or a number, and may have `area` and `iscrowd`.
+        corners: Whether a bbox is [x1, y1, x2, y2], instead of [x, y, width, height].
+        classes: Category names in the order of their labels from 1, or from 0 with `background`
+            first; categories that are numbers count them from 0, without the background. None: all
+            categories that occur, sorted.
+        num_classes: The expected number of labels, with the background; None allows any number.
+        training: Leave out crowds, and images without a box.
+        size, cache: As in `AnnotatedImages`.
+        root, split, shares, key, window: As in `ShardSamples`.
+
+    Raises:
+        DataError: As in `ShardSamples`; or an annotation is impossible, or a class is unknown.
+        ConfigError: As in `ShardSamples`.
+    """
+
+    def __init__(
+        self,
+        *,
+        root: str,
+        split: Literal["train", "valid", "test"],
+        image: str = "image",
+        objects: str = "objects",
+        corners: bool = False,
+        classes: Sequence[str] | None = None,
+        num_classes: int | None = None,
+        training: bool = False,
+        size: Sequence[int] | None = None,
+        cache: Cache = "none",
+        shares: Mapping[str, float],
+        key: str = "",
+        window: int = 16,
+    ) -> None:
+        self.samples = samples = ShardSamples(
+            root,
+            split,
+            content=("image", image),
+            endings=IMAGES,
+            label=objects,
+            has_objects=True,
+            shares=shares,
+            key=key,
+            window=window,
+        )
+        described = {text: json.loads(text) for text in samples.labels}
+        categories = {x["category"] for *_, listed in described.values() for x in listed}
+        names, numbers = number_classes(
+            root, categories, None if classes is None else object_names(classes)
+        )
+        require_count(root, names, num_classes, labels=len(names) + 1)
+        labels, images = {number: number + 1 for number in numbers.values()}, list[Annotated]()
+        for index, number in enumerate(samples.label_numbers.tolist()):
+            height, width, listed = described[samples.own_labels[number]]
+            row = samples.row(index)
+            name = f"{samples.path(index).name}, sample {row}"
+            annotated = Annotated(name, width, height, row)
+            entries = [
+                {**x, "image_id": row, "category_id": numbers[x["category"]]} for x in listed
+            ]
+            if corners:
+                for x in entries:
+                    x1, y1, x2, y2 = x["bbox"]
+                    x["bbox"] = [x1, y1, x2 - x1, y2 - y1]
+            add_objects(entries, {row: annotated}, labels, f"{root}/{name}", masks=False)
+            if not training or not all(annotated.crowd):
+                images.append(annotated)
+        samples.select([x.number for x in images])
+        super().__init__(
+            Path(root),
+            images,
+            classes=["background", *names],
+            training=training,
+            size=size,
+            cache=cache,
+        )
+
+    def file(self, index: int) -> bytes:
+        return self.samples.content(index)[0]
+
+    def require_files(self, folder: Path, names: Sequence[str]) -> None:
+        """Require nothing: the index has been compared with the shards."""
+
+    def add_contents(self, digest: Hash) -> None:
+        digest.update(self.samples.fingerprint().encode())
