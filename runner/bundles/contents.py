@@ -69,6 +69,7 @@ def gather(
         "python": platform.python_version(),
         "packages": list(project.packages),
     }
+    lock = [f"# Python {platform.python_version()}\n", *(f"{x}=={pins[x]}\n" for x in pins)]
     data = {
         "splits": recorded.get("data", {}),
         "files": data_files.list_files(composed.whole, hashed=hash_data),
@@ -76,12 +77,7 @@ def gather(
     parts: dict[str, Part] = {
         FACTS: _json(facts),
         DATA: _json(data),
-        LOCK: "".join(
-            [
-                f"# Python {platform.python_version()}\n",
-                *(f"{name}=={version}\n" for name, version in pins.items()),
-            ]
-        ).encode(),
+        LOCK: "".join(lock).encode(),
     }
     parts |= {
         f"{RUN}/{path.name}": remove_private_keys(
@@ -148,17 +144,16 @@ def _require_the_same(
     trained_with = {
         name: recorded.get("versions", {}).get(name) for name in environment.NUMERIC
     } | recorded.get("libraries", {})
-    for name, version in trained_with.items():
-        installed = pins.get(canonicalize_name(name))
-        if version and installed != version:
-            problems.append(
-                Problem(
-                    str(folder.path),
-                    f"was trained with {name} {version}, but {installed or 'none'} is "
-                    "installed here",
-                    hint=f"install {name}=={version}",
-                )
-            )
+    installed = {name: pins.get(canonicalize_name(name), "none") for name in trained_with}
+    problems += [
+        Problem(
+            str(folder.path),
+            f"was trained with {name} {version}, but {installed[name]} is installed here",
+            hint=f"install {name}=={version}",
+        )
+        for name, version in trained_with.items()
+        if version and installed[name] != version
+    ]
     ConfigError.raise_all(problems)
 
 

@@ -122,9 +122,7 @@ def fetch(run_id: str, uri: str, into: Path, *, trust: bool = False) -> RunFolde
                 "RUN", f"cannot be read from {store}: {reason}", run_id, "a run of that store"
             ),
         ) as client:
-            run = client.get_run(run_id)
-            place = str(run.info.artifact_uri)
-            _require_near(place, checked, trust=trust)
+            _require_near(str(client.get_run(run_id).info.artifact_uri), checked, trust=trust)
             return _download(client, run_id, into, store)
 
 

@@ -112,9 +112,9 @@ def _write_run(args: argparse.Namespace, folder: Path) -> int:
         "`samewise train` gives its bits; `make` lists more.\n",
     )
     files["pyproject.toml"] = settings_text(packages, configs="configs", experiment=name)
-    header = [f"From the run {name}/{source.path.name}"]
-    text = as_experiment.render_whole(composed, project=Project(folder), head=header)
-    files[f"configs/experiment/{name}.yaml"] = text
+    files[f"configs/experiment/{name}.yaml"] = as_experiment.render_whole(
+        composed, project=Project(folder), head=[f"From the run {name}/{source.path.name}"]
+    )
 
     def check(project_folder: Path) -> None:
         as_experiment.require_same(composed, name=name, project=find(project_folder))

@@ -177,13 +177,10 @@ def _print_prediction(
 
 def _split_arguments(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
     """Separate files from overrides, which look like KEY=VALUE and name no file."""
-    files, overrides = list[Path](), list[str]()
-    for argument in arguments:
-        if re.match(r"\+{0,2}[A-Za-z_][\w.]*=", argument) and not Path(argument).exists():
-            overrides.append(argument)
-        else:
-            files.append(Path(argument))
-    return files, overrides
+    overrides = [
+        x for x in arguments if re.match(r"\+{0,2}[A-Za-z_][\w.]*=", x) and not Path(x).exists()
+    ]
+    return [Path(x) for x in arguments if x not in overrides], overrides
 
 
 def _lines(value: Any) -> list[str]:

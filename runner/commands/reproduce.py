@@ -182,8 +182,6 @@ def _data(folder: Path) -> dict[str, Any]:
 def _require_trust(args: argparse.Namespace, facts: dict[str, Any]) -> None:
     """Refuse to run or install anything from a bundle without --trust."""
     # An identity proves whose bundle it is, not that it is harmless
-    if args.trust:
-        return
     installs = "" if args.here else "installs the packages that it names and "
     summary = (
         f"{facts['label'] or facts['name']}: {facts['steps']} steps, level {facts['level']}, "
@@ -194,13 +192,12 @@ def _require_trust(args: argparse.Namespace, facts: dict[str, Any]) -> None:
         if facts["packages"]
         else "no code of its own but samewise's"
     )
-    raise NotTrusted(
-        Problem(
-            str(args.bundle),
-            f"is intact, but nothing was run: a bundle needs --trust ({summary})",
-            hint=f"with --trust this command {installs}runs what is in it: {code}. Add --trust if you trust "
-            "whoever made the bundle",
-        )
+    NotTrusted.raise_if(
+        not args.trust,
+        str(args.bundle),
+        f"is intact, but nothing was run: a bundle needs --trust ({summary})",
+        hint=f"with --trust this command {installs}runs what is in it: {code}. Add --trust if you trust "
+        "whoever made the bundle",
     )
 
 

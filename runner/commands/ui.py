@@ -153,8 +153,6 @@ def _command(uri: str, port: int) -> list[str]:
     artifacts = (
         ["--artifacts-destination", str(file.parent / "mlartifacts")] if file is not None else []
     )
-    # uvicorn serves the socket on standard input, and would import modules from the current folder
-    options = ["--uvicorn-opts", f"--fd 0 --app-dir {os.devnull}"]
     return [
         sys.executable,
         # No module of the current folder is imported
@@ -163,7 +161,9 @@ def _command(uri: str, port: int) -> list[str]:
         "mlflow",
         "server",
         *artifacts,
-        *options,
+        # The socket is standard input; uvicorn would import modules from the current folder
+        "--uvicorn-opts",
+        f"--fd 0 --app-dir {os.devnull}",
         "--host",
         _HOST,
         "--port",
@@ -174,13 +174,14 @@ def _command(uri: str, port: int) -> list[str]:
 
 
 def _environment() -> dict[str, str]:
-    quiet = {
+    return {
+        **os.environ,
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "MLFLOW_LOGGING_LEVEL": "ERROR",
         "UVICORN_LOG_LEVEL": "error",
+        "PYTHONSAFEPATH": "1",
     }
-    return {**os.environ, **quiet, "PYTHONSAFEPATH": "1"}
 
 
 def _wait_for(server: subprocess.Popen[bytes], address: str, log: IO[str]) -> None:

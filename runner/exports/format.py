@@ -80,10 +80,9 @@ class Format(ABC):
 
     def altered_weights(self, path: Path, weights: Mapping[str, Tensor]) -> list[str]:
         """Return the names of weights in the file that differ from the model's weights."""
-        stored = self.weights(path)
         return [
             name
-            for name, tensor in stored.items()
+            for name, tensor in self.weights(path).items()
             if name in weights
             and (tensor.shape != weights[name].shape or not torch.equal(tensor, weights[name]))
         ]

@@ -136,12 +136,11 @@ class Kubernetes(Launcher):
         home, volumes = sweep.path.absolute() / HOME, self._template.volumes
         problems = list[Problem]()
         if not self._template.image:
-            expected = "an image with Python and samewise's dependencies"
             problems.append(
                 Problem(
                     "launcher.image",
                     "is missing: pods need an image",
-                    expected=expected,
+                    expected="an image with Python and samewise's dependencies",
                     hint="launcher.image=registry.example/torch:1",
                 )
             )
@@ -191,13 +190,11 @@ class Kubernetes(Launcher):
 
     def look(self, numbers: Iterable[int]) -> dict[int, JobState]:
         jobs = newest(self._home, numbers)
-        states_of_job = dict[str, dict[int, JobState] | None]()
-        for job in jobs.values():
-            name = job.record["job"]
-            if name not in states_of_job:
-                states_of_job[name] = (
-                    self._cluster.look(name, len(job.record["points"])) if self._cluster else None
-                )
+        sizes = {job.record["job"]: len(job.record["points"]) for job in jobs.values()}
+        states_of_job = {
+            name: self._cluster.look(name, size) if self._cluster else None
+            for name, size in sizes.items()
+        }
         return {
             number: self._state_of(number, job, states_of_job[job.record["job"]])
             for number, job in jobs.items()

@@ -95,9 +95,10 @@ def read_job(
         if condition["type"] in ("Complete", "Failed") and condition["status"] == "True"
     ]
     # An index may have had several pods
-    newest = dict[int, Mapping[str, Any]]()
-    for pod in sorted(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp"))):
-        newest[int(pod["metadata"].get("annotations", {}).get(_INDEX, -1))] = pod
+    newest = {
+        int(pod["metadata"].get("annotations", {}).get(_INDEX, -1)): pod
+        for pod in sorted(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp")))
+    }
     states = dict[int, JobState]()
     for index in range(count):
         pod = newest.get(index, {})

@@ -16,6 +16,7 @@ from samewise.runner.processes.memory import require_few
 from samewise.runner.processes.this_process import ENDS_WITH_LAUNCHER
 from samewise.runner.processes.variables import HASH_SEED
 from samewise.runner.records.sweep_folder import SweepFolder
+from samewise.runner.tracking.system import visible_gpus
 
 
 @dataclass(frozen=True)
@@ -88,19 +89,18 @@ class Local(Launcher):
         for number, process in list(self._processes.items()):
             if process.poll() is not None:
                 ended[number] = process.returncode
-        states = dict[int, JobState]()
-        for number in numbers:
-            if number in ended:
-                self._shares.pop(number, None)
-                self._processes.pop(number, None)
-                states[number] = JobState(
-                    Standing.ended, describe_exit_code(ended[number]) if ended[number] < 0 else ""
-                )
-            else:
-                states[number] = JobState(
-                    Standing.running if number in self._shares else Standing.ended
-                )
-        return states
+        for number in ended:
+            self._shares.pop(number, None)
+            self._processes.pop(number, None)
+        return {
+            number: JobState(Standing.running)
+            if number in self._shares
+            else JobState(
+                Standing.ended,
+                describe_exit_code(ended[number]) if ended.get(number, 0) < 0 else "",
+            )
+            for number in numbers
+        }
 
     def cancel(self, numbers: Iterable[int], *, kill: bool = False) -> None:
         chosen_jobs = set(numbers)
@@ -144,27 +144,6 @@ class Local(Launcher):
     def _busy_gpus(self) -> Counter[str]:
         """Return the number of running jobs on each device."""
         return Counter(gpu for share in self._shares.values() for gpu in share.gpus)
-
-
-def visible_gpus() -> list[str]:
-    """Return the CUDA devices available to this process, by number or UUID.
-
-    Empty without a driver.
-    """
-    # Without torch, whose import takes seconds
-    devices = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if devices is not None:
-        return [name for name in devices.split(",") if name.strip() not in ("", "-1")]
-    try:
-        listing = subprocess.run(
-            ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20, check=True
-        ).stdout
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return [
-        str(number)
-        for number in range(sum(line.startswith("GPU ") for line in listing.splitlines()))
-    ]
 
 
 def _spawn(

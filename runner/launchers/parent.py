@@ -179,10 +179,7 @@ def _preload(environment: Mapping[str, str]) -> None:
 def _reap(jobs: dict[int, int]) -> None:
     """Report the jobs that have ended on standard output."""
     while jobs:
-        try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return
+        pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
             return
         if pid in jobs:

@@ -196,15 +196,12 @@ class Ray(Launcher):
         Args:
             wait: Raise NoAnswer instead of ConfigError if the server is away.
         """
-        latest = dict[int, Mapping[str, Any]]()
-        for job in self._ask("/api/jobs/", wait=wait):
-            name = str(job.get("submission_id") or "")
-            if not name.startswith(self._prefix):
-                continue
-            number = int(name.split("-")[-2])
-            if number not in latest or _try(latest[number]) < _try(job):
-                latest[number] = job
-        return latest
+        own_jobs = (
+            job
+            for job in self._ask("/api/jobs/", wait=wait)
+            if str(job.get("submission_id")).startswith(self._prefix)
+        )
+        return {int(job["submission_id"].split("-")[-2]): job for job in sorted(own_jobs, key=_try)}
 
     def _read(self, job: Mapping[str, Any]) -> JobState:
         """Interpret Ray's description of a job."""

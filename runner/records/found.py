@@ -47,17 +47,15 @@ def find(name: str, *, run_root: Path) -> RunFolder:
     )
     if len(matches or in_experiment) == 1:
         return (matches or in_experiment)[0]
-    if matches:
-        names = [f"{run.path.parent.name}/{run.path.name}" for run in _newest_first(matches)]
-        raise ConfigError(
-            Problem(
-                "RUN",
-                f"{len(matches)} runs match",
-                name,
-                "one run",
-                f"give more characters: {first_few(names, 5)}",
-            )
-        )
+    names = [f"{run.path.parent.name}/{run.path.name}" for run in _newest_first(matches)]
+    ConfigError.raise_if(
+        matches,
+        "RUN",
+        f"{len(matches)} runs match",
+        name,
+        "one run",
+        f"give more characters: {first_few(names, 5)}",
+    )
     if in_experiment or (path.is_dir() and (path == run_root or below(path))):
         runs = [str(run.path) for run in _newest_first(in_experiment or below(path))]
         root = path.parent if in_experiment else path
@@ -85,12 +83,13 @@ def find(name: str, *, run_root: Path) -> RunFolder:
                 hint=RESTORE,
             )
         )
-    if path.is_file():
-        hint = (
-            f"if it is a bundle, `mkdir parts && tar -xf {name} -C parts` puts the run into "
-            "parts/run"
-        )
-        raise ConfigError(Problem(name, "is a file, not a run's folder", hint=hint))
+    ConfigError.raise_if(
+        path.is_file(),
+        name,
+        "is a file, not a run's folder",
+        hint=f"if it is a bundle, `mkdir parts && tar -xf {name} -C parts` puts the run into "
+        "parts/run",
+    )
     names = [x for run in below(run_root) for x in (run.path.name, run.path.parent.name)]
     raise ConfigError(
         Problem(
@@ -210,7 +209,8 @@ def checkpoint_of(name: str, *, run_root: Path) -> Path:
     checkpoint = chosen_checkpoint(folder, which)
     if checkpoint is None:
         raise ConfigError(Problem(str(folder.path), "the run has no checkpoint yet"))
-    if not _link(folder, which).is_dir():
+    # A copy that was made without links has none
+    if not (folder.checkpoints / ("latest" if which == "last" else which)).is_dir():
         note_if_not_meant(folder.checkpoints, read_mapping(folder.summary, shapes.SUMMARY), which)
     return checkpoint
 
@@ -220,14 +220,6 @@ def chosen_checkpoint(folder: RunFolder, which: str) -> Path | None:
 
     `best` is the last one if none is marked best.
     """
-    link = _link(folder, which)
-    # A copy that was made without links has none, or a folder in its place
-    if link.is_symlink() and link.is_dir():
-        return link.resolve()
     with suppress(CheckpointError):
         return choose_checkpoint(folder.checkpoints, which).path.resolve()
     return None
-
-
-def _link(folder: RunFolder, which: str) -> Path:
-    return folder.checkpoints / ("latest" if which == "last" else which)

@@ -129,32 +129,28 @@ def files_at(path: Path) -> list[Path]:
         return [path]
     if (path / STATE).is_file() or (path / "manifest.json").is_file():
         return [path / STATE]
-    return _safetensors(path)
-
-
-def _safetensors(folder: Path) -> list[Path]:
-    if (folder / MODEL).is_file():
-        return [folder / MODEL]
-    index = read_json(folder / INDEX, {"weight_map": {str: _FILE}})
+    if (path / MODEL).is_file():
+        return [path / MODEL]
+    index = read_json(path / INDEX, {"weight_map": {str: _FILE}})
     if index is None:
         # `samewise export` writes weights under the second name
-        weights = [folder / name for name in ("pytorch_model.bin", "weights.safetensors")]
+        weights = [path / name for name in ("pytorch_model.bin", "weights.safetensors")]
         raise ConfigError(
             Problem(
                 PATH,
                 "the folder contains no weights",
-                str(folder),
+                str(path),
                 f"{MODEL}, {INDEX}, or a checkpoint of samewise",
                 next((f"name the file itself: {file}" for file in weights if file.is_file()), ""),
             )
         )
-    files = [folder / name for name in sorted(set(index["weight_map"].values()))]
+    files = [path / name for name in sorted(set(index["weight_map"].values()))]
     missing = [file.name for file in files if not file.is_file()]
     ConfigError.raise_if(
         missing or not files,
         PATH,
         f"{INDEX} lists files that do not exist, or none",
-        str(folder),
+        str(path),
         ", ".join(missing) or "at least one",
     )
     return files

@@ -26,6 +26,7 @@ from samewise.runner.records.files import read_json, read_mapping
 Files = Mapping[str, Mapping[str, str]]
 """Digests of each file's functions and classes, by qualified name."""
 _STDLIB = Path(sysconfig.get_paths()["stdlib"])
+_SUFFIXES = tuple(x for x in importlib.machinery.all_suffixes() if x != ".pyc")
 
 
 @dataclass(frozen=True)
@@ -528,11 +529,5 @@ def _all_files(module: _Module) -> Iterator[tuple[str, Path]]:
                 name for name in folders if name != "__pycache__" and not name.startswith(".")
             )
             base = module.name.replace(".", "/")
-            for file in (Path(at, name) for name in names if _is_code(name)):
+            for file in (Path(at, name) for name in names if name.endswith(_SUFFIXES)):
                 yield f"{base}/{file.relative_to(folder).as_posix()}", file
-
-
-def _is_code(name: str) -> bool:
-    return any(
-        name.endswith(suffix) for suffix in importlib.machinery.all_suffixes()
-    ) and not name.endswith(".pyc")

@@ -80,14 +80,12 @@ def require_no_links(runs: Sequence[ListedRun]) -> None:
     links = dict.fromkeys(
         path for folder in folders for path in (folder.parent, folder) if path.is_symlink()
     )
-    if links:
-        hint = (
-            "nothing has been deleted; remove the link, or name the run by the folder to which "
-            "it leads"
-        )
-        raise ConfigError(
-            *(Problem(str(link), f"is a link to {link.resolve()}", hint=hint) for link in links)
-        )
+    hint = (
+        "nothing has been deleted; remove the link, or name the run by the folder to which it leads"
+    )
+    ConfigError.raise_all(
+        Problem(str(link), f"is a link to {link.resolve()}", hint=hint) for link in links
+    )
 
 
 def delete(runs: Sequence[ListedRun], run_root: Path) -> None:

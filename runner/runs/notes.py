@@ -60,9 +60,11 @@ def tag(folder: RunFolder, changes: Sequence[str]) -> None:
         ConfigError: A change is neither.
     """
     matches = {x: re.fullmatch(r"~([\w./-]+)|([\w./-]+)=(.*)", x) for x in changes}
-    if wrong := [x for x, match in matches.items() if match is None]:
-        expected = "KEY=VALUE, or ~KEY to remove it"
-        raise ConfigError(*(Problem("TAG", "is not a tag", x, expected) for x in wrong))
+    ConfigError.raise_all(
+        Problem("TAG", "is not a tag", x, "KEY=VALUE, or ~KEY to remove it")
+        for x, match in matches.items()
+        if match is None
+    )
     # A removed one is null, so that it is also removed from MLflow, or hides one of the config
     tags = {match[1] or match[2]: match[3] for match in matches.values() if match}
     with _changing(folder) as notes:

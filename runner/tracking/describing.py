@@ -140,9 +140,12 @@ def own_tags(folder: RunFolder, settings: Mapping[str, Any]) -> dict[str, Any]:
     A tag that was removed is None.
     """
     notes = read_mapping(folder.notes, shapes.NOTES)
-    earned = read_mapping(folder.tags, shapes.TAGS)
-    tags = {**(settings.get("tags") or {}), **earned, **notes.get("tags", {})}
-    return {**tags, NAME: notes.get("name") or None}
+    return {
+        **(settings.get("tags") or {}),
+        **read_mapping(folder.tags, shapes.TAGS),
+        **notes.get("tags", {}),
+        NAME: notes.get("name") or None,
+    }
 
 
 def wandb_tags(own: Mapping[str, Any]) -> list[str]:

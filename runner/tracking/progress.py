@@ -61,8 +61,7 @@ class TrackingState:
             **self.others,
             **({self.store: {**asdict(self), "others": {}}} if self.run_id else {}),
         }
-        state = others.pop(store, {})
-        return _make_state({**state, "store": store, "others": others})
+        return _make_state({**others.pop(store, {}), "store": store, "others": others})
 
 
 def load(folder: RunFolder) -> TrackingState:

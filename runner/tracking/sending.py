@@ -269,34 +269,39 @@ class Sending:
                 stored[name],
                 params[name],
             )
-        new_params = [Param(name, value) for name, value in params.items() if name not in stored]
         own = describing.own_tags(self.folder, self.settings)
         # Only then, so that a name that was given in MLflow's pages stays
         if own[describing.NAME] != data.tags.get(describing.NAME):
-            name = describing.run_name(self.folder, self.settings)
-            self.client.update_run(self._run_id, name=name)
-        for name in {describing.key(name) for name, value in own.items() if value is None}:
-            if name in data.tags:
-                self.client.delete_tag(self._run_id, name)
+            self.client.update_run(
+                self._run_id, name=describing.run_name(self.folder, self.settings)
+            )
+        removed = {describing.key(name) for name, value in own.items() if value is None}
+        for name in removed & data.tags.keys():
+            self.client.delete_tag(self._run_id, name)
+        self._log(
+            "params", [Param(name, value) for name, value in params.items() if name not in stored]
+        )
         described = redact_values(describing.tags(self.folder, config, environment, own=own))
-        tags = [
-            RunTag(name, value)
-            for name, value in described.items()
-            # A description that was written in MLflow's pages stays
-            if name != describing.DESCRIPTION or name in own or name not in data.tags
-        ]
-        self._log("params", new_params)
-        self._log("tags", tags)
+        self._log(
+            "tags",
+            [
+                RunTag(name, value)
+                for name, value in described.items()
+                # A description that was written in MLflow's pages stays
+                if name != describing.DESCRIPTION or name in own or name not in data.tags
+            ],
+        )
         summary = read_json(self.folder.summary, shapes.SUMMARY) or {}
-        # What is sent again has the same time, and is stored once
-        evaluated = [
-            Metric(describing.key(name), value, evaluation["time_ms"], evaluation["step"])
-            for evaluation in summary.get("evaluations", {}).values()
-            for name, value in evaluation["metrics"].items()
-        ]
-        self._log("metrics", evaluated)
-        datasets = describing.inputs(redact_values(config), redact_values(environment))
-        if datasets:
+        self._log(
+            "metrics",
+            # What is sent again has the same time, and is stored once
+            [
+                Metric(describing.key(name), value, evaluation["time_ms"], evaluation["step"])
+                for evaluation in summary.get("evaluations", {}).values()
+                for name, value in evaluation["metrics"].items()
+            ],
+        )
+        if datasets := describing.inputs(redact_values(config), redact_values(environment)):
             self.client.log_inputs(self._run_id, datasets)
         self._note_progress(described=digest)
 
@@ -460,17 +465,13 @@ class Sending:
             if not path.name.startswith(".") and path.is_file()
         ]
         folder = self.folder.path.resolve()
-        if self.settings.get("log_checkpoint") and self.progress.ended == "FINISHED":
-            checkpoint = chosen_checkpoint(self.folder, "best")
-            files += (
-                [
-                    (f"checkpoint/{path.relative_to(checkpoint).as_posix()}", path)
-                    for path in sorted(checkpoint.rglob("*"))
-                    if path.is_file()
-                ]
-                if checkpoint
-                else []
-            )
+        is_logged = self.settings.get("log_checkpoint") and self.progress.ended == "FINISHED"
+        if is_logged and (checkpoint := chosen_checkpoint(self.folder, "best")):
+            files += [
+                (f"checkpoint/{path.relative_to(checkpoint).as_posix()}", path)
+                for path in sorted(checkpoint.rglob("*"))
+                if path.is_file()
+            ]
         return [
             (name, path) for name, path in files if path.exists() and self._is_inside(path, folder)
         ]

@@ -114,11 +114,10 @@ def logged_values(
 
     MLflow's client asks for each metric of each run by itself.
     """
-    table = SqlMetric
     query = (
-        select(table.run_uuid, table.key, table.step, table.value, table.is_nan)
-        .where(table.run_uuid.in_(run_ids), table.key.in_(names))
-        .order_by(table.timestamp, table.step, table.value)
+        select(SqlMetric.run_uuid, SqlMetric.key, SqlMetric.step, SqlMetric.value, SqlMetric.is_nan)
+        .where(SqlMetric.run_uuid.in_(run_ids), SqlMetric.key.in_(names))
+        .order_by(SqlMetric.timestamp, SqlMetric.step, SqlMetric.value)
     )
     with database.connect() as connection:
         for run_id, name, step, value, is_nan in connection.execute(query):

@@ -80,9 +80,14 @@ class Gpus:
         self._devices: dict[int, Any] = {}
         with contextlib.suppress(pynvml.NVMLError):
             pynvml.nvmlInit()
-            for number in _visible(pynvml.nvmlDeviceGetCount()):
+            for name in visible_gpus():
                 with contextlib.suppress(pynvml.NVMLError):
-                    self._devices[number] = pynvml.nvmlDeviceGetHandleByIndex(number)
+                    handle: Any = (
+                        pynvml.nvmlDeviceGetHandleByIndex(int(name))
+                        if name.isdigit()
+                        else pynvml.nvmlDeviceGetHandleByUUID(name)
+                    )
+                    self._devices[pynvml.nvmlDeviceGetIndex(handle)] = handle
 
     def measure(self) -> dict[str, float]:
         """Return use in per cent, memory in MB and power in W of each device that reports them."""
@@ -103,16 +108,17 @@ class Gpus:
         return values
 
 
-def _visible(count: int) -> list[int]:
-    """List the devices that the trainer may use.
+def visible_gpus() -> list[str]:
+    """Return the CUDA devices available to this process, by number or UUID.
 
-    These are all devices, unless CUDA_VISIBLE_DEVICES lists some by number.
+    Empty without a driver.
     """
-    variable = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if variable is None:
-        return list(range(count))
-    numbers = [part.strip() for part in variable.split(",") if part.strip()]
-    # Devices may also be listed by UUID
-    if all(part.isdigit() for part in numbers):
-        return [int(part) for part in numbers if int(part) < count]
-    return list(range(count))
+    # Without torch, whose import takes seconds
+    devices = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if devices is not None:
+        return [name.strip() for name in devices.split(",") if name.strip() not in ("", "-1")]
+    try:
+        pynvml.nvmlInit()
+        return [str(number) for number in range(pynvml.nvmlDeviceGetCount())]
+    except pynvml.NVMLError:
+        return []

@@ -48,7 +48,6 @@ class TensorBoard:
         self._place = folder.path / "tensorboard"
         self._file = folder.path / "tensorboard.json"
         self._read: dict[Path, int] = {folder.metrics: 0, folder.system: 0}
-        self._pictures: dict[Path, int] = {}
         self._step = 0
         self._writer: Any = None
 
@@ -142,9 +141,6 @@ class TensorBoard:
     def _draw(self) -> None:
         """Add the final pictures among the artifacts."""
         for name, path in describing.pictures(self.folder):
-            changed = path.stat().st_mtime_ns
-            if self._pictures.get(path) == changed:
-                continue
             with Image.open(path, formats=["PNG"]) as picture:
                 width, height = picture.size
             image = _SUMMARY.Image(
@@ -154,5 +150,4 @@ class TensorBoard:
             self._writer.add_event(
                 _EVENTS.Event(wall_time=time.time(), step=self._step, summary=summary)
             )
-            self._pictures[path] = changed
             self.sent.files += 1

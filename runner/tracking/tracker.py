@@ -182,12 +182,10 @@ def open_tracker(folder: RunFolder, settings: DictConfig, *, resume_step: int | 
         return Tracker(folder, resume_step=resume_step)
     plain: Any = OmegaConf.to_container(settings, resolve=True)
     ConfigError.raise_all(problems(backends))
-    if "mlflow" not in backends:
-        return WithSender(folder, plain, resume_step=resume_step)
-    plain["uri"] = check_uri(plain["uri"])
-    file = sqlite_file(plain["uri"])
-    if file is not None:
-        _require_file(file, plain["uri"])
+    if "mlflow" in backends:
+        plain["uri"] = check_uri(plain["uri"])
+        if file := sqlite_file(plain["uri"]):
+            _require_file(file, plain["uri"])
     return WithSender(folder, plain, resume_step=resume_step)
 
 

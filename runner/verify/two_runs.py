@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any
 
 from samewise.runner.config import saved
 from samewise.runner.config.fingerprint import finds_data, identity, named_contents
@@ -74,7 +73,10 @@ def compare(first: RunFolder, second: RunFolder) -> Differences:
     places = [x for x in differences(*(config.whole for config in configs)) if finds_data(x[0])]
     summaries = [read_json(folder.summary, shapes.SUMMARY) or {} for folder in folders]
     (at, metrics_there), (at_other, metrics_here) = (
-        _last_evaluation(folder, summary)
+        (summary["steps"], summary["metrics"]["final"])
+        if summary.get("metrics")
+        # From the journal if it is unfinished
+        else last_evaluation(folder.metrics)
         for folder, summary in zip(folders, summaries, strict=True)
     )
     metrics = {
@@ -172,17 +174,6 @@ def _logged_apart(first: RunFolder, second: RunFolder) -> dict[str, tuple[int, f
         if repr(values[step, name]) != repr(other_values[step, name]):
             differing.setdefault(name, (step, values[step, name], other_values[step, name]))
     return differing
-
-
-def _last_evaluation(
-    folder: RunFolder, summary: Mapping[str, Any]
-) -> tuple[int, Mapping[str, float]]:
-    """Return the step and metrics of a run's last evaluation, from its journal if unfinished."""
-    return (
-        (summary["steps"], summary["metrics"]["final"])
-        if summary.get("metrics")
-        else last_evaluation(folder.metrics)
-    )
 
 
 def _describe_traces(result: Differences) -> list[str]:
