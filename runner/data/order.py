@@ -378,6 +378,41 @@ class First(InOrder):
         self._length = min(samples, len(dataset))
 
 
+class ByReplica(InOrder):
+    """Default order of training, cut into one section for each replica (`order=by_replica`).
+
+    In each batch, a replica's samples are the next ones of its section. So a process needs only the
+    shards of its replicas' sections, and a batch has samples of a window of shards for each replica.
+    The samples of an epoch's last, smaller batch are the order's last ones.
+
+    Args:
+        dataset: The data set.
+        seed: The experiment's `seed`.
+        batch_size: Samples of a step.
+        replicas: Replicas among which a step's samples are split.
+
+    Raises:
+        ConfigError: The replicas do not divide the batch.
+    """
+
+    def __init__(self, dataset: Sized, *, seed: int, batch_size: int, replicas: int) -> None:
+        super().__init__(dataset, seed=seed)
+        ConfigError.raise_if(
+            batch_size % replicas,
+            "batch_size",
+            f"cannot be divided among {replicas} replicas, as order=by_replica needs",
+            batch_size,
+        )
+        self._shuffled, self._share = shuffled(dataset, seed=seed), batch_size // replicas
+        self._batch_size, self._steps = batch_size, self._length // batch_size
+
+    def at(self, epoch: int, positions: Indices) -> Indices:
+        step, place = np.divmod(positions, self._batch_size)
+        replica, number = np.divmod(place, self._share)
+        of_section = (replica * self._steps + step) * self._share + number
+        return self._shuffled.at(epoch, np.where(step < self._steps, of_section, positions))
+
+
 class RepeatedAugmentation(InOrder):
     """Each sample several times per batch, differently transformed (Hoffer et al. 2020).
 

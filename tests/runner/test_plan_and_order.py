@@ -1,9 +1,11 @@
 """Where each sample goes: the order of an epoch, and how it is cut into batches."""
 
 import bisect
+import runpy
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +21,7 @@ from samewise.runner.data import streams, weighted
 from samewise.runner.data.aspect_ratio import GroupedByAspectRatio, groups_of
 from samewise.runner.data.dataset import Joined, fingerprint, sample_name
 from samewise.runner.data.keyed import training_keys
-from samewise.runner.data.order import Bijection, Checked, InOrder, Interleaved, Order, RepeatedAugmentation, Shuffled, Windowed, shuffled
+from samewise.runner.data.order import Bijection, ByReplica, Checked, InOrder, Interleaved, Order, RepeatedAugmentation, Shuffled, Windowed, shuffled
 from samewise.runner.data.plan import Plan
 from samewise.runner.data.weighted import Mixed, Repeated, Weighted
 from samewise.runner.errors import ConfigError
@@ -282,6 +284,30 @@ def test_what_repeats_or_groups_samples_in_shards_keeps_their_window(kind: str) 
     batches = order.indices(0).view(-1, 64)
     assert all(len({*(batch // 100).tolist()}) <= 2 * 4 for batch in batches)
     assert len(set(batches.ravel().tolist())) == (1600 if kind == "repeated augmentation" else 6400)
+
+
+@pytest.mark.parametrize("samples", [6400, 6390, 50])
+def test_each_replica_has_shards_of_its_own(samples: int) -> None:
+    data = shards([100] * (samples // 100) + [samples % 100], 2)
+    order, alone = ByReplica(data, seed=1, batch_size=64, replicas=4), Windowed(data, seed=1)
+    for epoch in range(2):
+        indices, steps = order.indices(epoch).numpy(), samples // 64
+        assert sorted(indices.tolist()) == [*range(samples)]
+        sections = indices[: 64 * steps].reshape(steps, 4, 16).swapaxes(0, 1).ravel()
+        assert np.array_equal(np.concatenate([sections, indices[64 * steps :]]), alone.indices(epoch).numpy())
+    with pytest.raises(ConfigError, match="batch_size: cannot be divided among 3 replicas"):
+        ByReplica(data, seed=1, batch_size=64, replicas=3)
+
+
+@pytest.mark.parametrize(("given", "ranks"), [([], 8), (["--by-replica"], 1), (["--sets", "3"], 8)])
+def test_simulated_ranks_open_few_shards_and_share_no_sample(given: list[str], ranks: int, repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main = runpy.run_path(str(repository / "tests" / "benchmarks" / "simulate_ranks.py"))["main"]
+    main(["--ranks", "8", "--samples", "200000", "--shards", "400", "--window", "4", "--seeks", "2", *given])
+    figures = {name: float(figure.replace(",", "")) for name, figure in (line.split(": ") for line in capsys.readouterr().out.splitlines())}
+    assert figures["samples that come twice"] == 0
+    assert abs(figures["ranks that need the same shard"] - ranks) < 0.5
+    assert figures["shards needed in a step by a rank"] <= 4 * (3 if "--sets" in given else 1) + 1
+    assert figures["memory of a process, bytes"] < 2e6
 
 
 LABELS = [0] * 90 + [1] * 9 + [2]
