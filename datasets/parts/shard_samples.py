@@ -4,7 +4,6 @@ import abc
 import os
 from collections.abc import Collection, Mapping, Sequence
 from hashlib import blake2b
-from pathlib import Path
 from typing import Any, Literal, final
 
 import numpy as np
@@ -122,9 +121,9 @@ class ShardSamples:
         numbers = self._index.samples["label"]
         return numbers if self.rows is None else numbers[self.rows]
 
-    def path(self, index: int) -> Path:
+    def path(self, index: int) -> str:
         """Return the shard of a sample."""
-        return Path(self._index.shard_path(self.row(index)))
+        return self._index.shard_path(self.row(index))
 
     @property
     def sizes(self) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -157,7 +156,7 @@ class InShards(abc.ABC):
     def __len__(self) -> int:
         return len(self.samples)
 
-    def path(self, index: int) -> Path:
+    def path(self, index: int) -> str:
         """Return the shard of a sample."""
         return self.samples.path(index)
 

@@ -11,6 +11,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple, cast, final
@@ -21,7 +22,7 @@ import xxhash
 from filelock import FileLock
 
 from samewise.runner.errors import DataError, Problem, number_of
-from samewise.runner.shards import storage
+from samewise.runner.shards import cache, storage
 from samewise.runner.shards.chunks import MDS, LitData
 from samewise.runner.shards.reader import Label, Reader, Sample
 from samewise.runner.shards.tables import Arrow, Parquet
@@ -46,13 +47,15 @@ class Shard(NamedTuple):
 
     name: str
     size: int
-    mtime: int
+    version: int | str
     digest: str
     """Hash of all its bytes."""
     units: list[int]
     """Samples of each part that is read at once."""
     labels: list[str]
     """Labels that no shard before has."""
+    blocks: Sequence[str] = ()
+    """Hashes of its blocks, if it is in an object store."""
 
 
 @final
@@ -83,6 +86,9 @@ class ShardIndex:
             mapped = np.memmap(path.with_suffix(".samples"), SAMPLE, "r", shape=(count,))
         self.samples = mapped.view(np.ndarray)
         self.labels = [label for shard in self.shards for label in shard.labels]
+        if storage.is_remote(folder):
+            for shard in self.shards:
+                storage.stores().expect(f"{folder}/{shard.name}", shard.size, shard.blocks)
         self._shard_of_unit = np.repeat(
             np.arange(len(self.shards)), [len(shard.units) for shard in self.shards]
         )
@@ -104,9 +110,20 @@ class ShardIndex:
         """
         path, sample = self.shard_path(number), self.samples[number]
         with storage.readable(path):
-            reader = READERS[path[path.rindex(".") :]]
             offset, length, _, _ = sample.tolist()
-            return path, reader.read(path, offset, length, fields, units=units)
+            return path, _reader(path).read(path, offset, length, fields, units=units)
+
+    def fetch(self, numbers: Sequence[int], fields: Sequence[str]) -> int:
+        """Read the bytes of some samples ahead of need, as `storage.ahead` does."""
+        places = dict[str, list[tuple[int, int]]]()
+        for number in numbers:
+            offset, length, _, _ = self.samples[number].tolist()
+            places.setdefault(self.shard_path(number), []).append((offset, length))
+        return (
+            storage.stores()
+            .reading_ahead()
+            .add([partial(_reader(path).fetch, path, x, fields) for path, x in places.items()])
+        )
 
     def fits(self, files: Sequence[storage.File]) -> bool:
         """Return whether the shards are those files, by names, sizes and times."""
@@ -115,18 +132,19 @@ class ShardIndex:
 
 def split_folders(root: str) -> dict[str, str]:
     """Return the folders of the splits below a root; empty if it has no `train`."""
-    places = {name: f"{root}/{name}" for name in ("train", "valid", "test")}
-    folders = {name: place for name, place in places.items() if storage.is_folder(place)}
-    return folders if "train" in folders else {}
+    names = storage.list_folders(root)
+    splits = [name for name in ("train", "valid", "test") if name in names]
+    return {name: f"{root}/{name}" for name in splits} if "train" in names else {}
 
 
-def digest(path: str) -> str:
-    """Return a hash of all bytes of a shard."""
-    state = xxhash.xxh3_128()
-    with storage.readable(path), storage.open(path) as file:
-        while block := file.read(1 << 22):
-            state.update(block)
-    return state.hexdigest()
+def digest(path: str, size: int) -> tuple[str, list[str]]:
+    """Return a hash of all bytes of a shard, and of each block."""
+    state, blocks = xxhash.xxh3_128(), list[str]()
+    with storage.readable(path):
+        for content in storage.contents(path, size):
+            state.update(content)
+            blocks.append(xxhash.xxh3_128_hexdigest(content))
+    return state.hexdigest(), blocks
 
 
 def open_index(
@@ -156,11 +174,16 @@ def open_index(
     files, places = storage.list_files(folder, READERS), _places(folder, noted)
     beside = places[0].parent
     target = places[not os.access(beside if beside.exists() else beside.parent, os.W_OK)]
+    in_store = f"{folder}/.samewise/{target.stem}"
     if (index := _fitting(places, folder, files)) is None:
         target.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(target.with_suffix(".lock")):
             # Another process may have made it meanwhile
-            if (index := _fitting(places, folder, files)) is None:
+            index = _fitting(places, folder, files)
+            if index is None and storage.is_remote(folder):
+                storage.stores().receive(in_store, target)
+                index = _fitting(places, folder, files)
+            if index is None:
                 older = next(
                     (ShardIndex(place, folder) for place in places if place.exists()), None
                 )
@@ -168,6 +191,8 @@ def open_index(
                     {} if older is None or accepts_changes else {x[0]: x[3] for x in older.shards}
                 )
                 index = _make(target, folder, files, noted, older, before, show)
+                if storage.is_remote(folder):
+                    storage.stores().publish(target, in_store)
     return index
 
 
@@ -180,33 +205,35 @@ def verify(
         DataError: The folder has no index.
     """
     noted = Label(label, image)
-    place = next((place for place in _places(folder, noted) if place.exists()), None)
+    places = _places(folder, noted)
+    if storage.is_remote(folder):
+        places[-1].parent.mkdir(parents=True, exist_ok=True)
+        storage.stores().receive(f"{folder}/.samewise/{places[-1].stem}", places[-1])
+    place = next((place for place in places if place.exists()), None)
     hint = f"`samewise data index {folder}{noted.options}` makes it"
     DataError.raise_if(place is None, folder, "has no index of this label", label, hint=hint)
     index = ShardIndex(cast(Path, place), folder)
-    names = {file.name for file in storage.list_files(folder, READERS)}
+    sizes = {file.name: file.size for file in storage.list_files(folder, READERS)}
     reasons = {
         shard.name: "has other content than when it was indexed"
-        if shard.name in names
+        if shard.name in sizes
         else "is missing, but was there when it was indexed"
         for shard in show(index.shards, len(index.shards))
-        if shard.name not in names or digest(f"{folder}/{shard.name}") != shard.digest
+        if shard.name not in sizes
+        or digest(f"{folder}/{shard.name}", sizes[shard.name])[0] != shard.digest
     }
-    new = sorted(names - {shard.name for shard in index.shards})
+    new = sorted(sizes.keys() - {shard.name for shard in index.shards})
     reasons |= dict.fromkeys(new, "is not in the index")
     return index, [Problem(f"{folder}/{name}", reason) for name, reason in reasons.items()]
 
 
 def _places(folder: str, label: Label) -> list[Path]:
-    """Return where the index may lie: beside the shards, in the cache."""
-    home, name = Path.home() / ".cache", os.fsencode(os.path.realpath(folder))
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or home, "samewise", "shards")
+    """Return where the index may lie: beside the shards on the disk, in the cache."""
+    name = os.fsencode(folder if storage.is_remote(folder) else os.path.realpath(folder))
+    kept = cache.folder() / blake2b(name, digest_size=16).hexdigest()
     # A comma is in no quoted name
     file = ",".join(quote(x, safe="") for x in label).removesuffix(",") or ","
-    return [
-        place / f"{file}.shards"
-        for place in (Path(folder, ".samewise"), cache / blake2b(name, digest_size=16).hexdigest())
-    ]
+    return [place / f"{file}.shards" for place in (Path(folder, ".samewise"), kept)]
 
 
 def _fitting(
@@ -256,8 +283,8 @@ def _make(
     pool = ThreadPoolExecutor(os.cpu_count())
     try:
         paths = [f"{folder}/{file.name}" for file in pending]
-        scans = pool.map(_scan, paths, [label] * len(pending))
-        for file, (content, units) in zip(pending, show(scans, len(pending)), strict=True):
+        scans = pool.map(_scan, paths, [x.size for x in pending], [label] * len(pending))
+        for file, (content, blocks, units) in zip(pending, show(scans, len(pending)), strict=True):
             earlier_labels, rows = len(numbers), [row for unit in units for row in unit]
             samples = [
                 (
@@ -270,7 +297,7 @@ def _make(
             mapped = np.memmap(draft_rows, SAMPLE, mode, shape=(count,))
             mapped[count - len(rows) :] = np.array(samples, dtype=SAMPLE)
             mapped.flush()
-            shard = Shard(*file, content, [*map(len, units)], [*numbers][earlier_labels:])
+            shard = Shard(*file, content, [*map(len, units)], [*numbers][earlier_labels:], blocks)
             with open(draft, "a") as lines:
                 print(json.dumps(shard), file=lines)
     finally:
@@ -290,10 +317,17 @@ def _make(
     return ShardIndex(target, folder)
 
 
-def _scan(path: str, label: Label) -> tuple[str, list[Sequence[Sample]]]:
-    """Return the digest of a shard, and the samples of its units."""
+def _scan(path: str, size: int, label: Label) -> tuple[str, Sequence[str], list[Sequence[Sample]]]:
+    """Return a shard's digest, the hashes of its blocks in a store, and the samples of its units."""
+    content, blocks = digest(path, size)
+    if storage.is_remote(path):
+        storage.stores().expect(path, size, blocks)
     with storage.readable(path):
-        units = list(READERS[os.path.splitext(path)[1]].scan(path, label))
+        units = list(_reader(path).scan(path, label))
     if not any(units):
         raise DataError(Problem(path, "has no samples", hint="remove it"))
-    return digest(path), units
+    return content, blocks if storage.is_remote(path) else (), units
+
+
+def _reader(path: str) -> Reader:
+    return READERS[os.path.splitext(path)[1]]

@@ -3,11 +3,12 @@
 import abc
 import io
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 from samewise.runner.errors import DataError, Problem, nearest
+from samewise.runner.shards import storage
 
 KEY = "__key__"
 """The field with a sample's key, as in WebDataset."""
@@ -90,6 +91,17 @@ class Reader(abc.ABC):
             path: The shard.
             label: What to note of each sample.
         """
+
+    def fetch(self, path: str, places: Iterable[tuple[int, int]], fields: Sequence[str]) -> None:
+        """Bring what `read` needs of some samples from an object store to the local disk.
+
+        Args:
+            path: The shard.
+            places: Offset and length of each.
+            fields: The requested fields.
+        """
+        for offset, length in places:
+            storage.stores().fetch(path, offset, length)
 
     @abc.abstractmethod
     def read(

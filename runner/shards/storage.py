@@ -1,11 +1,14 @@
-"""The one door to the bytes of shards: everything that reads a shard goes through here."""
+"""The one door to the bytes of shards: everything that reads a shard goes through here.
+
+A place is a path of the local disk, or an address such as s3://bucket/prefix.
+"""
 
 import builtins
 import os
-from collections.abc import Collection, Generator
-from contextlib import contextmanager
-from functools import lru_cache
-from typing import BinaryIO, NamedTuple
+from collections.abc import Collection, Generator, Iterator
+from contextlib import contextmanager, suppress
+from functools import lru_cache, partial
+from typing import Any, BinaryIO, NamedTuple
 
 from samewise.runner.errors import DataError, Problem, first_few, first_line
 
@@ -18,8 +21,8 @@ class File(NamedTuple):
 
     name: str
     size: int
-    mtime: int
-    """Modification time in nanoseconds."""
+    version: int | str
+    """Modification time in nanoseconds; in a store, what it gives for it."""
 
 
 @contextmanager
@@ -33,9 +36,29 @@ def readable(path: str) -> Generator[None]:
         raise DataError(Problem(path, f"cannot be read, or is damaged: {reason}")) from None
 
 
-def is_folder(place: str) -> bool:
-    """Return whether a place is a folder."""
-    return os.path.isdir(place)
+def stores() -> Any:
+    """Return the module of object stores, whose import takes a while."""
+    from samewise.runner.shards import stores
+
+    return stores
+
+
+def is_remote(place: str) -> bool:
+    """Return whether a place is in an object store."""
+    return "://" in place
+
+
+def list_folders(place: str) -> set[str]:
+    """Return the names of the folders in a place; none if there is no such place.
+
+    Raises:
+        DataError: The store does not answer.
+    """
+    with suppress(OSError):
+        if is_remote(place):
+            return {name for name, file in stores().list_folder(place).items() if file is None}
+        return {entry.name for entry in os.scandir(place) if entry.is_dir()}
+    return set()
 
 
 def list_files(folder: str, endings: Collection[str]) -> list[File]:
@@ -45,9 +68,12 @@ def list_files(folder: str, endings: Collection[str]) -> list[File]:
         DataError: The folder cannot be read, or has no such file.
     """
     with readable(folder):
-        names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
+        entries = (
+            stores().list_folder(folder) if is_remote(folder) else dict.fromkeys(os.listdir(folder))
+        )
+        names = sorted(name for name in entries if not name.startswith("."))
         chosen = [name for name in names if os.path.splitext(name)[1] in endings]
-        states = [os.stat(f"{folder}/{name}") for name in chosen]
+        files = [File(name, *(entries[name] or _state(f"{folder}/{name}"))) for name in chosen]
     splits = [(name, *os.path.splitext(name)) for name in names]
     packed = [
         name
@@ -70,7 +96,7 @@ def list_files(folder: str, endings: Collection[str]) -> list[File]:
                 "and test below it",
             )
         )
-    return [File(name, x.st_size, x.st_mtime_ns) for name, x in zip(chosen, states, strict=True)]
+    return files
 
 
 def read(path: str, offset: int, length: int) -> bytes:
@@ -79,7 +105,11 @@ def read(path: str, offset: int, length: int) -> bytes:
     Raises:
         ValueError: The shard ends before the range.
     """
-    raw = os.pread(_opened(path).fileno(), length, offset)
+    raw = (
+        stores().read(path, offset, length)
+        if is_remote(path)
+        else os.pread(_opened(path).fileno(), length, offset)
+    )
     if len(raw) < length:
         raise ValueError(f"it ends at byte {offset + len(raw):,}, before {offset + length:,}")
     return raw
@@ -90,7 +120,21 @@ def open(path: str) -> BinaryIO:
 
     Only the bytes that are read, and few behind them, are fetched. It may be opened often.
     """
-    return builtins.open(path, "rb")
+    return stores().open_file(path) if is_remote(path) else builtins.open(path, "rb")
+
+
+def contents(path: str, size: int) -> Iterator[bytes]:
+    """Yield the blocks of a shard, one after the other; those in a store are kept on the disk."""
+    if is_remote(path):
+        yield from stores().contents(path, size)
+    else:
+        with open(path) as file:
+            yield from iter(partial(file.read, 1 << 22), b"")
+
+
+def _state(path: str) -> tuple[int, int]:
+    state = os.stat(path)
+    return state.st_size, state.st_mtime_ns
 
 
 @lru_cache(maxsize=64)

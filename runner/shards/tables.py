@@ -3,7 +3,7 @@
 import abc
 import os
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache, partial
 from typing import Any, final
@@ -51,6 +51,11 @@ class _Tables(Reader):
                     row += 1
                 yield rows
 
+    def fetch(self, path: str, places: Iterable[tuple[int, int]], fields: Sequence[str]) -> None:
+        with self.opened(path) as (names, _, read_group):
+            for number in {offset for offset, _ in places}:
+                read_group(number, [x for x in (*fields, KEY) if x in names])
+
     def read(
         self, path: str, offset: int, length: int, fields: Sequence[str], *, units: int
     ) -> dict[str, Any]:
@@ -83,21 +88,23 @@ class Parquet(_Tables):
 
 @final
 class Arrow(_Tables):
-    """Maps record batches of a stream or a file, without a copy."""
+    """Maps record batches of a stream or a file on the disk, without a copy."""
 
     @contextmanager
     def opened(self, path: str) -> Generator[_Opened]:
-        names, batches = _batches(path)
-        yield names, len(batches), lambda number, columns: batches[number].select(columns)
+        batches = _batches.__wrapped__ if storage.is_remote(path) else _batches
+        names, count, batch = batches(path)
+        yield names, count, lambda number, columns: batch(number).select(columns)
 
 
 @lru_cache(maxsize=64)
-def _batches(path: str) -> tuple[list[str], list[Any]]:
-    mapped = pa.memory_map(path)
+def _batches(path: str) -> tuple[list[str], int, Callable[[int], Any]]:
+    file = storage.open(path) if storage.is_remote(path) else pa.memory_map(path)
     try:
-        opened = pa.ipc.open_stream(mapped)
-        return opened.schema.names, [*opened]
+        opened = pa.ipc.open_stream(file)
+        batches = [*opened]
+        return opened.schema.names, len(batches), batches.__getitem__
     # Hugging Face's library writes streams; other programs write files, which end in a footer
     except pa.ArrowInvalid:
-        opened = pa.ipc.open_file(mapped)
-        return opened.schema.names, [*map(opened.get_batch, range(opened.num_record_batches))]
+        opened = pa.ipc.open_file(file)
+        return opened.schema.names, opened.num_record_batches, opened.get_batch

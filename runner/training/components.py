@@ -320,6 +320,7 @@ def _make_from_root(make: Make, path: str, root: Any) -> Any:
         if (
             not isinstance(root, str)
             or "dataset.download" in problem.hint
+            or "://" in problem.path
             or not missing.is_relative_to(folder_given)
         ):
             raise
@@ -327,9 +328,9 @@ def _make_from_root(make: Make, path: str, root: Any) -> Any:
             raise DataError(
                 Problem(
                     "dataset.root",
-                    "is an address, but data are read from the local disk only",
+                    "is an address, but this data set reads from the local disk only",
                     root,
-                    "a folder",
+                    "a folder; or dataset=shards, dataset=shard_recordings",
                     "copy the data first, for example by `rclone copy` or `aws s3 sync`",
                 )
             ) from error

@@ -130,7 +130,9 @@ def test_a_root_that_is_an_archive_or_missing_is_named_itself(tmp_path: Path, sa
     done = samewise("check", "recipe=classification", "dataset=image_folder", "model=resnet18_small", "transforms=images", "dataset.root=none")
     assert done.stderr.startswith("error: dataset.root: this folder does not exist; hint: set dataset.root=FOLDER"), done.stderr
     done = samewise("check", "recipe=classification", "dataset=image_folder", "model=resnet18_small", "transforms=images", "dataset.root=s3://bucket/train")
-    assert done.stderr.startswith("error: dataset.root: is an address, but data are read from the local disk only; hint: copy the data first"), done.stderr
+    assert done.stderr.startswith("error: dataset.root: is an address, but this data set reads from the local disk only; hint: copy the data first"), (
+        done.stderr
+    )
 
 
 SHARES = {"valid": 0.3, "test": 0.2}

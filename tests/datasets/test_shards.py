@@ -137,14 +137,14 @@ def test_shards_written_by_other_packages_are_read(tmp_path: Path, package: str)
         return
     numbers = {"row": range(24), "place": range(24), "digits": range(24)} if package == "mosaicml-streaming" else {"kind.row": range(24)}
     for column, values in numbers.items():
-        index = open_index(shards, column)
+        index = open_index(str(shards), column)
         assert [index.labels[x] for x in index.samples["label"]] == [*map(str, values)]
     share = "share" if package == "mosaicml-streaming" else "kind.share"
     assert [index.read(place, [share], units=1)[1][share] for place in range(24)] == [place / 32 for place in range(24)]
     if package == "mosaicml-streaming":
         with pytest.raises(DataError, match=r"column array: has an encoding that is not read"):
             index.read(0, ["array"], units=1)
-        assert open_index(shards, "kind").labels == ["ant", "bee", "cat"]
+        assert open_index(str(shards), "kind").labels == ["ant", "bee", "cat"]
 
 
 def test_recordings_in_shards_are_those_of_files(tmp_path: Path) -> None:
@@ -183,24 +183,24 @@ def test_a_hash_splits_one_folder_and_further_shards_move_no_sample(tmp_path: Pa
 def test_the_same_shards_give_the_same_index_also_after_an_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = write(tmp_path / "whole", pictures(tmp_path / "files"), size=4)
     shutil.copytree(whole, tmp_path / "again")
-    index = open_index(whole, "label")
+    index = open_index(str(whole), "label")
     damaged, scanned = tmp_path / "again" / "0012.tar", list[str]()
     state, content, scan = damaged.stat(), damaged.read_bytes(), indexing._scan
-    monkeypatch.setattr(indexing, "_scan", lambda path, label: (scanned.append(Path(path).name), scan(path, label))[1])
+    monkeypatch.setattr(indexing, "_scan", lambda path, *given: (scanned.append(Path(path).name), scan(path, *given))[1])
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
     damaged.write_bytes(content[:-9000])
     with pytest.raises(DataError, match=r"0012\.tar: cannot be read, or is damaged: .*cut short"):
-        open_index(damaged.parent, "label")
+        open_index(str(damaged.parent), "label")
     before = scanned.copy()
     damaged.write_bytes(content)
     os.utime(damaged, ns=(state.st_atime_ns, state.st_mtime_ns))
-    again = open_index(damaged.parent, "label")
+    again = open_index(str(damaged.parent), "label")
     assert [again.path.with_suffix(x).read_bytes() for x in (".shards", ".samples")] == [
         index.path.with_suffix(x).read_bytes() for x in (".shards", ".samples")
     ]
     assert scanned == [*before, "0012.tar", "0016.tar", "0020.tar"]
     shutil.copy(damaged, damaged.with_name("0024.tar"))
-    assert open_index(damaged.parent, "label").samples[:24].tolist() == index.samples.tolist()
+    assert open_index(str(damaged.parent), "label").samples[:24].tolist() == index.samples.tolist()
     assert scanned[len(before) + 3 :] == ["0024.tar"]
 
 
@@ -222,19 +222,19 @@ def change_a_byte(place: Path) -> None:
 )
 def test_a_shard_that_changed_is_named(tmp_path: Path, samewise: Callable[..., Any], change: Callable[[Path], Any], message: str) -> None:
     folder = write(tmp_path / "shards", pictures(tmp_path / "files"))
-    before = open_index(folder, "label").path.read_bytes()
+    before = open_index(str(folder), "label").path.read_bytes()
     data = ShardImages(root=str(folder), split="train", shares={})
     os.utime(folder / "0000.tar", ns=(1, 1))  # a copy has another time and the same content
-    assert len(open_index(folder, "label").samples) == 24
+    assert len(open_index(str(folder), "label").samples) == 24
     change(folder / "0010.tar")
     for _ in range(2):
         with pytest.raises(DataError, match=message):
-            open_index(folder, "label")
+            open_index(str(folder), "label")
     if change is cut_in_place:
         with pytest.raises(DataError, match=r"0010\.tar: cannot be read, or is damaged: it ends at byte"):
             [data[place] for place in range(20)]
     assert samewise("data", "index", folder).returncode == 2 * (change is cut_in_place)
-    assert change is cut_in_place or open_index(folder, "label").path.read_bytes() != before
+    assert change is cut_in_place or open_index(str(folder), "label").path.read_bytes() != before
 
 
 def test_verify_names_all_shards_that_differ_and_leaves_the_index_as_it_is(tmp_path: Path, samewise: Callable[..., Any]) -> None:
@@ -242,7 +242,7 @@ def test_verify_names_all_shards_that_differ_and_leaves_the_index_as_it_is(tmp_p
     assert "has no index of this label" in samewise("data", "verify", folder, code=2).stderr
     samewise("data", "index", folder)
     samewise("data", "verify", folder)
-    before, (first, second, *_) = open_index(folder, "label").path.read_bytes(), sorted(folder.glob("*.tar"))
+    before, (first, second, *_) = open_index(str(folder), "label").path.read_bytes(), sorted(folder.glob("*.tar"))
     shutil.copy(first, folder / "0005.tar")
     state = first.stat()
     change_a_byte(first)
