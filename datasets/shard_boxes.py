@@ -1,20 +1,23 @@
 """Images with boxes in shards."""
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, final
+
+import numpy as np
 
 from samewise.datasets.coco import add_objects
 from samewise.datasets.parts.annotated_images import Annotated, AnnotatedImages, Cache
 from samewise.datasets.parts.classes import number_classes, object_names, require_count
 from samewise.datasets.parts.folders import IMAGES
 from samewise.datasets.parts.limits import Hash
-from samewise.datasets.parts.shard_samples import InShards, ShardSamples
+from samewise.datasets.parts.shard_samples import ShardSamples
 
 
 @final
-class ShardBoxes(InShards, AnnotatedImages):
+class ShardBoxes(ShardSamples, AnnotatedImages):
     """Samples of `AnnotatedImages` in shards; an image's number is its place in its split's shards.
 
     The index has all objects, and the images' sizes. As of COCO's files, boxes are cut at the
@@ -24,9 +27,8 @@ class ShardBoxes(InShards, AnnotatedImages):
     Args:
         image: The column of the images, or a member's ending, as `content` in `ShardSamples`.
         objects: The column, the ending of a member, or the field of the JSON in `.json` with a list
-            of objects, or an object with a list for each field. An object has `bbox` in pixels and
-            `category`, a name or a number, and may have `area` and `iscrowd`.
-        corners: Whether a bbox is [x1, y1, x2, y2], instead of [x, y, width, height].
+            of objects, or an object with a list for each field. An object has `bbox`, [x, y,
+            width, height] in pixels, and `category`, a name or a number, and may have `area` and `iscrowd`.
         classes: Category names in the order of their labels from 1, or from 0 with `background`
             first; categories that are numbers count them from 0, without the background. None: all
             categories that occur, sorted.
@@ -47,7 +49,6 @@ class ShardBoxes(InShards, AnnotatedImages):
         split: Literal["train", "valid", "test"],
         image: str = "image",
         objects: str = "objects",
-        corners: bool = False,
         classes: Sequence[str] | None = None,
         num_classes: int | None = None,
         training: bool = False,
@@ -57,7 +58,8 @@ class ShardBoxes(InShards, AnnotatedImages):
         key: str = "",
         window: int = 16,
     ) -> None:
-        self.samples = samples = ShardSamples(
+        ShardSamples.__init__(
+            self,
             root,
             split,
             content=("image", image),
@@ -68,30 +70,28 @@ class ShardBoxes(InShards, AnnotatedImages):
             key=key,
             window=window,
         )
-        described = {text: json.loads(text) for text in samples.labels}
+        described = {text: json.loads(text) for text in self.all_labels}
         categories = {x["category"] for *_, listed in described.values() for x in listed}
         names, numbers = number_classes(
             root, categories, None if classes is None else object_names(classes)
         )
         require_count(root, names, num_classes, labels=len(names) + 1)
         labels, images = {number: number + 1 for number in numbers.values()}, list[Annotated]()
-        for index, number in enumerate(samples.label_numbers.tolist()):
-            height, width, listed = described[samples.own_labels[number]]
-            row = samples.row(index)
-            name = f"{samples.path(index).name}, sample {row}"
-            annotated = Annotated(name, width, height, row)
+        for index in range(len(self)):
+            height, width, listed = described[self.own_labels[self.label_number(index)]]
+            row = self.row(index)
+            annotated = Annotated(
+                f"{os.path.basename(self.path(index))}, sample {row}", width, height, row
+            )
             entries = [
                 {**x, "image_id": row, "category_id": numbers[x["category"]]} for x in listed
             ]
-            if corners:
-                for x in entries:
-                    x1, y1, x2, y2 = x["bbox"]
-                    x["bbox"] = [x1, y1, x2 - x1, y2 - y1]
-            add_objects(entries, {row: annotated}, labels, f"{root}/{name}", masks=False)
+            add_objects(entries, {row: annotated}, labels, f"{root}/{annotated.name}", masks=False)
             if not training or not all(annotated.crowd):
                 images.append(annotated)
-        samples.select([x.number for x in images])
-        super().__init__(
+        self.rows = np.array([x.number for x in images], dtype=np.int64)
+        AnnotatedImages.__init__(
+            self,
             Path(root),
             images,
             classes=["background", *names],
@@ -101,10 +101,10 @@ class ShardBoxes(InShards, AnnotatedImages):
         )
 
     def file(self, index: int) -> bytes:
-        return self.samples.content(index)[0]
+        return self.content(index)[0]
 
     def require_files(self, folder: Path, names: Sequence[str]) -> None:
         """Require nothing: the index has been compared with the shards."""
 
     def add_contents(self, digest: Hash) -> None:
-        digest.update(self.samples.fingerprint().encode())
+        digest.update(self.hash_shards().encode())

@@ -8,12 +8,12 @@ from torch.utils.data import Dataset
 from samewise.datasets.parts.audio_files import audio_preparation
 from samewise.datasets.parts.encoded_samples import decode_audio
 from samewise.datasets.parts.folders import SOUNDS
-from samewise.datasets.parts.shard_samples import InShards, ShardSamples
+from samewise.datasets.parts.shard_samples import ShardSamples
 from samewise.datasets.parts.utterances import LETTERS, Spelling, sample
 
 
 @final
-class ShardUtterances(InShards, Dataset[dict[str, Any]]):
+class ShardUtterances(ShardSamples, Dataset[dict[str, Any]]):
     """Samples `{"waveform": float32[T], "length": T, "transcript": str, "name": str}` in shards.
 
     All transcripts are in the index, and are checked at the start.
@@ -47,7 +47,7 @@ class ShardUtterances(InShards, Dataset[dict[str, Any]]):
         window: int = 16,
     ) -> None:
         self.sample_rate = sample_rate
-        self.samples = ShardSamples(
+        super().__init__(
             root,
             split,
             content=("audio", audio),
@@ -58,12 +58,12 @@ class ShardUtterances(InShards, Dataset[dict[str, Any]]):
             window=window,
         )
         spelling = Spelling(letters=letters, lowercase=lowercase, ignore=ignore)
-        self._transcripts = [spelling(x, root) for x in self.samples.own_labels]
+        self._transcripts = [spelling(x, root) for x in self.own_labels]
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        raw, shard, name = self.samples.content(index)
+        raw, shard, name = self.content(index)
         waveform = decode_audio(raw, f"{shard}, {name}", sample_rate=self.sample_rate)
-        return sample(waveform, self._transcripts[self.samples.label(index)], name)
+        return sample(waveform, self._transcripts[self.label_number(index)], name)
 
     @property
     def preparation(self) -> dict[str, Any]:
@@ -72,4 +72,4 @@ class ShardUtterances(InShards, Dataset[dict[str, Any]]):
 
     def fingerprint(self) -> str:
         """Return 32 hex digits that cover the shards' content, the transcripts and the split."""
-        return self.samples.fingerprint(self._transcripts)
+        return self.hash_shards(self._transcripts)

@@ -14,12 +14,12 @@ from samewise.datasets.parts.folders import IMAGES, SOUNDS
 from samewise.datasets.parts.image_files import DecodedBy
 from samewise.datasets.parts.in_memory import Transform
 from samewise.datasets.parts.lists import text_of
-from samewise.datasets.parts.shard_samples import InShards, ShardSamples
+from samewise.datasets.parts.shard_samples import ShardSamples
 from samewise.datasets.parts.tokens import TEXTS, Tokenizer
 from samewise.runner.errors import ConfigError, DataError, Problem
 
 
-class _Shards(InShards, EncodedSamples):
+class _Shards(ShardSamples, EncodedSamples):
     """Samples of `ShardSamples`, each with a class.
 
     Args:
@@ -47,7 +47,7 @@ class _Shards(InShards, EncodedSamples):
         num_classes: int | None = None,
         window: int = 16,
     ) -> None:
-        self.samples = ShardSamples(
+        super().__init__(
             root,
             split,
             content=content,
@@ -57,30 +57,28 @@ class _Shards(InShards, EncodedSamples):
             key=key,
             window=window,
         )
-        self.classes, number_of = number_classes(root, self.samples.labels, classes)
+        self.classes, number_of = number_classes(root, self.all_labels, classes)
         require_count(root, self.classes, num_classes)
-        self._numbers = np.array([number_of[x] for x in self.samples.own_labels], dtype=np.int64)
+        self._numbers = np.array([number_of[x] for x in self.own_labels], dtype=np.int64)
         self.unused_classes = [
             name for number, name in enumerate(self.classes) if number not in self._numbers
         ]
 
-    def content(self, index: int) -> tuple[bytes, str, str]:
-        return self.samples.content(index)
-
     def label(self, index: int) -> int:
-        return int(self._numbers[self.samples.label(index)])
+        return int(self._numbers[self.label_number(index)])
 
     @property
     def labels(self) -> Tensor:
         """Labels int64[N] of all samples."""
-        return torch.from_numpy(self._numbers[self.samples.label_numbers])
+        rows = self._index.samples["label"]
+        return torch.from_numpy(self._numbers[rows if self.rows is None else rows[self.rows]])
 
     def fingerprint(self) -> str:
         """Return 32 hex digits that cover the shards' content, the classes and the split.
 
         They do not depend on where the data are.
         """
-        return self.samples.fingerprint(self._numbers.tolist(), self.classes)
+        return self.hash_shards(self._numbers.tolist(), self.classes)
 
 
 @final

@@ -1,10 +1,9 @@
-"""Samples of a split in shards: its index, their labels as texts, and their contents."""
+"""Base of data sets in shards: a split's index, labels as texts, and contents."""
 
-import abc
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from hashlib import blake2b
-from typing import Any, Literal, final
+from typing import Any, Literal
 
 import numpy as np
 
@@ -14,11 +13,11 @@ from samewise.runner.shards.index import open_index, split_folders
 from samewise.runner.shards.reader import KEY
 
 
-@final
 class ShardSamples:
-    """Samples of a split, in the order of the shards' names, then as in the shard.
+    """Base of data sets in shards.
 
-    The shards lie in `train`, `valid` and `test` below ROOT; there may be no `test`. If ROOT has no
+    The samples are those of a split, in the order of the shards' names, then as in the shard. The
+    shards lie in `train`, `valid` and `test` below ROOT; there may be no `test`. If ROOT has no
     `train`, it has the shards itself, and a hash of each sample's key decides its split.
 
     Args:
@@ -36,8 +35,9 @@ class ShardSamples:
             groups are in memory.
 
     Attributes:
-        labels: The texts of all labels of all splits, in no order.
+        all_labels: The texts of all labels of all splits, in no order.
         own_labels: Those of this split's index, by number.
+        window: As above.
         rows: int64[N], the row of each sample in the index; None: all rows.
 
     Raises:
@@ -68,7 +68,7 @@ class ShardSamples:
         indexes = {
             x: open_index(y, label, image=image) for x, y in (splits or {split: base}).items()
         }
-        self.labels = {x for index in indexes.values() for x in index.labels}
+        self.all_labels = {x for index in indexes.values() for x in index.labels}
         self._index = indexes.get(split) or indexes["train"]
         self.own_labels = self._index.labels
         self.rows: np.ndarray[Any, np.dtype[np.int64]] | None = None
@@ -86,12 +86,12 @@ class ShardSamples:
         """Return the row of a sample in the index."""
         return index if self.rows is None else int(self.rows[index])
 
-    def select(self, rows: Sequence[int]) -> None:
-        """Leave out all samples but those of some rows of the index."""
-        self.rows = np.array(rows, dtype=np.int64)
-
     def content(self, index: int) -> tuple[bytes, str, str]:
-        """Return a sample's content, the shard that holds it, and its name in there."""
+        """Return a sample's content, the shard that holds it, and its name in there.
+
+        Raises:
+            DataError: The shard is damaged, or the sample has no such content.
+        """
         shard, fields = self._index.read(self.row(index), [self._column], units=self.window)
         name = self._column
         if name not in fields:
@@ -111,27 +111,21 @@ class ShardSamples:
         sample = fields[KEY]
         return content, shard, f"{sample}.{name}" if f".{name}" in self._endings else str(sample)
 
-    def label(self, index: int) -> int:
-        """Return the number of a sample's label among those of the split's index."""
+    def label_number(self, index: int) -> int:
+        """Return the number of a sample's label among `own_labels`."""
         return int(self._index.samples["label"][self.row(index)])
-
-    @property
-    def label_numbers(self) -> np.ndarray[Any, np.dtype[np.int32]]:
-        """Numbers int32[N] of all samples' labels."""
-        numbers = self._index.samples["label"]
-        return numbers if self.rows is None else numbers[self.rows]
 
     def path(self, index: int) -> str:
         """Return the shard of a sample."""
         return self._index.shard_path(self.row(index))
 
     @property
-    def sizes(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def shard_sizes(self) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Numbers int64[U] of samples of each shard or row group."""
         ends = self._index.unit_ends
         return np.diff(ends if self.rows is None else np.searchsorted(self.rows, ends), prepend=0)
 
-    def fingerprint(self, *facts: object) -> str:
+    def hash_shards(self, *facts: object) -> str:
         """Return 32 hex digits that cover the shards' content, the split, and further facts.
 
         They do not depend on where the data are.
@@ -143,29 +137,3 @@ class ShardSamples:
         if self.rows is not None:
             digest.update(self.rows)
         return digest.hexdigest()
-
-
-class InShards(abc.ABC):
-    """Base of data sets in shards, with what the order of samples needs.
-
-    A subclass sets `samples`.
-    """
-
-    samples: ShardSamples
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def path(self, index: int) -> str:
-        """Return the shard of a sample."""
-        return self.samples.path(index)
-
-    @property
-    def window(self) -> int:
-        """Number of shards, or row groups of tables, whose samples are mixed in training."""
-        return self.samples.window
-
-    @property
-    def shard_sizes(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Numbers int64[U] of samples of each shard or row group."""
-        return self.samples.sizes

@@ -5,11 +5,10 @@ starts, and where the last one ends. A sample begins with the sizes, uint32, of 
 column has no fixed size; the values follow in the order of the columns.
 """
 
-import abc
 import json
 import os
-from collections.abc import Collection, Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any, NamedTuple, final
 
@@ -26,16 +25,6 @@ from samewise.runner.shards.reader import (
     require_label,
 )
 
-_FILES = ("bytes", "jpeg", "png", "image", "audio", "file", "tifffile", "tiff")
-"""Encodings whose values are files, or bytes."""
-_TEXTS = ("str", "text", "str_int", "str_float", "str_decimal")
-_NUMBERS = (
-    *("bool", "int", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-    *("float", "float16", "float32", "float64"),
-)
-"""Encodings that are names of NumPy's types as well; `int` and `float` have 8 bytes."""
-_MODES = {"RGB": 6, "L": 5}
-"""PIL's modes, and the digits of Netpbm's formats with the same bytes."""
 _HEAD = 4
 
 
@@ -47,15 +36,19 @@ class _Column(NamedTuple):
     size: int | None
 
 
-class _Chunks(Reader):
-    """Reads a sample's bytes by its offset and length."""
+@final
+class Chunks(Reader):
+    """Reads a sample's bytes by its offset and length.
 
-    @abc.abstractmethod
-    def columns(self, path: str) -> Sequence[_Column]:
-        """Return the columns of a file."""
+    Args:
+        columns: Returns the columns of a file.
+    """
+
+    def __init__(self, columns: Callable[[str], Sequence[_Column]]) -> None:
+        self._columns = columns
 
     def scan(self, path: str, label: Label) -> Iterator[Sequence[Sample]]:
-        columns, rows = self.columns(path), list[Sample]()
+        columns, rows = self._columns(path), list[Sample]()
         require_label(path, label, [x.name for x in columns])
         with storage.open(path) as file:
             count = int.from_bytes(file.read(_HEAD), "little")
@@ -73,53 +66,41 @@ class _Chunks(Reader):
     def read(
         self, path: str, offset: int, length: int, fields: Sequence[str], *, units: int
     ) -> dict[str, Any]:
-        columns = self.columns(path)
+        columns = self._columns(path)
         for name in fields:
             require_column(path, name, [x.name for x in columns])
-        raw = storage.read(path, offset, length)
-        return {KEY: f"sample at byte {offset:,}"} | _decode(raw, columns, (*fields, KEY))
-
-
-@final
-class MDS(_Chunks):
-    """Reads the columns from between the offsets and the first sample."""
-
-    def columns(self, path: str) -> Sequence[_Column]:
-        return _mds_columns(path)
-
-
-@final
-class LitData(_Chunks):
-    """Reads the columns from the folder's index.json.
-
-    They are called as the keys of a sample, or 0, 1 and so on if it is a tuple; within another
-    container, as `outer.inner`.
-    """
-
-    def columns(self, path: str) -> Sequence[_Column]:
-        return _litdata_columns(f"{os.path.dirname(path)}/index.json")
+        values = _decode(storage.read(path, offset, length), columns, (*fields, KEY))
+        return {KEY: f"sample at byte {offset:,}"} | values
 
 
 @lru_cache(maxsize=1024)
-def _mds_columns(path: str) -> Sequence[_Column]:
-    count = int.from_bytes(storage.read(path, 0, _HEAD), "little")
+def mds_columns(path: str) -> Sequence[_Column]:
+    """Return the columns of an MDS shard, which stand between the offsets and the first sample."""
+    count, first = np.frombuffer(storage.read(path, 0, 2 * _HEAD), "<u4").tolist()
     start = _HEAD * (count + 2)
-    first = int.from_bytes(storage.read(path, _HEAD, _HEAD), "little")
     described = json.loads(storage.read(path, start, first - start))
     entries = (described[f"column_{x}"] for x in ("names", "encodings", "sizes"))
     return [_Column(*x) for x in zip(*entries, strict=True)]
 
 
+def litdata_columns(path: str) -> Sequence[_Column]:
+    """Return the columns of a chunk of litData, from the folder's index.json.
+
+    They are called as the keys of a sample, or 0, 1 and so on if it is a tuple; within another
+    container, as `outer.inner`.
+    """
+    return _listed_columns(f"{os.path.dirname(path)}/index.json")
+
+
 @lru_cache(maxsize=1024)
-def _litdata_columns(path: str) -> Sequence[_Column]:
+def _listed_columns(path: str) -> Sequence[_Column]:
     with storage.readable(path), storage.open(path) as file:
-        described = json.load(file)["config"]
+        described = {"item_loader": "PyTreeLoader"} | json.load(file)["config"]
         names = _leaves(json.loads(described["data_spec"])[1])
         columns = [_Column(*x, None) for x in zip(names, described["data_format"], strict=True)]
-    packed = {x: described.get(x) for x in ("compression", "encryption")}
-    packed["item_loader"] = described.get("item_loader", "PyTreeLoader")
+    packed = [described.get(x) for x in ("compression", "encryption", "item_loader")]
     DataError.raise_if(
-        packed != {"compression": None, "encryption": None, "item_loader": "PyTreeLoader"},
+        packed != [None, None, "PyTreeLoader"],
         path,
         "describes chunks that are not read",
         packed,
@@ -133,8 +114,7 @@ def _leaves(tree: Any, prefix: str = "") -> list[str]:
     if tree["type"] is None:
         return [prefix.removesuffix(".")]
     children = tree["children_spec"]
-    keys = json.loads(tree["context"]) or range(len(children))
-    pairs = zip(keys, children, strict=True)
+    pairs = zip(json.loads(tree["context"]) or range(len(children)), children, strict=True)
     return [x for key, child in pairs for x in _leaves(child, f"{prefix}{key}.")]
 
 
@@ -145,33 +125,41 @@ def _decode(raw: bytes, columns: Sequence[_Column], names: Collection[str]) -> d
     for column in columns:
         stop = place + (next(sizes) if column.size is None else column.size)
         if column.name in names:
-            values[column.name] = _value(raw[place:stop], column)
+            # image:jpg
+            if (kind := column.encoding.partition(":")[0]) not in _DECODERS:
+                reason, expected = "has an encoding that is not read", ", ".join(_DECODERS)
+                raise DataError(Problem(f"column {column.name}", reason, column.encoding, expected))
+            values[column.name] = _DECODERS[kind](raw[place:stop])
         place = stop
     if place != len(raw):
         raise ValueError(f"a sample has {len(raw):,} bytes, its values {place:,}")
     return values
 
 
-def _value(raw: bytes, column: _Column) -> Any:
-    kind = column.encoding.partition(":")[0]
-    if kind in _FILES:
-        return raw
-    if kind in _TEXTS:
-        return raw.decode()
-    if kind in _NUMBERS:
-        return np.frombuffer(raw, kind)[0].item()
-    if kind == "json":
-        return json.loads(raw)
-    if kind == "pil":
-        width, height, length = np.frombuffer(raw[:12], "<u4").tolist()
-        mode = raw[12 : 12 + length].decode()
-        if mode in _MODES:
-            return f"P{_MODES[mode]} {width} {height} 255\n".encode() + raw[12 + length :]
-    raise DataError(
-        Problem(
-            f"column {column.name}",
-            "has an encoding that is not read",
-            column.encoding,
-            ", ".join([*_FILES, *_TEXTS, *_NUMBERS, "json", "pil in RGB or L"]),
-        )
-    )
+def _number(kind: str, raw: bytes) -> Any:
+    return np.frombuffer(raw, kind)[0].item()
+
+
+def _netpbm(raw: bytes) -> bytes:
+    """Return pixels of PIL as a file with a header."""
+    width, height, length = np.frombuffer(raw[:12], "<u4").tolist()
+    if (mode := raw[12 : 12 + length]) not in (b"RGB", b"L"):
+        raise ValueError(f"it has an image in {mode.decode()}, not RGB or L")
+    return f"P{5 + (length > 1)} {width} {height} 255\n".encode() + raw[12 + length :]
+
+
+_FILES = ("bytes", "jpeg", "png", "image", "audio", "file", "tifffile", "tiff")
+_TEXTS = ("str", "text", "str_int", "str_float", "str_decimal")
+# Of NumPy's types `int` and `float` have 8 bytes
+_NUMBERS = (
+    *("bool", "int", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float", "float16", "float32", "float64"),
+)
+_DECODERS: Mapping[str, Callable[[bytes], Any]] = {
+    **dict.fromkeys(_FILES, bytes),
+    **dict.fromkeys(_TEXTS, bytes.decode),
+    **{kind: partial(_number, kind) for kind in _NUMBERS},
+    "json": json.loads,
+    "pil": _netpbm,
+}
+"""Functions by a column's encoding."""

@@ -7,6 +7,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from PIL import Image, UnidentifiedImageError
+
 from samewise.runner.errors import DataError, Problem, nearest
 from samewise.runner.shards import storage
 
@@ -72,9 +74,15 @@ class Label(NamedTuple):
         with suppress(UnicodeDecodeError):
             value = value.decode().strip() if isinstance(value, bytes) else value
         if not isinstance(value, int | str) or value == "":
-            reason = f"has no single label {self.name!r}"
-            hint = "dataset.label=NAME names the column, the member or the field of .json"
-            raise DataError(Problem(where, reason, value, "a number or a text", hint))
+            raise DataError(
+                Problem(
+                    where,
+                    f"has no single label {self.name!r}",
+                    value,
+                    "a number or a text",
+                    "dataset.label=NAME names the column, the member or the field of .json",
+                )
+            )
         return str(value)
 
 
@@ -129,8 +137,6 @@ def _unpacked(value: Any) -> Any:
 
 def _size(fields: Mapping[str, Any], name: str, where: str) -> tuple[int, int]:
     """Return the height and width of a sample's image in pixels, from its header."""
-    from PIL import Image, UnidentifiedImageError
-
     if name not in fields:
         name = next((x for x in fields if f".{x}" in Image.registered_extensions()), "")
     try:
@@ -145,21 +151,27 @@ def _objects(value: Any, where: str) -> list[dict[str, Any]]:
     value = _unpacked(value)
     if isinstance(value, Mapping) and "bbox" in value:
         value = [dict(zip(value, x, strict=True)) for x in zip(*value.values(), strict=True)]
-    if not isinstance(value, list) or not all(map(_is_object, value)):
-        expected = "objects with bbox, four numbers, and category, or lists of bbox and of category"
-        hint = "dataset.objects=NAME names the column, the member or the field of .json"
-        raise DataError(Problem(where, "has no list of objects", value, expected, hint))
+    if not isinstance(value, list) or not all(
+        isinstance(x, Mapping) and x.get("bbox") and _category(x) is not None for x in value
+    ):
+        raise DataError(
+            Problem(
+                where,
+                "has no list of objects",
+                value,
+                "objects with bbox and category, or lists of bbox and of category",
+                "dataset.objects=NAME names the column, the member or the field of .json",
+            )
+        )
     return [
         {x: item[x] for x in ("bbox", "area", "iscrowd") if item.get(x) is not None}
-        | {"category": str(next(item[x] for x in _CATEGORY if item.get(x) is not None))}
+        | {"category": str(_category(item))}
         for item in value
     ]
 
 
-def _is_object(item: Any) -> bool:
-    box = item.get("bbox") if isinstance(item, Mapping) else None
-    is_box = isinstance(box, list) and [isinstance(x, int | float) for x in box] == [True] * 4
-    return is_box and any(item.get(x) is not None for x in _CATEGORY)
+def _category(item: Mapping[str, Any]) -> Any:
+    return next((item[x] for x in _CATEGORY if item.get(x) is not None), None)
 
 
 def require_label(path: str, label: Label, names: Collection[str]) -> None:
