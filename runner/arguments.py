@@ -197,26 +197,18 @@ def all_files(files: Sequence[Any]) -> list[Path]:
         "no files to predict from were given",
         expected="images, videos, audio files or tables",
     )
-    if wrong := [path for path in each if not isinstance(path, PATH)]:
-        hint = (
+    for path in each:
+        ConfigError.raise_if(
+            not isinstance(path, PATH),
+            "files",
+            "is not the name of a file",
+            # A container by type and shape
+            f"{type(path).__name__} {list(path.shape)}" if hasattr(path, "shape") else path,
+            "strings or paths, or lists of them",
             "`model, transforms, config = samewise.load(run)` gives what takes samples: "
-            "transforms(sample)"
-        )
-        raise ConfigError(
-            Problem(
-                "files",
-                "is not the name of a file",
-                _kind(wrong[0]),
-                "strings or paths, or lists of them",
-                hint,
-            )
+            "transforms(sample)",
         )
     return [Path(path) for path in each]
-
-
-def _kind(value: Any) -> Any:
-    """Describe a value: a scalar as it is, a container by type and shape."""
-    return f"{type(value).__name__} {list(value.shape)}" if hasattr(value, "shape") else value
 
 
 def several(values: Sequence[_T] | _T) -> Sequence[_T]:

@@ -124,14 +124,16 @@ def main(argv: Sequence[str]) -> int:
     """Run one command; return the exit code, as `--help` lists them."""
     debug = "--debug" in argv
     try:
-        run = _find_command(list(argv))
-        code = run()
+        code = _find_command(list(argv))()
         sys.stdout.flush()  # if it cannot be written, this is an error of the command
         return code
     except BaseException as error:
         if debug:
             print(traceback_of(error), end="", file=sys.stderr)
-        return _say(error)
+        code, text = describe(error)
+        if not isinstance(error, PeerFailed) or not error.is_told:
+            print(text, file=sys.stderr)
+        return code
 
 
 def _find_command(argv: list[str]) -> Callable[[], int]:
@@ -143,17 +145,14 @@ def _find_command(argv: list[str]) -> Callable[[], int]:
 
         return partial(_show, f"samewise {__version__}")
     commands_by_name = commands()
-    if argv[0] not in commands_by_name:
-        expected = "one of the commands that `samewise --help` lists"
-        raise ConfigError(
-            Problem(
-                "",
-                "unknown command",
-                argv[0],
-                expected,
-                _INSTEAD.get(argv[0]) or nearest(argv[0], commands_by_name),
-            )
-        )
+    ConfigError.raise_if(
+        argv[0] not in commands_by_name,
+        "",
+        "unknown command",
+        argv[0],
+        "one of the commands that `samewise --help` lists",
+        _INSTEAD.get(argv[0]) or nearest(argv[0], commands_by_name),
+    )
     command = commands_by_name[argv[0]]
     parser = Parser(
         prog=f"samewise {command.name}",
@@ -214,9 +213,15 @@ class Parser(argparse.ArgumentParser):
                 )
         if choice := re.match(r"(.*?): invalid choice: '(.*?)' \(choose from (.*)\)", message):
             where, value, names = choice.groups()
-            expected = f"one of: {names}".replace("'", "")
-            hint = did_you_mean(value, re.findall(r"[\w-]+", names)) or help_
-            raise ConfigError(Problem(self.prog, f"{where}: no such choice", value, expected, hint))
+            raise ConfigError(
+                Problem(
+                    self.prog,
+                    f"{where}: no such choice",
+                    value,
+                    f"one of: {names}".replace("'", ""),
+                    did_you_mean(value, re.findall(r"[\w-]+", names)) or help_,
+                )
+            )
         raise ConfigError(Problem(self.prog, message, hint=help_))
 
     def _meant(self, name: str, value: str, options: Sequence[str]) -> str:
@@ -260,7 +265,6 @@ def _show(text: str) -> int:
 def _help() -> str:
     entries = commands().values()
     width = max(len(command.name) for command in entries)
-    lines = [f"  {command.name:<{width}}  {command.summary}" for command in entries]
     return "\n".join(
         [
             "usage: samewise COMMAND [arguments]",
@@ -268,7 +272,7 @@ def _help() -> str:
             "An experiment gives the same bits every time.",
             "",
             "commands:",
-            *lines,
+            *[f"  {command.name:<{width}}  {command.summary}" for command in entries],
             "",
             "examples:",
             "  samewise list experiment",
@@ -286,11 +290,3 @@ def _help() -> str:
             "`samewise COMMAND --help` explains a command.",
         ]
     )
-
-
-def _say(error: BaseException) -> int:
-    """Print an error on stderr; return the exit code."""
-    code, text = describe(error)
-    if not isinstance(error, PeerFailed) or not error.is_told:
-        print(text, file=sys.stderr)
-    return code

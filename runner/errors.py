@@ -239,15 +239,13 @@ def limit_from(variable: str, usual: int) -> int:
     Raises a ConfigError unless it is a whole number greater than 0.
     """
     setting = os.environ.get(variable)
-    if setting is not None and (not setting.isdecimal() or not int(setting)):
-        raise ConfigError(
-            Problem(
-                variable,
-                "this environment variable is not a valid limit",
-                setting,
-                "a whole number greater than 0",
-            )
-        )
+    ConfigError.raise_if(
+        setting is not None and (not setting.isdecimal() or not int(setting)),
+        variable,
+        "this environment variable is not a valid limit",
+        setting,
+        "a whole number greater than 0",
+    )
     return usual if setting is None else int(setting)
 
 
@@ -273,8 +271,7 @@ def none_hint(output: object) -> str:
 def require_at_least(numbers: Mapping[str, float], *, least: float = 1) -> None:
     """Raise a ConfigError for the first of some settings (by path) that is below `least`."""
     for path, value in numbers.items():
-        if value < least:
-            raise ConfigError(Problem(path, f"must be at least {least}", value))
+        ConfigError.raise_if(value < least, path, f"must be at least {least}", value)
 
 
 def number_of(count: int, noun: str) -> str:
@@ -367,8 +364,12 @@ def _describe(error: BaseException) -> tuple[int, str]:
                 f"{'interrupted' if error.exit_code == INTERRUPTED else 'error'}: "
                 f"{error.problems[0]}",
             )
-        lines = [f"  {line}" for problem in error.problems for line in str(problem).splitlines()]
-        return error.exit_code, "\n".join([f"{len(error.problems)} problems:", *lines])
+        return error.exit_code, "\n".join(
+            [
+                f"{len(error.problems)} problems:",
+                *[f"  {line}" for problem in error.problems for line in str(problem).splitlines()],
+            ]
+        )
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED, "interrupted; run the same command again"
     if isinstance(error, OSError) and (room := make_room(error.errno, str(error.filename or "."))):

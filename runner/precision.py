@@ -45,16 +45,14 @@ class Precision:
         initial_scale: float = 65536.0,
         growth_interval: int = 2000,
     ) -> None:
-        if dtype not in DTYPES:
-            raise ConfigError(
-                Problem(
-                    "precision.dtype",
-                    "unknown dtype",
-                    dtype,
-                    ", ".join(DTYPES),
-                    nearest(dtype, DTYPES),
-                )
-            )
+        ConfigError.raise_if(
+            dtype not in DTYPES,
+            "precision.dtype",
+            "unknown dtype",
+            dtype,
+            ", ".join(DTYPES),
+            nearest(dtype, DTYPES),
+        )
         ConfigError.raise_if(
             not 0 < initial_scale < math.inf,
             "precision.initial_scale",
@@ -92,10 +90,9 @@ class Precision:
             growth_interval=self._growth_interval,
             enabled=self._dtype is torch.float16,
         )
-        if self._scaler.is_enabled():
-            # A process that computes no loss (a pipeline's first stage) has a scale from the
-            # beginning too
-            self._scaler.scale(torch.zeros((), device=device))
+        # A process that computes no loss (a pipeline's first stage) has a scale from the beginning
+        # too
+        self._scaler.scale(torch.zeros((), device=device))
 
     def cautions(self) -> list[Problem]:
         """Warnings if the format has no benefit on the device."""
@@ -109,14 +106,18 @@ class Precision:
                 hint="precision=fp32",
             )
         ]
-        slow = (
-            "is meant for GPUs: most CPUs cannot compute in it, so they convert before and "
-            "after every operation"
-        )
         return [
             *(problems if self._tf32 else ()),
             *(
-                [Problem("precision.dtype", slow, "float16", hint="precision=fp32")]
+                [
+                    Problem(
+                        "precision.dtype",
+                        "is meant for GPUs: most CPUs cannot compute in it, so they convert before and "
+                        "after every operation",
+                        "float16",
+                        hint="precision=fp32",
+                    )
+                ]
                 if self._dtype is torch.float16
                 else ()
             ),
@@ -139,8 +140,7 @@ class Precision:
 
     def unscale(self, optimizer: Optimizer) -> None:
         """Remove the loss scale from the gradients, before they are clipped or read."""
-        if self._scaler.is_enabled():
-            self._scaler.unscale_(optimizer)
+        self._scaler.unscale_(optimizer)
 
     def stepper(self, optimizer: Optimizer, step: Callable[[], Any]) -> Callable[[], Any]:
         """An object whose `step` steps the optimizer.
@@ -158,8 +158,7 @@ class Precision:
 
     def update(self) -> None:
         """Adapt the loss scale after all of a step's optimizers have stepped."""
-        if self._scaler.is_enabled():
-            self._scaler.update()
+        self._scaler.update()
 
     def state_dict(self) -> dict[str, Any]:
         return self._scaler.state_dict()
@@ -183,13 +182,10 @@ def tf32_conflict(*, tf32: bool, variables: Mapping[str, str]) -> Problem | None
     override = variables.get("NVIDIA_TF32_OVERRIDE")
     if override in (None, "", str(int(tf32))):
         return None
-    message = (
-        f"NVIDIA_TF32_OVERRIDE={override} in the environment, or in reproducibility.variables, "
-        "would override it in NVIDIA's libraries"
-    )
     return Problem(
         "precision.tf32",
-        message,
+        f"NVIDIA_TF32_OVERRIDE={override} in the environment, or in reproducibility.variables, "
+        "would override it in NVIDIA's libraries",
         tf32,
         "the variable unset",
         "unset NVIDIA_TF32_OVERRIDE, and choose precision=fp32 or precision=tf32",

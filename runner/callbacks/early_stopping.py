@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, final
 
-from samewise.runner.errors import ConfigError, Problem, nearest, require_at_least
+from samewise.runner.errors import ConfigError, nearest, require_at_least
 from samewise.runner.interfaces import Callback, RunView
 
 
@@ -62,15 +62,13 @@ class EarlyStopping(Callback):
         self.forget_evaluations()
 
     def on_evaluation(self, run: RunView, metrics: Mapping[str, float]) -> None:
-        if self._monitor not in metrics:
-            raise ConfigError(
-                Problem(
-                    "callbacks.early_stopping.monitor",
-                    "no such metric was computed",
-                    self._monitor,
-                    hint=nearest(self._monitor, metrics),
-                )
-            )
+        ConfigError.raise_if(
+            self._monitor not in metrics,
+            "callbacks.early_stopping.monitor",
+            "no such metric was computed",
+            self._monitor,
+            hint=nearest(self._monitor, metrics),
+        )
         value = self._sign * metrics[self._monitor]
         # A comparison with NaN is false, so NaN is no improvement
         if value < self._best - self._min_delta:

@@ -56,15 +56,17 @@ class ExponentialMovingAverage(Callback):
         every_epochs: int | None = None,
         name: str = "ema",
     ) -> None:
-        require_at_least({"every_epochs": 1 if every_epochs is None else every_epochs})
+        require_at_least(
+            {
+                "every_steps": every_steps,
+                "every_epochs": 1 if every_epochs is None else every_epochs,
+            }
+        )
         ConfigError.raise_if(
             decay is not None and not 0.0 <= decay <= 1.0,
             "callbacks.ema.decay",
             "must lie between 0 and 1",
             decay,
-        )
-        ConfigError.raise_if(
-            every_steps < 1, "callbacks.ema.every_steps", "must be at least 1", every_steps
         )
         ConfigError.raise_if(
             rescale and decay is None,

@@ -135,7 +135,7 @@ class _TerminalBar:
     """Progress bar of Rich, removed when it stops."""
 
     def __init__(self, console: PlainConsole, total: int, step: int) -> None:
-        columns = (
+        self._progress = Progress(
             SpinnerColumn(),
             # Names of losses are no markup
             TextColumn("{task.description}", markup=False),
@@ -144,8 +144,10 @@ class _TerminalBar:
             TextColumn("{task.fields[losses]}", markup=False),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
+            console=console,
+            auto_refresh=False,
+            transient=True,
         )
-        self._progress = Progress(*columns, console=console, auto_refresh=False, transient=True)
         self._task = self._progress.add_task("", total=total, completed=step, losses="")
         self._progress.start()
 

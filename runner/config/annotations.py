@@ -156,8 +156,7 @@ def _schema_of(annotation: Any) -> Schema:
     if kind in _SEQUENCES:
         # Text is a sequence of texts in Python, but not a list or a tuple
         is_text = kind not in (list, tuple, set) and (not inner or inner[0] in (str, Any))
-        text = [{"type": "string"}] if is_text else []
-        return {"anyOf": [_sequence(kind, inner), PART, *text]}
+        return {"anyOf": [_sequence(kind, inner), PART, *([{"type": "string"}] if is_text else [])]}
     if kind in _MAPPINGS:
         return {
             "type": "object",
@@ -274,9 +273,7 @@ def expected_type(cfg: DictConfig, path: str) -> str:
     """The type of a typed key, in words."""
     parent, _, name = path.rpartition(".")
     owner = OmegaConf.select(cfg, parent) if parent else cfg
-    if not isinstance(owner, DictConfig):
-        return ""
-    if name not in list(owner):
+    if not isinstance(owner, DictConfig) or name not in list(owner):
         return ""
     kind = _annotation(path)
     kinds = (

@@ -69,9 +69,14 @@ def render_whole(composed: Composed, *, project: Project, head: list[str]) -> st
     for group in _groups(composed, compose(["~experiment"], project=project).choices):
         choice = composed.choices.get(group)
         if "@" not in group:
-            is_choice = choice in choices_of(group, project=project)
             # A choice that no file here has is written as values, below
-            defaults.append({f"override /{group}": choice if is_choice else None})
+            defaults.append(
+                {
+                    f"override /{group}": choice
+                    if choice in choices_of(group, project=project)
+                    else None
+                }
+            )
     # Unresolved, so that an override of a value still changes its copies
     values: Any = OmegaConf.to_container(composed.cfg, resolve=False, enum_to_str=True)
     return _text(
@@ -82,8 +87,13 @@ def render_whole(composed: Composed, *, project: Project, head: list[str]) -> st
 
 
 def _text(content: Mapping[str, Any], head: list[str]) -> str:
-    text = write_yaml(dict(content), default_flow_style=None, width=120)
-    return "\n".join(["# @package _global_", *(f"# {line}" for line in head), text])
+    return "\n".join(
+        [
+            "# @package _global_",
+            *(f"# {line}" for line in head),
+            write_yaml(dict(content), default_flow_style=None, width=120),
+        ]
+    )
 
 
 def _base(
@@ -95,11 +105,16 @@ def _base(
     """
     first = [override_of_experiment(builds_on) if builds_on else "~experiment"]
     changed = dict(_changed_choices(composed, compose(first, project=project).choices))
-    chosen = [
-        f"~{group}" if choice is None else f"{'+' if '@' in group else ''}{group}={choice}"
-        for group, choice in changed.items()
-    ]
-    return changed, compose([*first, *chosen], project=project)
+    return changed, compose(
+        [
+            *first,
+            *[
+                f"~{group}" if choice is None else f"{'+' if '@' in group else ''}{group}={choice}"
+                for group, choice in changed.items()
+            ],
+        ],
+        project=project,
+    )
 
 
 def save(text: str, file: Path, composed: Composed, *, name: str, project: Project) -> None:
@@ -120,20 +135,16 @@ def save(text: str, file: Path, composed: Composed, *, name: str, project: Proje
 def require_same(composed: Composed, *, name: str, project: Project) -> None:
     """Raise a ConfigError if the experiment of that name does not compose to `composed`."""
     again = compose([f"experiment={name}"], project=project)
-    if changes := differences(identity(composed.whole), identity(again.whole)):
-        hint = "a file can add and change values, but not remove them; nothing was written"
-        raise ConfigError(
-            *[
-                Problem(
-                    path,
-                    "cannot be written as an experiment",
-                    before,
-                    f"the file would give {after}",
-                    hint,
-                )
-                for path, before, after in changes
-            ]
+    ConfigError.raise_all(
+        Problem(
+            path,
+            "cannot be written as an experiment",
+            before,
+            f"the file would give {after}",
+            "a file can add and change values, but not remove them; nothing was written",
         )
+        for path, before, after in differences(identity(composed.whole), identity(again.whole))
+    )
 
 
 def _changed_choices(

@@ -5,11 +5,13 @@ import inspect
 import re
 import textwrap
 from functools import cache
+from itertools import pairwise
 
 from samewise.runner.config.compose import Composed
 from samewise.runner.config.loader import Loader
 from samewise.runner.config.project import Project
 from samewise.runner.config.schema import Experiment
+from samewise.runner.errors import number_of
 
 
 def choices_of(group: str, *, project: Project) -> dict[str, str]:
@@ -26,11 +28,11 @@ def title_of(composed: Composed) -> str:
 
 def group_summaries(project: Project) -> dict[str, str]:
     """Each group with the description of its key in the schema and its number of choices."""
-    summaries = dict[str, str]()
-    for group, names in Loader(project).groups().items():
-        about = GROUPS.get(group) or field_summaries(Experiment).get(group, "")
-        summaries[group] = f"{about} ({len(names)} choice{'' if len(names) == 1 else 's'})".lstrip()
-    return summaries
+    about = field_summaries(Experiment) | GROUPS
+    return {
+        group: f"{about.get(group, '')} ({number_of(len(names), 'choice')})".lstrip()
+        for group, names in Loader(project).groups().items()
+    }
 
 
 GROUPS = {
@@ -55,16 +57,14 @@ def field_summaries(kind: type) -> dict[str, str]:
     # Python keeps no docstrings of fields
     body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
     assert isinstance(body, ast.ClassDef)
-    summaries = dict[str, str]()
-    for line, after in zip(body.body, body.body[1:], strict=False):
-        if (
-            isinstance(line, ast.AnnAssign)
-            and isinstance(line.target, ast.Name)
-            and isinstance(after, ast.Expr)
-            and isinstance(after.value, ast.Constant)
-        ):
-            summaries[line.target.id] = " ".join(str(after.value.value).split())
-    return summaries
+    return {
+        line.target.id: " ".join(str(after.value.value).split())
+        for line, after in pairwise(body.body)
+        if isinstance(line, ast.AnnAssign)
+        and isinstance(line.target, ast.Name)
+        and isinstance(after, ast.Expr)
+        and isinstance(after.value, ast.Constant)
+    }
 
 
 _FOR_PROGRAMS = re.compile(r"@package|yaml-language-server:")
@@ -72,11 +72,10 @@ _FOR_PROGRAMS = re.compile(r"@package|yaml-language-server:")
 
 def _comment(loader: Loader, config: str) -> str:
     """A config file's first comment, not counting `# @package` and editors' directives."""
-    lines = loader.text_of(config).splitlines()[:20]
     return next(
         (
             line.lstrip("# ").strip()
-            for line in lines
+            for line in loader.text_of(config).splitlines()[:20]
             if line.startswith("#") and not _FOR_PROGRAMS.search(line)
         ),
         "",

@@ -315,9 +315,12 @@ def _parsed(text: str, name: str) -> bytes:
     # Before OmegaConf reads the text, which takes it 1 ms for each value
     require_modest(text, name, interpolations="none")
     try:
-        parsed = OmegaConf.create(text)
-        if not isinstance(parsed, DictConfig) or not parsed:
-            raise ConfigError(Problem(name, "is not a config: no mapping in it"))
+        parsed: Any = OmegaConf.create(text)
+        ConfigError.raise_if(
+            not isinstance(parsed, DictConfig) or not parsed,
+            name,
+            "is not a config: no mapping in it",
+        )
         cfg = OmegaConf.merge(OmegaConf.structured(Experiment), parsed)
         choices, label = header.read(text)
         assert isinstance(cfg, DictConfig)
@@ -350,13 +353,9 @@ def dump(composed: Composed) -> str:
 
 def dump_plain(whole: Any, composed: Composed) -> str:
     """The same for one that is already plain."""
-    text = write_yaml(whole, default_flow_style=False)
-    return (
-        header.write(
-            composed.choices, composed.label, find_references(composed.cfg), composed.sources
-        )
-        + text
-    )
+    return header.write(
+        composed.choices, composed.label, find_references(composed.cfg), composed.sources
+    ) + write_yaml(whole, default_flow_style=False)
 
 
 def label_of(overrides: Sequence[str]) -> str:

@@ -94,14 +94,10 @@ def finds_data(path: str) -> bool:
 
 def data_places(whole: Mapping[str, Any]) -> dict[str, Path]:
     """The data set's settings that are existing paths on this machine."""
-    places = {
-        name: value
-        for name, value in flat({"dataset": whole.get("dataset") or {}}, lists=False)
-        if isinstance(value, str) and value and is_outside(name)
-    }
     return {
         name: place
-        for name, value in places.items()
+        for name, value in flat({"dataset": whole.get("dataset") or {}}, lists=False)
+        if isinstance(value, str) and value and is_outside(name)
         if (place := Path(value).expanduser()).exists()
     }
 
@@ -164,7 +160,8 @@ def identity(whole: dict[str, Any]) -> dict[str, Any]:
         identified["callbacks"] = {
             name: call
             for name, call in cast(dict[str, Any], identified["callbacks"]).items()
-            if not _only_reports(call)
+            if call is not None
+            and not (isinstance(call, dict) and REPORTING.match(str(call.get("_target_", ""))))
         }
     if isinstance(identified.get("dataset"), dict):
         identified["dataset"] = _remove_host_settings(identified["dataset"])
@@ -183,8 +180,11 @@ def identity(whole: dict[str, Any]) -> dict[str, Any]:
 
 def contents(whole: Mapping[str, Any]) -> dict[str, str]:
     """Return the digest of each file in `SOURCES`, by setting."""
-    values = {path: _content(at(whole, path)) for path in SOURCES}
-    return {path: x for path, x in values.items() if str(x).startswith(DIGEST)}
+    return {
+        path: content
+        for path in SOURCES
+        if str(content := _content(at(whole, path))).startswith(DIGEST)
+    }
 
 
 def named_contents(
@@ -287,13 +287,6 @@ def _remove_host_settings(node: Any) -> Any:
     if isinstance(node, list):
         return [_remove_host_settings(value) for value in cast(list[Any], node)]
     return node
-
-
-def _only_reports(callback: Any) -> bool:
-    return callback is None or (
-        isinstance(callback, dict)
-        and bool(REPORTING.match(str(cast(dict[str, Any], callback).get("_target_", ""))))
-    )
 
 
 def _content(weights: Any) -> Any:

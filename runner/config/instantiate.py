@@ -74,7 +74,7 @@ if hasattr(tarfile, "data_filter"):
 SPECIAL = ("_target_", "_partial_", "_args_")
 
 
-def instantiate(node: Any, path: str, /, *, allowed: Sequence[str], **extra: Any) -> Any:
+def instantiate(node: Any, path: str, /, *, allowed: Sequence[str]) -> Any:
     """Build what a config describes: a mapping with `_target_` becomes an object.
 
     Other values stay, and their parts are built.
@@ -87,19 +87,16 @@ def instantiate(node: Any, path: str, /, *, allowed: Sequence[str], **extra: Any
             true` the result is a `functools.partial`.
         path: The node's path, for messages.
         allowed: The user's own packages, which targets may name too: `project.packages`.
-        extra: Further arguments of the outermost target; they win over the config's.
     """
     value = plain(node) if isinstance(node, DictConfig | ListConfig) else node
     if isinstance(value, Mapping):
         mapping = cast(Mapping[str, Any], value)
         if "_target_" in mapping:
-            return _build(mapping, path, allowed, extra)
-        assert not extra, f"{path} has no _target_ to take {sorted(extra)}"
+            return _build(mapping, path, allowed)
         return {
             key: instantiate(part, f"{path}.{key}", allowed=allowed)
             for key, part in mapping.items()
         }
-    assert not extra, f"{path} is not a component, so it cannot take {sorted(extra)}"
     if isinstance(value, list | tuple):
         return [
             instantiate(part, f"{path}.{index}", allowed=allowed)
@@ -108,9 +105,7 @@ def instantiate(node: Any, path: str, /, *, allowed: Sequence[str], **extra: Any
     return value
 
 
-def _build(
-    node: Mapping[str, Any], path: str, allowed: Sequence[str], extra: Mapping[str, Any]
-) -> Any:
+def _build(node: Mapping[str, Any], path: str, allowed: Sequence[str]) -> Any:
     component = locate(node["_target_"], path, allowed)
     is_own = within(component.__module__, allowed)
     ConfigError.raise_all(
@@ -127,7 +122,6 @@ def _build(
         for key, part in node.items()
         if key not in SPECIAL
     }
-    arguments |= extra
     if within(component.__module__, LIBRARIES):
         from PIL import EpsImagePlugin
 
@@ -159,8 +153,9 @@ def call(component: Callable[..., Any], path: str, /, *positional: Any, **named:
     except SamewiseError as error:
         # A DataError is about a file, which may not exist
         is_file = isinstance(error, DataError)
-        problems = [_prefix_path(path, problem, is_file=is_file) for problem in error.problems]
-        raise type(error)(*problems) from error
+        raise type(error)(
+            *[_prefix_path(path, problem, is_file=is_file) for problem in error.problems]
+        ) from error
     except (MemoryError, KeyboardInterrupt):
         raise
     except OSError as error:
@@ -188,17 +183,14 @@ def locate(target: Any, path: str, allowed: Sequence[str]) -> Callable[..., Any]
     """
     where = f"{path}._target_" if path else "_target_"
     own, allowed = tuple(allowed), (*packages_at(path), *allowed)
-    if not isinstance(target, str) or not re.fullmatch(
-        r"[A-Za-z]\w*(\.[A-Za-z]\w*)+", target, re.ASCII
-    ):
-        raise ConfigError(
-            Problem(
-                where,
-                "is not the public name of a class or function",
-                target,
-                "a dotted name, such as torch.optim.SGD",
-            )
-        )
+    ConfigError.raise_if(
+        not isinstance(target, str)
+        or not re.fullmatch(r"[A-Za-z]\w*(\.[A-Za-z]\w*)+", target, re.ASCII),
+        where,
+        "is not the public name of a class or function",
+        target,
+        "a dotted name, such as torch.optim.SGD",
+    )
     if not within(target, allowed):
         raise ConfigError(
             _refusal(
@@ -291,18 +283,22 @@ def _attribute(owner: Any, name: str, target: str, where: str) -> Any:
     try:
         return getattr(owner, name)
     except AttributeError:
-        names = [
-            attribute
-            for attribute in dir(owner)
-            if not attribute.startswith("_")
-            and not _refused_prefix(getattr(getattr(owner, attribute, None), "__module__", None))
-        ]
         raise ConfigError(
             Problem(
                 where,
                 f"does not exist: no '{name}' in {owner.__name__}",
                 target,
-                hint=nearest(name, names),
+                hint=nearest(
+                    name,
+                    [
+                        attribute
+                        for attribute in dir(owner)
+                        if not attribute.startswith("_")
+                        and not _refused_prefix(
+                            getattr(getattr(owner, attribute, None), "__module__", None)
+                        )
+                    ],
+                ),
             )
         ) from None
 
@@ -504,13 +500,11 @@ def make_harmless(
         is_address = isinstance(value, str) and (
             "://" in value or _WITH_SCHEME.match(value.strip())
         )
-        if is_address and str(component.__module__).startswith(LIBRARIES):
-            raise ConfigError(
-                Problem(
-                    f"{path}.{key}",
-                    "a config may not choose where to download from",
-                    value,
-                    "a name that the data set knows",
-                )
-            )
+        ConfigError.raise_if(
+            is_address and str(component.__module__).startswith(LIBRARIES),
+            f"{path}.{key}",
+            "a config may not choose where to download from",
+            value,
+            "a name that the data set knows",
+        )
     return component(*positional, **keywords)

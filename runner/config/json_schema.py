@@ -8,7 +8,6 @@ import dataclasses
 import json
 import re
 import typing
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -62,18 +61,14 @@ def write(project: Project, folder: Path) -> tuple[list[Path], list[Problem]]:
     """
     schemas, problems = project_schemas(project)
     files = {folder / f"{name}.json": schema for name, schema in schemas.items()}
-    strange = [
-        file
-        for file in files
-        if file.exists() and MARK not in file.read_text(encoding="utf-8", errors="replace")[:200]
-    ]
     ConfigError.raise_all(
         Problem(
             str(file),
             "exists and is not one of samewise's schemas",
             hint="--out names another folder",
         )
-        for file in strange
+        for file in files
+        if file.exists() and MARK not in file.read_text(encoding="utf-8", errors="replace")[:200]
     )
     folder.mkdir(parents=True, exist_ok=True)
     for file, schema in files.items():
@@ -130,10 +125,12 @@ class Writer:
             self.elsewhere[group] = under
         if under and isinstance(raw, dict):
             self.facts.setdefault(group, set()).update(map(str, raw))
-            comments = re.findall(
-                r"^(\w+):.* # +(.+)$", loader.text_of(f"{group}/{name}"), re.MULTILINE
-            )
-            self.comments |= {f"{group}.{key}": text for key, text in comments}
+            self.comments |= {
+                f"{group}.{key}": text
+                for key, text in re.findall(
+                    r"^(\w+):.* # +(.+)$", loader.text_of(f"{group}/{name}"), re.MULTILINE
+                )
+            }
         for free, fact in re.findall(
             r"\$\{(?:oc\.select:)?(dataset|transforms)\.(\w+)", json.dumps(raw)
         ):  # an experiment may add values that it refers to
@@ -168,14 +165,10 @@ class Writer:
 
     def definitions(self) -> dict[str, Schema]:
         """The definitions by name: components, places, choices, groups, files and the root."""
-        every = {
-            name: member
+        self.found: dict[str, Schema] = {
+            names[0]: json_types.call_schema(member)
             for members in (*self.places.values(), self.parts)
             for member, names in members.items()
-            for name in names[:1]
-        }
-        self.found: dict[str, Schema] = {
-            name: json_types.call_schema(member) for name, member in every.items()
         }
         for names in self.used.values():
             # Components with problems have no definition
@@ -238,10 +231,11 @@ class Writer:
                 | {"description": f"The data set of the {split} split."}
                 for split in SPLITS
             }
-            further = self._changes_schema("dataset.*") | {"else": True}
             return closed_object(
                 facts | splits | {"defaults": DEFAULTS},
-                patternProperties={f"^({'|'.join(SPLITS)})_": further},
+                patternProperties={
+                    f"^({'|'.join(SPLITS)})_": self._changes_schema("dataset.*") | {"else": True}
+                },
                 additionalProperties=free,
             )
         if group == "transforms":
@@ -257,24 +251,22 @@ class Writer:
                 "if": {"type": "string"},
                 "then": REFERENCE,
             }
-            lists = {
-                "sample": "For each sample, as it is loaded.",
-                "batch": "For each batch, on the device.",
-            }
             phase = closed_object(
-                {name: listed | {"description": text} for name, text in lists.items()}
+                {
+                    "sample": listed | {"description": "For each sample, as it is loaded."},
+                    "batch": listed | {"description": "For each batch, on the device."},
+                }
             )
             phases = {
-                name: phase | {"description": f"The transforms {when}."}
-                for name, when in (("train", "in training"), ("eval", "in evaluation"))
+                "train": phase | {"description": "The transforms in training."},
+                "eval": phase | {"description": "The transforms in evaluation."},
             }
             return closed_object(facts | phases | {"defaults": DEFAULTS}, additionalProperties=free)
         if group == "callbacks":
-            properties = {
-                name: self._changes_schema("callbacks.*", f"callbacks.{name}") for name in facts
-            }
             return closed_object(
-                properties | {"defaults": DEFAULTS}, additionalProperties=_ref("place callbacks.*")
+                {name: self._changes_schema("callbacks.*", f"callbacks.{name}") for name in facts}
+                | {"defaults": DEFAULTS},
+                additionalProperties=_ref("place callbacks.*"),
             )
         if group == "initialise":
             return closed_object(facts | {"defaults": DEFAULTS})
@@ -347,10 +339,15 @@ class Writer:
         about, kinds, keys = field_summaries(kind), typing.get_type_hints(kind), dict[str, Schema]()
         for field in dataclasses.fields(kind):
             path = f"{name}.{field.name}"
-            whole = (
-                self._changes_schema(path) if path in slots.KINDS else schema_of(kinds[field.name])
+            keys[field.name] = (
+                (
+                    self._changes_schema(path)
+                    if path in slots.KINDS
+                    else schema_of(kinds[field.name])
+                )
+                | _default(field)
+                | {"description": about[field.name]}
             )
-            keys[field.name] = whole | _default(field) | {"description": about[field.name]}
         return closed_object(keys | {"defaults": DEFAULTS})
 
     def _target(self, members: Members) -> Schema:
@@ -369,20 +366,18 @@ class Writer:
 
     def _by_group(self) -> Schema:
         """An entry of a defaults list that chooses from a group."""
-        patterns = {
-            rf"^((override|optional) )*/?{group}(@[\w.]+)?$": _ref(f"choice of {group}")
-            for group in self.choices
-        }
         return closed_object(
             {f"override /{group}": _ref(f"choice of {group}") for group in self.choices},
-            patternProperties=patterns,
+            patternProperties={
+                rf"^((override|optional) )*/?{group}(@[\w.]+)?$": _ref(f"choice of {group}")
+                for group in self.choices
+            },
             maxProperties=1,
         )
 
     def _file(self, group: str, whole: Schema) -> Schema:
         """The schema of a group's file, or of the root, with its defaults list."""
-        siblings: Iterable[str] = self.choices.get(group, ())
-        names = {"enum": ["_self_", *siblings]}
+        names = {"enum": ["_self_", *self.choices.get(group, ())]}
         references = {"type": "string", "pattern": r"[/@$]"} if group else {"type": "string"}
         defaults = {
             "type": "array",
@@ -399,18 +394,17 @@ def _default(field: dataclasses.Field[Any]) -> Schema:
 
 
 def _component(name: str, members: Members) -> Schema:
-    cases = [
-        {
-            "if": {"properties": {"_target_": _name_schema(names)}, "required": ["_target_"]},
-            "then": _ref(names[0]),
-        }
-        for names in sorted(members.values(), key=lambda names: names[0])
-    ]
     return {
         "type": "object",
         "properties": {"_target_": _ref(f"target of {name}")},
         "required": ["_target_"],
-        "allOf": cases,
+        "allOf": [
+            {
+                "if": {"properties": {"_target_": _name_schema(names)}, "required": ["_target_"]},
+                "then": _ref(names[0]),
+            }
+            for names in sorted(members.values(), key=lambda names: names[0])
+        ],
     }
 
 

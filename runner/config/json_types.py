@@ -149,12 +149,11 @@ def _described(docstring: str) -> dict[str, str]:
     if section is None:
         return {}
     indent = re.match(r" *", section[1])
-    entries = re.split(
-        rf"^ {{{len(indent[0]) if indent else 4}}}(?=\S)", section[1], flags=re.MULTILINE
-    )
     read = [
         re.match(r"\*{0,2}(\w+(?:, \w+)*)\s*(?:\(.*?\))?\s*:(.*)", entry, re.DOTALL)
-        for entry in entries
+        for entry in re.split(
+            rf"^ {{{len(indent[0]) if indent else 4}}}(?=\S)", section[1], flags=re.MULTILINE
+        )
     ]
     return {name: _join_lines(match[2]) for match in read if match for name in match[1].split(", ")}
 

@@ -72,27 +72,21 @@ def settle(cfg: DictConfig, overrides: Sequence[str] = (), before: Any = None) -
     monitor: Any = OmegaConf.select(cfg, "evaluate.monitor", throw_on_resolution_failure=False)
     if monitor is None and OmegaConf.is_interpolation(cfg.evaluate, "monitor"):
         return []  # a reference that leads nowhere is reported separately
-    listed = (
-        monitor
-        if isinstance(monitor, str) or monitor is None
-        else OmegaConf.to_container(monitor)
-        if isinstance(monitor, ListConfig)
-        else None
-    )
     names = (
-        [str(name) for name in cast(list[Any], listed)]
-        if isinstance(listed, list)
-        else [str(listed)]
+        [monitor]
+        if isinstance(monitor, str)
+        else [str(name) for name in cast(list[Any], OmegaConf.to_container(monitor))]
+        if isinstance(monitor, ListConfig)
+        else []
     )
-    if listed is None or not names or len(set(names)) < len(names):
+    if not names or len(set(names)) < len(names):
         # A sound metric, so that the rest of the config can be checked
         cfg.evaluate.monitor, cfg.evaluate.mode = "valid/loss", Mode.min
-        shown = OmegaConf.to_container(monitor) if OmegaConf.is_config(monitor) else monitor
         return [
             Problem(
                 "evaluate.monitor",
                 "is not a metric, or a list of different ones",
-                shown,
+                OmegaConf.to_container(monitor) if OmegaConf.is_config(monitor) else monitor,
                 "SPLIT/METRIC, or [SPLIT/METRIC, ...]",
             )
         ]

@@ -59,8 +59,11 @@ def changes(loader: Loader, overrides: Sequence[str], experiment: str | None) ->
     """
     names = {text.lstrip("+~").partition("=")[0].partition("@")[0] for text in overrides}
     groups = {name for name in names if name not in _REDUCED and loader.is_group(name)}
-    selected = [str(default.config_path) for default in loader.select(overrides).defaults]
-    files = [name for name in selected if name.startswith(_FILES)]
+    files = [
+        name
+        for default in loader.select(overrides).defaults
+        if (name := str(default.config_path)).startswith(_FILES)
+    ]
     if experiment is None or not (groups or len(files) > 1):
         return []
     chosen, values = _select(loader, overrides)

@@ -18,7 +18,7 @@ from samewise.runner.secrets import redact_values
 LISTS = ("callbacks", "metrics", "param_groups", "initialise")
 """Groups of which several can be chosen: each choice adds to a mapping."""
 
-_ONE = (
+ONE_CHOICE = (
     "experiment",
     "loss",
     "recipe",
@@ -31,8 +31,13 @@ _ONE = (
     "precision",
     "compile",
     "strategy",
+    "reproducibility",
+    "checkpoint",
+    "tracking",
+    "launcher",
+    "sweeper",
+    "debug",
 )
-ONE_CHOICE = (*_ONE, "reproducibility", "checkpoint", "tracking", "launcher", "sweeper", "debug")
 """Groups of which one is chosen: the values of several would be mixed into one component."""
 
 _PATTERN = re.compile(r"(\+*(?:[\w.]+\.)?(?:\w+_)?pattern)=([^'\"]+)")
@@ -64,14 +69,14 @@ def read_overrides(texts: Sequence[str]) -> tuple[list[Override], list[Problem]]
             problems.append(unreadable(text, error))
             continue
         if override.is_sweep_override():
-            key, values = override.key_or_group, override.get_value_string()
             problems.append(
                 Problem(
                     override.key_or_group,
                     "several values make a sweep; this command runs one experiment",
                     override.get_value_string(),
                     "one value",
-                    f"`samewise sweep` trains each of them; a list is {key}=[{values}]",
+                    "`samewise sweep` trains each of them; a list is "
+                    f"{override.key_or_group}=[{override.get_value_string()}]",
                 )
             )
         elif _OPEN.match(text):
@@ -200,13 +205,16 @@ def unreadable(text: str, error: Exception) -> Problem:
     key, sign, value = text.partition("=")
     if not key or not (sign or text.startswith("~")):
         name = text.strip("=")
-        hint = (
+        return Problem(
+            "",
+            "this is not an override",
+            text,
+            "KEY=VALUE or GROUP=CHOICE",
             "an experiment is named without its folder and .yaml: "
             f"experiment={Path(text).stem}; a run's own config: `samewise train --config {text}`"
             if text.endswith((".yaml", ".yml"))
-            else f"a value is written {name}=VALUE, an experiment experiment={name}"
+            else f"a value is written {name}=VALUE, an experiment experiment={name}",
         )
-        return Problem("", "this is not an override", text, "KEY=VALUE or GROUP=CHOICE", hint)
     if re.fullmatch(r"[+~]*[\w./@-]+(\s+=\s*|=\s+)\S+", text):
         return Problem(
             key.strip(),

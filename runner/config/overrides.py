@@ -176,18 +176,15 @@ def unresolvable(cfg: DictConfig) -> list[Problem]:
             if missing and (fact := _missing_fact(missing[1], path, cfg)):
                 lacking.setdefault(path.partition(".")[0], []).append((path, fact))
                 continue
-            hint = (
-                did_you_mean(missing[1], [name for name in paths(cfg) if name != path])
-                if missing
-                else ""
-            )
             problems.append(
                 Problem(
                     path,
                     "refers to a value that does not exist" if missing else _line(error),
                     raw,
                     "${PATH.OF.A.VALUE} or ${oc.env:NAME,DEFAULT}",
-                    hint,
+                    did_you_mean(missing[1], [name for name in paths(cfg) if name != path])
+                    if missing
+                    else "",
                 )
             )
         except (
@@ -199,15 +196,12 @@ def unresolvable(cfg: DictConfig) -> list[Problem]:
     for group, places in lacking.items():
         facts = sorted({fact for _, fact in places})
         other = "transforms=none, or others" if group == "transforms" else f"another {group}"
-        hint = (
-            f"choose {other} (`samewise list {group}`), or give the data set what is missing: "
-            f"{' '.join(f'+{fact}=VALUE' for fact in facts)}"
-        )
         problems.append(
             Problem(
                 places[0][0],
                 f"needs {' and '.join(facts)}, which this data set does not have",
-                hint=hint,
+                hint=f"choose {other} (`samewise list {group}`), or give the data set what is "
+                f"missing: {' '.join(f'+{fact}=VALUE' for fact in facts)}",
             )
         )
     return problems
@@ -245,10 +239,9 @@ def _compose_most(
         except FAILURES as error:
             problem = problem_in_file(error)
             # Hydra reports errors in a chosen file's overrides as the root's
-            at_root = problem.path in ("", "config.yaml")
             problems.append(
                 Problem(text, problem.message, problem.value, problem.expected, problem.hint)
-                if at_root
+                if problem.path in ("", "config.yaml")
                 else problem
             )
     return cfg, good, problems or [problem_in_file(whole)]

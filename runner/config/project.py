@@ -170,11 +170,12 @@ def _importable(name: str) -> bool:
 
 
 def _missing_package(name: str, root: Path) -> Problem:
-    here = [entry.name for entry in root.iterdir() if (entry / "__init__.py").is_file()]
     return Problem(
         "packages",
         "this package cannot be found",
         name,
         f"a package in {root}, or an installed package",
-        nearest(name, here),
+        nearest(
+            name, [entry.name for entry in root.iterdir() if (entry / "__init__.py").is_file()]
+        ),
     )

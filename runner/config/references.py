@@ -118,15 +118,14 @@ def restore_references(cfg: DictConfig, references: Mapping[str, str]) -> None:
     restored = {
         path: text
         for path, text in references.items()
-        if _refers_only(text) and at(values, path, _ABSENT) is not _ABSENT
+        if _refers_only(text) and at(values, path, ...) is not ...
     }
     for path, text in restored.items():
         *above, last = path.split(".")
         if any(".".join(above[:end]) in restored for end in range(1, len(above) + 1)):
             continue  # it would be written into what the other refers to
         parent: Any = OmegaConf.select(cfg, ".".join(above)) if above else cfg
-        key: Any = int(last) if isinstance(parent, ListConfig) else last
-        parent[key] = text
+        parent[int(last) if isinstance(parent, ListConfig) else last] = text
     require_modest_references(cfg)
     for _ in restored:  # one that is put back may be what another refers to
         after = plain(cfg)
@@ -137,9 +136,6 @@ def restore_references(cfg: DictConfig, references: Mapping[str, str]) -> None:
             break
     if changes := differences(cfg, values):
         raise ValueError(f"its references give {changes[0][0]} another value")
-
-
-_ABSENT = object()
 
 
 def require_modest_references(cfg: DictConfig) -> None:

@@ -100,10 +100,11 @@ def changes(folder: RunFolder, composed: Composed) -> list[tuple[str, Any, Any]]
     Settings that decide no result are left out, except places of data.
     """
     recorded = config_in(folder.config)
-    keys = sorted({override.partition("=")[0].lstrip("+") for override in composed.overrides})
     pairs = [
         (key, at(recorded.whole, key), at(composed.whole, key))
-        for key in keys
+        for key in sorted(
+            {override.partition("=")[0].lstrip("+") for override in composed.overrides}
+        )
         if finds_data(key) or not is_outside(key)
     ]
     return [pair for pair in pairs if not same(pair[1], pair[2])]

@@ -11,7 +11,7 @@ from typing import Any, cast
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.errors import ConfigError
 
 
 def plain(node: Any) -> Any:
@@ -133,16 +133,14 @@ def leaves(
         cast(dict[Any, Any], whole).items() if isinstance(whole, dict) else enumerate(whole)
     ):
         path = f"{under}.{key}" if under else str(key)
-        if isinstance(cfg, DictConfig) and not isinstance(key, str):
-            raise ConfigError(
-                Problem(
-                    path,
-                    "the key is not text, which components would not get as it is",
-                    key,
-                    f"text, such as '{key}'",
-                    "quote it",
-                )
-            )
+        ConfigError.raise_if(
+            isinstance(cfg, DictConfig) and not isinstance(key, str),
+            path,
+            "the key is not text, which components would not get as it is",
+            key,
+            f"text, such as '{key}'",
+            "quote it",
+        )
         if isinstance(raw, dict | list):
             yield from leaves(cast(Any, cfg)[key], path)
         else:
@@ -201,11 +199,10 @@ def same(a: Any, b: Any) -> bool:
 
 def list_above(cfg: DictConfig, key: str) -> str:
     """The path of the first list that a key leads into; empty if there is none."""
-    above = [key[: dot.start()] for dot in re.finditer(r"\.", key)]
     return next(
         (
             path
-            for path in above
+            for path in [key[: dot.start()] for dot in re.finditer(r"\.", key)]
             if isinstance(
                 OmegaConf.select(cfg, path, throw_on_resolution_failure=False), ListConfig
             )

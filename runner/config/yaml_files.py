@@ -113,13 +113,30 @@ def _count(events: Iterator[Any], name: str, interpolations: Interpolations) -> 
             anchor, before = opened.pop()
             sizes |= {anchor: total - before} if anchor else {}
         elif isinstance(event, yaml.AliasEvent):
-            if event.anchor in (anchor for anchor, _ in opened):
-                raise ConfigError(
-                    Problem(name, "has a value that contains itself", f"*{event.anchor}")
-                )
+            ConfigError.raise_if(
+                event.anchor in (anchor for anchor, _ in opened),
+                name,
+                "has a value that contains itself",
+                f"*{event.anchor}",
+            )
             total += sizes.get(str(event.anchor), 1)
         elif isinstance(event, yaml.ScalarEvent):
-            _require_plain(event.value, name, interpolations)
+            ConfigError.raise_if(
+                interpolations == "own" and "${" in event.value and _is_refused(event.value),
+                name,
+                "asks for a value of this machine or user, which someone else's config file may "
+                "not do",
+                event.value,
+                "${PATH.OF.A.VALUE} or ${oc.select:...}",
+                "give the value on the command line, or keep the file in your project's own folder "
+                "of configs ([tool.samewise] configs in pyproject.toml)",
+            )
+            ConfigError.raise_if(
+                interpolations == "none" and "${" in event.value,
+                name,
+                "is not a run's config: a saved one holds values, and this refers to others",
+                event.value,
+            )
             size = 1 + len(event.value) // _LONG
             sizes |= {event.anchor: size} if event.anchor else {}
             total += size
@@ -127,28 +144,6 @@ def _count(events: Iterator[Any], name: str, interpolations: Interpolations) -> 
             raise too_many(name)
         if len(opened) > DEPTH:
             raise _too_deep(name)
-
-
-def _require_plain(value: str, name: str, interpolations: Interpolations) -> None:
-    if interpolations == "own" and "${" in value and _is_refused(value):
-        raise ConfigError(
-            Problem(
-                name,
-                "asks for a value of this machine or user, which someone else's config file may not do",
-                value,
-                "${PATH.OF.A.VALUE} or ${oc.select:...}",
-                "give the value on the command line, or keep the file in your project's own folder "
-                "of configs ([tool.samewise] configs in pyproject.toml)",
-            )
-        )
-    if interpolations == "none" and "${" in value:
-        raise ConfigError(
-            Problem(
-                name,
-                "is not a run's config: a saved one holds values, and this refers to others",
-                value,
-            )
-        )
 
 
 def _is_refused(value: str) -> bool:

@@ -187,16 +187,13 @@ class Recipe(abc.ABC):
         Its `classes` name the labels, if it has them. Default: mean losses.
         """
         # MeanLosses could not add up what this `measure` returns
-        if type(self).measure is not Recipe.measure and type(self).scores is Recipe.scores:
-            message = (
-                f"{type(self).__name__} has a `measure`, but no `scores` that turns its "
-                "results into metrics"
-            )
-            raise ConfigError(
-                Problem(
-                    "recipe", message, expected="both, or neither: the losses are then the metrics"
-                )
-            )
+        ConfigError.raise_if(
+            type(self).measure is not Recipe.measure and type(self).scores is Recipe.scores,
+            "recipe",
+            f"{type(self).__name__} has a `measure`, but no `scores` that turns its results into "
+            "metrics",
+            expected="both, or neither: the losses are then the metrics",
+        )
         return MeanLosses()
 
     def distil(self, teacher: nn.Module, *, temperature: float, alpha: float) -> None:
@@ -210,11 +207,13 @@ class Recipe(abc.ABC):
         Raises:
             ConfigError: The recipe cannot; the default.
         """
-        message, expected = (
-            f"{type(self).__name__} has no `distil`",
-            "null, or recipe=classification",
+        raise ConfigError(
+            Problem(
+                "distil.teacher",
+                f"{type(self).__name__} has no `distil`",
+                expected="null, or recipe=classification",
+            )
         )
-        raise ConfigError(Problem("distil.teacher", message, expected=expected))
 
     def read(self, file: Path) -> Any:
         """A user's file as a sample for `collate`, without what is to be predicted.
@@ -237,8 +236,13 @@ class Recipe(abc.ABC):
 
         The model is in eval mode, without gradients.
         """
-        message = f"{type(self).__name__} reads files, but has no `predict`"
-        raise ConfigError(Problem("recipe", message, expected="a recipe with `read` and `predict`"))
+        raise ConfigError(
+            Problem(
+                "recipe",
+                f"{type(self).__name__} reads files, but has no `predict`",
+                expected="a recipe with `read` and `predict`",
+            )
+        )
 
     def forms(self, model: nn.Module, batch: Batch) -> Mapping[str, Form]:
         """Return the modules to export besides the model as `predict` calls it, by name.
@@ -260,15 +264,11 @@ def is_loss(recipe: Recipe, loss: object) -> Loss:
     """
     if isinstance(loss, Loss):
         return loss
-    message, expected = (
-        f"{type(recipe).__name__}.loss returns {type(loss).__name__}",
-        "samewise's Loss(total, count): samewise.runner.interfaces.Loss",
-    )
     raise ConfigError(
         Problem(
             "recipe",
-            message,
-            expected=expected,
+            f"{type(recipe).__name__}.loss returns {type(loss).__name__}",
+            expected="samewise's Loss(total, count): samewise.runner.interfaces.Loss",
             hint="return Loss(total, count), total being the sum of the loss over count samples",
         )
     )

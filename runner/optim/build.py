@@ -51,9 +51,10 @@ def build_optimizers(
     optimizers: dict[str, Optimizer] = {}
     for phase in phases:
         node, path = nodes[phase.name]
-        groups = parameter_groups(model, options, prefixes=phase.modules)
         optimizers[phase.name] = _build(
-            instantiate({**node, "_partial_": True}, path), groups, path
+            instantiate({**node, "_partial_": True}, path),
+            parameter_groups(model, options, prefixes=phase.modules),
+            path,
         )
     return optimizers
 
@@ -103,20 +104,12 @@ def _nodes(
         for name in names
         if name not in configured
     ]
-    if unknown or missing:
-        raise ConfigError(*unknown, *missing)
+    ConfigError.raise_all([*unknown, *missing])
     return {name: (optimizer[name], f"optimizer.{name}") for name in names}
 
 
-def _build(partial: Any, groups: list[dict[str, Any]], path: str) -> Optimizer:
-    ConfigError.raise_if(
-        not isinstance(partial, functools.partial),
-        path,
-        "must be partial, because it gets its parameters later",
-        partial,
-        "a torch.optim.Optimizer with `_partial_: true`",
-    )
-    make = cast("Callable[..., Any]", partial.func)
+def _build(partial: functools.partial[Any], groups: list[dict[str, Any]], path: str) -> Optimizer:
+    make = partial.func
     settings = {key: _plain(value) for key, value in partial.keywords.items()}
     _require_no_closure(make, path)
     parameters = inspect.signature(make).parameters
@@ -133,13 +126,6 @@ def _build(partial: Any, groups: list[dict[str, Any]], path: str) -> Optimizer:
         optimizer = make(groups, **settings)
     except (ValueError, TypeError, RuntimeError) as error:
         raise ConfigError(_explain(error, settings, path)) from None
-    ConfigError.raise_if(
-        not isinstance(optimizer, Optimizer),
-        path,
-        "does not create an optimizer",
-        type(optimizer).__name__,
-        "a torch.optim.Optimizer",
-    )
     # It would fail for a parameter whose first gradient comes later than the others'
     if isinstance(optimizer, torch.optim.SGD) and optimizer.defaults.get("fused"):
         optimizer.register_step_pre_hook(begin_late_momentum)
@@ -236,15 +222,13 @@ def _require_no_closure(make: Callable[..., Any], path: str) -> None:
         for x in list(inspect.signature(make.step).parameters.values())[1:]
         if x.default is x.empty and x.kind in (x.POSITIONAL_ONLY, x.POSITIONAL_OR_KEYWORD)
     ]
-    if arguments:
-        raise ConfigError(
-            Problem(
-                path,
-                f"{make.__name__}.step needs {arguments[0]}: samewise calls it with no argument, "
-                "and supports no closure that evaluates the loss again",
-                hint="choose another optimizer; `samewise list optimizer` shows them",
-            )
-        )
+    ConfigError.raise_if(
+        arguments,
+        path,
+        f"{make.__name__}.step needs {', '.join(arguments)}: samewise calls it with no argument, "
+        "and supports no closure that evaluates the loss again",
+        hint="choose another optimizer; `samewise list optimizer` shows them",
+    )
 
 
 def _explain(error: Exception, settings: Mapping[str, Any], path: str) -> Problem:
@@ -269,16 +253,15 @@ def _describe_group(group: Mapping[str, Any]) -> dict[str, Any]:
     tensors: list[torch.Tensor] = group["params"]
     # `implementation` records the choice of kernels
     excluded = ("params", "param_names", "name", "fused", "foreach")
-    options = {
-        key: value
-        for key, value in group.items()
-        if key not in excluded and not key.startswith("initial_")
-    }
     return {
         "name": group.get("name", ""),
         "tensors": len(tensors),
         "elements": sum(x.numel() for x in tensors),
-        **options,
+        **{
+            key: value
+            for key, value in group.items()
+            if key not in excluded and not key.startswith("initial_")
+        },
     }
 
 

@@ -133,26 +133,15 @@ def _is_frozen(modules: Mapping[str, nn.Module], name: str, frozen_ids: set[int]
 
 def idle_options(rules: Mapping[str, Any]) -> list[Problem]:
     """Warn of optimizer options in rules of `param_groups` that freeze what they match."""
-    frozen = [
-        (name, rule)
-        for name, rule in rules.items()
-        if isinstance(rule, Mapping) and rule.get("frozen") is True
-    ]
-    idle = [
-        (f"param_groups.{name}.{key}", value)
-        for name, rule in frozen
-        for key, value in rule.items()
-        if key not in _FREEZING_OPTIONS
-    ]
     return [
         Problem(
-            path,
+            f"param_groups.{name}.{key}",
             "has no effect: the rule freezes what it matches",
             value,
-            hint=f"~{path} removes it",
+            hint=f"~param_groups.{name}.{key} removes it",
         )
-        for path, value in idle
+        for name, rule in rules.items()
+        if isinstance(rule, Mapping) and rule.get("frozen") is True
+        for key, value in rule.items()
+        if key not in ("match", "frozen", "frozen_statistics", "frozen_until")
     ]
-
-
-_FREEZING_OPTIONS = ("match", "frozen", "frozen_statistics", "frozen_until")

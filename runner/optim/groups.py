@@ -83,15 +83,13 @@ def parameter_groups(
                 group["name"] = f"{rule} x {factor:.4g}"
                 _multiply(group, factor)
         group["params"].append((parameter.name, parameter.tensor))
-    if not groups:
-        place = f" below {', '.join(prefixes)}" if prefixes else ""
-        raise ConfigError(
-            Problem(
-                "param_groups",
-                f"no parameter{place} is left to train",
-                hint="unfreeze some in param_groups or initialise.frozen",
-            )
-        )
+    place = f" below {', '.join(prefixes)}" if prefixes else ""
+    ConfigError.raise_if(
+        not groups,
+        "param_groups",
+        f"no parameter{place} is left to train",
+        hint="unfreeze some in param_groups or initialise.frozen",
+    )
     return list(groups.values())
 
 
@@ -129,7 +127,6 @@ def epochs_frozen(model: nn.Module, rules: Mapping[str, Any]) -> list[tuple[Name
 def _require_parts(model: nn.Module, prefixes: Sequence[str]) -> None:
     """Raise a ConfigError for each prefix without parameters in the model."""
     parts = list(dict.fromkeys(x.name.partition(".")[0] for x in named_parameters(model)))
-    missing = [prefix for prefix in prefixes if not named_parameters(model, [prefix])]
     ConfigError.raise_all(
         Problem(
             "model",
@@ -138,7 +135,8 @@ def _require_parts(model: nn.Module, prefixes: Sequence[str]) -> None:
             "a model with the parts that the recipe's phases train",
             nearest(prefix, parts),
         )
-        for prefix in missing
+        for prefix in prefixes
+        if not named_parameters(model, [prefix])
     )
 
 
@@ -161,8 +159,14 @@ def _rules(
         if rule is None:
             continue
         if not isinstance(rule, Mapping) or ("match" in rule) == ("layer_decay" in rule):
-            expected = "{match: PATTERN, OPTION: VALUE, ...} or {layer_decay: NUMBER}"
-            problems.append(Problem(path, "is not a rule for parameter groups", rule, expected))
+            problems.append(
+                Problem(
+                    path,
+                    "is not a rule for parameter groups",
+                    rule,
+                    "{match: PATTERN, OPTION: VALUE, ...} or {layer_decay: NUMBER}",
+                )
+            )
             continue
         settings = {str(key): value for key, value in cast("Mapping[str, Any]", rule).items()}
         try:
@@ -173,9 +177,15 @@ def _rules(
                 layered = [
                     x for x, y in rules.items() if isinstance(y, Mapping) and "layer_decay" in y
                 ]
-                message = f"is a second layer-wise decay: '{layered[0]}' is one"
-                hint = f"~param_groups.{layered[0]} removes the first"
-                problems.append(Problem(path, message, rule, "one", hint))
+                problems.append(
+                    Problem(
+                        path,
+                        f"is a second layer-wise decay: '{layered[0]}' is one",
+                        rule,
+                        "one",
+                        f"~param_groups.{layered[0]} removes the first",
+                    )
+                )
             else:
                 factors, waits = _block_settings(settings, parameters, path)
         except ConfigError as error:
@@ -201,16 +211,20 @@ def _apply_rule(
     candidates = [*parameters, *bare_statistics(model)] if frozen is True else parameters
     matches = matching(settings.pop("match"), candidates, path=f"{path}.match")
     own_matches = [x for x in matches if rule_of_parameter.setdefault(x.name, name) == name]
-    problem = _option_problem(settings, frozen, statistics, path)
-    problems = [problem] if problem else []
+    problems = _option_problems(settings, frozen, statistics, path)
     if (
         (frozen is True or "frozen_until" in settings)
         and len(own_matches) < len(matches)
         # A rule for everything may freeze the rest
         and not {x.name for x in parameters} <= {x.name for x in matches}
     ):
-        earlier_names = [x.name for x in matches if rule_of_parameter[x.name] != name]
-        problems.append(_not_frozen_problem(earlier_names, rule_of_parameter, path))
+        problems.append(
+            _not_frozen_problem(
+                [x.name for x in matches if rule_of_parameter[x.name] != name],
+                rule_of_parameter,
+                path,
+            )
+        )
     if frozen is True:
         freeze(
             model,
@@ -221,37 +235,44 @@ def _apply_rule(
     return problems
 
 
-def _option_problem(
+def _option_problems(
     settings: Mapping[str, Any], frozen: object, statistics: object, path: str
-) -> Problem | None:
-    """Describe a wrong option of a rule at `path`, or return None."""
-    if statistics is not None and frozen is not True:
-        return Problem(
-            f"{path}.frozen_statistics",
-            "has no effect: the rule does not freeze anything",
-            statistics,
-            "frozen: true in the same rule",
-        )
-    if not isinstance(frozen, bool | None):
-        return Problem(f"{path}.frozen", "is neither true nor false", frozen, "true or false")
-    until = settings.get("frozen_until", 1)
-    if not whole(until, least=1) or (frozen and "frozen_until" in settings):
-        return Problem(
-            f"{path}.frozen_until",
-            "is not a valid number of epochs",
-            until,
-            "at least 1, in a rule without frozen: true",
-        )
-    if "lr_factor" in settings and not _is_factor(settings["lr_factor"]):
-        return Problem(
-            f"{path}.lr_factor",
-            "is not a valid factor",
-            settings["lr_factor"],
-            "a number of at least 0",
-        )
-    if "lr" in settings and "lr_factor" in settings:
-        return Problem(path, "gives both lr and lr_factor", expected="one of them")
-    return None
+) -> list[Problem]:
+    """Describe the first wrong option of a rule at `path`, if there is one."""
+    until, factor = settings.get("frozen_until", 1), settings.get("lr_factor", 1.0)
+    rules = [
+        (
+            statistics is not None and frozen is not True,
+            Problem(
+                f"{path}.frozen_statistics",
+                "has no effect: the rule does not freeze anything",
+                statistics,
+                "frozen: true in the same rule",
+            ),
+        ),
+        (
+            not isinstance(frozen, bool | None),
+            Problem(f"{path}.frozen", "is neither true nor false", frozen, "true or false"),
+        ),
+        (
+            not whole(until, least=1) or (frozen and "frozen_until" in settings),
+            Problem(
+                f"{path}.frozen_until",
+                "is not a valid number of epochs",
+                until,
+                "at least 1, in a rule without frozen: true",
+            ),
+        ),
+        (
+            not _is_factor(factor),
+            Problem(f"{path}.lr_factor", "is not a valid factor", factor, "a number of at least 0"),
+        ),
+        (
+            {"lr", "lr_factor"} <= settings.keys(),
+            Problem(path, "gives both lr and lr_factor", expected="one of them"),
+        ),
+    ]
+    return [problem for is_broken, problem in rules if is_broken][:1]
 
 
 def _not_frozen_problem(

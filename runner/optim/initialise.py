@@ -149,18 +149,15 @@ def initialise(
         made_by=made_by,
     )
     # Last, since parametrising renames parameters and makes new ones
-    frozen = (
+    freeze(
+        model,
         matching(
             options["frozen"],
             [*named_parameters(model), *bare_statistics(model)],
             path="initialise.frozen",
         )
         if options.get("frozen")
-        else []
-    )
-    freeze(
-        model,
-        frozen,
+        else [],
         path="initialise.frozen_statistics",
         statistics=options.get("frozen_statistics", "freeze"),
     )
@@ -218,15 +215,13 @@ def _match_rules(
         for x in matches
         if (part := "bias" if x.is_bias else "weight") in methods
     ]
-    if not pairs:
-        raise ConfigError(
-            Problem(
-                path,
-                f"matches parameters, but no {' or '.join(methods)} among them",
-                dict(keys),
-                f"such as {matches[0].name}",
-            )
-        )
+    ConfigError.raise_if(
+        not pairs,
+        path,
+        f"matches parameters, but no {' or '.join(methods)} among them",
+        dict(keys),
+        f"such as {matches[0].name}",
+    )
     return pairs
 
 
@@ -237,15 +232,13 @@ def _method(method_setting: Any, path: str) -> Callable[[Tensor], Any]:
         else {"method": method_setting}
     )
     name = settings.pop("method", None)
-    if name not in METHODS:
-        raise ConfigError(
-            Problem(
-                f"{path}.method" if isinstance(method_setting, Mapping) else path,
-                "is not a method of initialisation",
-                name,
-                hint=nearest(str(name), METHODS),
-            )
-        )
+    ConfigError.raise_if(
+        name not in METHODS,
+        f"{path}.method" if isinstance(method_setting, Mapping) else path,
+        "is not a method of initialisation",
+        name,
+        hint=nearest(str(name), METHODS),
+    )
     method = METHODS[name]
     accepted = [
         key

@@ -129,10 +129,9 @@ class Muon(Optimizer):
             self.state[parameter].get("momentum_buffer") for parameter in trained
         ]
         options = {key: group[key] for key in ("weight_decay", "momentum", "lr", "nesterov")}
-        gradients = [cast("Tensor", parameter.grad) for parameter in trained]
         sgd(
             list(trained),
-            gradients,
+            [cast("Tensor", parameter.grad) for parameter in trained],
             momenta,
             **options,
             dampening=0.0,

@@ -150,12 +150,13 @@ def parametrise(model: nn.Module, rules: Mapping[str, Any]) -> None:
         )
         settings = dict(cast("Mapping[str, Any]", rule))
         pattern, kind = settings.pop("match"), settings.pop("kind")
-        if kind not in KINDS:
-            raise ConfigError(
-                Problem(
-                    f"{path}.kind", "is not a parametrisation", kind, hint=nearest(str(kind), KINDS)
-                )
-            )
+        ConfigError.raise_if(
+            kind not in KINDS,
+            f"{path}.kind",
+            "is not a parametrisation",
+            kind,
+            hint=nearest(str(kind), KINDS),
+        )
         accepted = [
             key
             for key in inspect.signature(KINDS[kind]).parameters
@@ -168,9 +169,12 @@ def parametrise(model: nn.Module, rules: Mapping[str, Any]) -> None:
             for key, value in settings.items()
             if key not in accepted
         )
-        matches = matching(pattern, named_parameters(model), path=f"{path}.match")
         # A pattern such as `layer4.*` also matches biases, which none of the kinds is for
-        weights = [parameter for parameter in matches if not parameter.is_bias]
+        weights = [
+            parameter
+            for parameter in matching(pattern, named_parameters(model), path=f"{path}.match")
+            if not parameter.is_bias
+        ]
         if settings.pop("globally", False):
             settings["threshold"] = _smallest(weights, settings.get("amount", 0.5))
         for parameter in weights:
@@ -192,16 +196,14 @@ def _require_own_weight(parameter: Named, kind: str, pattern: Any, path: str) ->
         (id(module), name.rpartition(".")[2])
         for name, module in zip(parameter.names, parameter.modules, strict=True)
     }
-    if len(places) > 1:
-        raise ConfigError(
-            Problem(
-                f"{path}.match",
-                f"cannot make {kind} of {parameter.name}: it is also "
-                f"{', '.join(parameter.names[1:])}, which would then be another weight",
-                pattern,
-                hint="leave shared weights out of the pattern",
-            )
-        )
+    ConfigError.raise_if(
+        len(places) > 1,
+        f"{path}.match",
+        f"cannot make {kind} of {parameter.name}: it is also "
+        f"{', '.join(parameter.names[1:])}, which would then be another weight",
+        pattern,
+        hint="leave shared weights out of the pattern",
+    )
 
 
 def _parametrise_weight(
@@ -210,9 +212,11 @@ def _parametrise_weight(
     try:
         KINDS[kind](parameter.module, name=parameter.name.rpartition(".")[2], **settings)
     except (ValueError, RuntimeError, KeyError) as error:
-        shape = list(parameter.tensor.shape)
         raise ConfigError(
-            Problem(path, f"cannot make {kind} of {parameter.name} {shape}: {error}")
+            Problem(
+                path,
+                f"cannot make {kind} of {parameter.name} {list(parameter.tensor.shape)}: {error}",
+            )
         ) from None
 
 

@@ -87,16 +87,14 @@ def require_checksum(file: Path, expected: str | None, name: str) -> None:
                 f"initialise.sha256={digest} accepts the file that was downloaded ({file})",
             )
         )
-    if expected is not None and (len(expected) < 8 or not digest.startswith(expected.lower())):
-        raise ConfigError(
-            Problem(
-                PATH,
-                f"the file in torch's cache does not match its checksum: {file}",
-                digest,
-                expected,
-                "delete it, and it will be downloaded again",
-            )
-        )
+    ConfigError.raise_if(
+        expected is not None and (len(expected) < 8 or not digest.startswith(expected.lower())),
+        PATH,
+        f"the file in torch's cache does not match its checksum: {file}",
+        digest,
+        expected or "",
+        "delete it, and it will be downloaded again",
+    )
 
 
 # File, address, checksum, and the library's function that makes the model.
@@ -117,24 +115,22 @@ def _load_torchvision(name: str, made_by: str) -> Source:
     # A name without a class stands for the config's model
     if own_model in weights_of_model and "." not in weights_name:
         weights_name = f"{weights_of_model[own_model].__name__}.{weights_name}"
-    if weights_name not in weights_by_name:
-        choices: Iterable[str] = (
-            [x for x in weights_by_name if x.startswith(f"{weights_of_model[own_model].__name__}.")]
-            if own_model in weights_of_model
-            else weights_by_name
-        )
-        raise ConfigError(
-            Problem(
-                PATH,
-                "torchvision publishes no such weights",
-                name,
-                ", ".join(f"torchvision:{x}" for x in choices)
-                if own_model in weights_of_model
-                else "torchvision:MODEL_Weights.NAME, as torchvision.models lists them",
-                nearest(weights_name, _model_weights(weights_name, weights_by_name))
-                or did_you_mean(weights_name, choices),
-            )
-        )
+    choices: Iterable[str] = (
+        [x for x in weights_by_name if x.startswith(f"{weights_of_model[own_model].__name__}.")]
+        if own_model in weights_of_model
+        else weights_by_name
+    )
+    ConfigError.raise_if(
+        weights_name not in weights_by_name,
+        PATH,
+        "torchvision publishes no such weights",
+        name,
+        ", ".join(f"torchvision:{x}" for x in choices)
+        if own_model in weights_of_model
+        else "torchvision:MODEL_Weights.NAME, as torchvision.models lists them",
+        nearest(weights_name, _model_weights(weights_name, weights_by_name))
+        or did_you_mean(weights_name, choices),
+    )
     model, weights = weights_by_name[weights_name]
     file = weights.url.rpartition("/")[2]
     # torchvision's file names end in the beginning of the file's SHA-256
@@ -162,16 +158,14 @@ def _load_torchaudio(name: str, sha256: str | None) -> Source:
         if key.isupper() and (hasattr(value, "_params") or hasattr(value, "_model_path"))
     }
     bundle_name = name.removeprefix("torchaudio:")
-    if bundle_name not in bundles:
-        raise ConfigError(
-            Problem(
-                PATH,
-                "torchaudio publishes no such weights",
-                name,
-                "torchaudio:BUNDLE, as torchaudio.pipelines lists them",
-                nearest(bundle_name, bundles),
-            )
-        )
+    ConfigError.raise_if(
+        bundle_name not in bundles,
+        PATH,
+        "torchaudio publishes no such weights",
+        name,
+        "torchaudio:BUNDLE, as torchaudio.pipelines lists them",
+        nearest(bundle_name, bundles),
+    )
     bundle: Any = bundles[bundle_name]
     # torchaudio has no public way to a bundle's file
     if hasattr(bundle, "_model_path"):

@@ -29,8 +29,7 @@ def load_state(
         ConfigError: The state is of other parameters, or of the same in other groups or another
             order, or an option needs averages that the state does not have.
     """
-    if problem := _misplaced(optimizer, state):
-        raise ConfigError(problem)
+    ConfigError.raise_all(filter(None, [_misplaced(optimizer, state)]))
     # ZeroRedundancyOptimizer holds the optimizer in `optim`.
     kind = type(getattr(optimizer, "optim", optimizer))
     options = {*inspect.signature(kind).parameters, "fused", "foreach"} - {"params", *SCHEDULED}
@@ -82,9 +81,7 @@ def _misplaced(optimizer: Optimizer, state: Mapping[str, Any]) -> Problem | None
     own_names, saved_names = (
         [list(map(str, group.get("param_names", ()))) for group in x] for x in (groups, saved)
     )
-    if not any(own_names) or not any(saved_names):
-        return None
-    if own_names == saved_names:
+    if not any(own_names) or not any(saved_names) or own_names == saved_names:
         return None
     own_places, saved_places = (
         {name: number for number, names in enumerate(x) for name in names}

@@ -63,16 +63,14 @@ def waiting(
             ),
             default=0,
         )
-        if first_epoch:
-            place = f" below {', '.join(prefixes)}" if prefixes else ""
-            raise ConfigError(
-                Problem(
-                    "param_groups",
-                    f"no parameter{place} is trained in the first {first_epoch} epochs",
-                    {name: rule[key] for name, key, rule in _waiting_rules(rules)},
-                    "at least one parameter group without frozen_until",
-                )
-            )
+        place = f" below {', '.join(prefixes)}" if prefixes else ""
+        ConfigError.raise_if(
+            first_epoch,
+            "param_groups",
+            f"no parameter{place} is trained in the first {first_epoch} epochs",
+            {name: rule[key] for name, key, rule in waiting_rules(rules)},
+            "at least one parameter group without frozen_until",
+        )
     return [
         _waiting(
             model,
@@ -98,32 +96,32 @@ def cautions(
     total_steps: int,
 ) -> list[Problem]:
     """Warn of parameters that wait for an epoch beyond the end of training."""
-    message, hint = (
-        "training ends before this epoch, so what is frozen until then is never trained",
-        "lower it, raise max_epochs, or set frozen: true",
-    )
     last = {
         "frozen_until": 0,
         "unfreeze_every": max((x.until for x in waiting_parameters), default=0),
     }
     waits = [
         (name, key, rule[key], max(last[key], rule[key] * steps_per_epoch))
-        for name, key, rule in _waiting_rules(rules)
+        for name, key, rule in waiting_rules(rules)
     ]
     return [
-        Problem(f"param_groups.{name}.{key}", message, epochs, hint=hint)
+        Problem(
+            f"param_groups.{name}.{key}",
+            "training ends before this epoch, so what is frozen until then is never trained",
+            epochs,
+            hint="lower it, raise max_epochs, or set frozen: true",
+        )
         for name, key, epochs, until in waits
         if until >= total_steps
     ]
 
 
-def _waiting_rules(rules: Mapping[str, Any]) -> list[tuple[str, str, Mapping[str, Any]]]:
+def waiting_rules(rules: Mapping[str, Any]) -> list[tuple[str, str, Mapping[str, Any]]]:
     """Return (rule's name, its key with the epochs, rule) for each rule that delays training."""
-    keys = ("frozen_until", "unfreeze_every")
     return [
         (name, key, cast("Mapping[str, Any]", rule))
         for name, rule in rules.items()
         if isinstance(rule, Mapping)
-        for key in keys
+        for key in (("frozen_until", "unfreeze_every"))
         if key in rule
     ]

@@ -85,12 +85,16 @@ def load_weights(
     _require_same_kinds(state, own_state, patterns, file)
     state = _split_normed(state, target, own_state)
     _require_matches(patterns, {**own_state, **state})
-    included = {
-        name: tensor
-        for name, tensor in state.items()
-        if not any(fnmatchcase(name, pattern) for pattern in patterns)
-    }
-    _load(target, included, patterns, strict=strict)
+    _load(
+        target,
+        {
+            name: tensor
+            for name, tensor in state.items()
+            if not any(fnmatchcase(name, pattern) for pattern in patterns)
+        },
+        patterns,
+        strict=strict,
+    )
     if not is_parametrised:
         parametrise()
 
@@ -142,19 +146,15 @@ def _locate_files(file: str) -> list[Path]:
 
 def _verify(paths: Sequence[Path], expected: str | None) -> None:
     digest = hugging_face.digest_of(paths)
-    if expected is not None and (
-        len(str(expected)) < 8 or not digest.startswith(str(expected).lower())
-    ):
-        place = paths[0] if len(paths) == 1 else paths[0].parent
-        raise ConfigError(
-            Problem(
-                "initialise.sha256",
-                f"does not match {place}",
-                expected,
-                digest,
-                "the file is a different one, or was cut short",
-            )
-        )
+    ConfigError.raise_if(
+        expected is not None
+        and (len(str(expected)) < 8 or not digest.startswith(str(expected).lower())),
+        "initialise.sha256",
+        f"does not match {paths[0] if len(paths) == 1 else paths[0].parent}",
+        expected,
+        digest,
+        "the file is a different one, or was cut short",
+    )
 
 
 def _require_same_model(model: nn.Module, folder: Path) -> None:
@@ -162,11 +162,8 @@ def _require_same_model(model: nn.Module, folder: Path) -> None:
 
     Hugging Face's libraries build the model from this file.
     """
-    check = getattr(model, "checkpoint_problems", None)
-    if check is not None and (
-        problems := check(read_json(folder / "config.json", {str: object}) or {})
-    ):
-        raise ConfigError(*problems)
+    if check := getattr(model, "checkpoint_problems", None):
+        ConfigError.raise_all(check(read_json(folder / "config.json", {str: object}) or {}))
 
 
 def _read(path: Path) -> Any:
@@ -228,20 +225,14 @@ def _unwrap(content: Any) -> dict[str, Tensor]:
     entries = {str(name): value for name, value in cast("Mapping[Any, Any]", content).items()}
     # torch.optim.swa_utils.AveragedModel adds this count.
     entries.pop("n_averaged", None)
-    not_tensors = [
-        name
-        for name, value in entries.items()
-        if not isinstance(value, Tensor) and not name.endswith("_extra_state")
-    ]
-    if not_tensors:
-        raise ConfigError(
-            Problem(
-                PATH,
-                f"is not a state_dict: '{not_tensors[0]}' is not a tensor",
-                type(entries[not_tensors[0]]).__name__,
-                "a mapping from names to tensors, at the top level or under one of: "
-                + ", ".join(WRAPPERS),
-            )
+    for name, value in entries.items():
+        ConfigError.raise_if(
+            not isinstance(value, Tensor) and not name.endswith("_extra_state"),
+            PATH,
+            f"is not a state_dict: '{name}' is not a tensor",
+            type(value).__name__,
+            "a mapping from names to tensors, at the top level or under one of: "
+            f"{', '.join(WRAPPERS)}",
         )
     return entries
 
@@ -321,12 +312,13 @@ def _target(model: nn.Module, into: str | None) -> nn.Module:
     if not into:
         return model
     modules = dict(model.named_modules())
-    if into not in modules:
-        raise ConfigError(
-            Problem(
-                "initialise.into", "is not a module of the model", into, hint=nearest(into, modules)
-            )
-        )
+    ConfigError.raise_if(
+        into not in modules,
+        "initialise.into",
+        "is not a module of the model",
+        into,
+        hint=nearest(into, modules),
+    )
     return modules[into]
 
 
@@ -373,32 +365,23 @@ def _kind(tensor: Tensor) -> str:
 
 
 def _require_matches(patterns: Sequence[str], state: Mapping[str, Tensor]) -> None:
-    unmatched = [
-        pattern for pattern in patterns if not any(fnmatchcase(name, pattern) for name in state)
-    ]
-    if unmatched:
-        parts = [f"{part}.*" for part in dict.fromkeys(name.partition(".")[0] for name in state)]
-        folders = {
-            f"{name[:place]}.*"
-            for name in state
-            for place in range(len(name))
-            if name[place] == "."
-        }
-        message = "matches nothing in the file or in the model"
-        # The first and the last parts, as the head is the last.
-        example = f"such as {', '.join([*parts[:4], *parts[4:][-4:]])}"
-        raise ConfigError(
-            *(
-                Problem(
-                    "initialise.exclude",
-                    message,
-                    name,
-                    example,
-                    did_you_mean(name, folders | set(state)) or example,
-                )
-                for name in unmatched
-            )
+    parts = [f"{part}.*" for part in dict.fromkeys(name.partition(".")[0] for name in state)]
+    # The first and the last parts, as the head is the last.
+    example = f"such as {', '.join([*parts[:4], *parts[4:][-4:]])}"
+    folders = {
+        f"{name[:place]}.*" for name in state for place in range(len(name)) if name[place] == "."
+    }
+    ConfigError.raise_all(
+        Problem(
+            "initialise.exclude",
+            "matches nothing in the file or in the model",
+            pattern,
+            example,
+            did_you_mean(pattern, folders | set(state)) or example,
         )
+        for pattern in patterns
+        if not any(fnmatchcase(name, pattern) for name in state)
+    )
 
 
 def _load(
@@ -418,8 +401,7 @@ def _load(
     unexpected = [
         name for name in state if name not in own_state and not name.endswith("num_batches_tracked")
     ]
-    problems = _shape_problems(state, own_state)
-    problems += _tied_problems(tied_names, state)
+    problems = [*_shape_problems(state, own_state), *_tied_problems(tied_names, state)]
     merged = {
         name: _plain_name(name)
         for name in unexpected
@@ -439,7 +421,12 @@ def _load(
             )
         ]
         unexpected = [name for name in unexpected if name not in merged]
-        problems += _missing_problems(missing, unexpected)
+        problems += [
+            Problem(
+                PATH, f"the model's '{name}' is not in the file", hint=nearest(name, unexpected)
+            )
+            for name in missing
+        ]
         problems += _unused_problems(unexpected, missing, own_state)
     if not common and not merged:
         problems = [
@@ -450,11 +437,15 @@ def _load(
                 f"such as {', '.join(list(own_state)[:3])}",
             )
         ]
-    if problems:
-        if len(problems) > SHOWN:
-            hint = "initialise.strict=false loads what fits by name"
-            problems[SHOWN:] = [Problem(PATH, f"and {len(problems) - SHOWN} more", hint=hint)]
-        raise ConfigError(*problems)
+    if len(problems) > SHOWN:
+        problems[SHOWN:] = [
+            Problem(
+                PATH,
+                f"and {len(problems) - SHOWN} more",
+                hint="initialise.strict=false loads what fits by name",
+            )
+        ]
+    ConfigError.raise_all(problems)
     # The model's own state_dict keeps the version of each module, which torchvision's MNASNet
     # needs.
     own_state.update((name, state[name]) for name in common)
@@ -476,11 +467,6 @@ def _shape_problems(state: Mapping[str, Tensor], own_state: Mapping[str, Any]) -
     ]
 
 
-def _missing_problems(missing: Sequence[str], unexpected: Sequence[str]) -> list[Problem]:
-    message = "the model's '{}' is not in the file"
-    return [Problem(PATH, message.format(name), hint=nearest(name, unexpected)) for name in missing]
-
-
 def _tied_names(target: nn.Module) -> dict[str, set[str]]:
     """Return all names of each tensor that has several, by each of them."""
     by_tensor = dict[int, set[str]]()
@@ -499,12 +485,14 @@ def _tied_problems(
         first_name, *other_names = [name for name in names if name in state] or [""]
         values = [state[name].to(state[first_name].dtype) for name in other_names]
         if not all(state[first_name].equal(value) for value in values):
-            message = (
-                f"the model ties {' and '.join(names)} to one tensor, and the file has several "
-                "values for it"
+            problems.append(
+                Problem(
+                    PATH,
+                    f"the model ties {' and '.join(names)} to one tensor, and the file has several "
+                    "values for it",
+                    hint=f"leave out all but one: initialise.exclude={other_names}",
+                )
             )
-            hint = f"leave out all but one: initialise.exclude={other_names}"
-            problems.append(Problem(PATH, message, hint=hint))
     return problems
 
 
@@ -532,10 +520,9 @@ def _unused_problems(
         )
         for part, count in several.items()
     ]
-    single_names = [name for name in unexpected if name.partition(".")[0] not in several]
     return problems + [
         Problem(PATH, f"the file's '{name}' is not in the model", hint=nearest(name, missing))
-        for name in single_names
+        for name in [name for name in unexpected if name.partition(".")[0] not in several]
     ]
 
 
@@ -549,11 +536,16 @@ def _parametrised_problems(merged: Mapping[str, str]) -> list[Problem]:
         "the file is parametrised (LoRA, weight norm or another), and the model is not: it "
         f"has no '{plain}'{rest}, but what it is computed from"
     )
-    hint = (
-        "`samewise export RUN --to safetensors --out F` merges them: use "
-        "F/weights.safetensors; or set initialise.parametrisations as in the run of the file"
-    )
-    return [Problem(PATH, message, tensor_name, plain, hint)]
+    return [
+        Problem(
+            PATH,
+            message,
+            tensor_name,
+            plain,
+            "`samewise export RUN --to safetensors --out F` merges them: use "
+            "F/weights.safetensors; or set initialise.parametrisations as in the run of the file",
+        )
+    ]
 
 
 def _exclude_hint(name: str) -> str:

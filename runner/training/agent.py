@@ -130,9 +130,13 @@ def run_agent(
     if note := read_json(handed / f"stopped-{rank}.json"):
         # What a rank said that took another's failure for the reason
         ended = f"{ended}: {strip_heading(note['said'])}"
-    message = f"{ended}; what it wrote is in {agent.logs}"
-    hint = f"{_RESUME}; strategy.max_restarts=3 does so automatically"
-    return TrainingError(Problem(f"rank {rank}", message, hint=hint)), agent.lost
+    return TrainingError(
+        Problem(
+            f"rank {rank}",
+            f"{ended}; what it wrote is in {agent.logs}",
+            hint=f"{_RESUME}; strategy.max_restarts=3 does so automatically",
+        )
+    ), agent.lost
 
 
 def become_rank(
@@ -259,8 +263,9 @@ class _Agent(LocalElasticAgent):
             local_addr=LOOPBACK,
         )
         # Only rank 0 writes to the terminal; the others write to files below `logs`
-        quiet = dict.fromkeys(range(1, nproc), Std.ALL)
-        logs_specs = DefaultLogsSpecs(log_dir=str(self.logs), redirects=quiet)
+        logs_specs = DefaultLogsSpecs(
+            log_dir=str(self.logs), redirects=dict.fromkeys(range(1, nproc), Std.ALL)
+        )
         super().__init__(spec, logs_specs, start_method="spawn", exit_barrier_timeout=30)
 
     def _monitor_workers(self, worker_group: Any) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -26,7 +26,7 @@ from samewise.runner.errors import ConfigError, Problem, nearest
 from samewise.runner.interfaces import Batch, Callback, Phase, Recipe, class_names, of_labels
 from samewise.runner.optim.build import build_optimizers, describe
 from samewise.runner.optim.schedules import Schedule
-from samewise.runner.optim.unfreezing import Waiting, waiting
+from samewise.runner.optim.unfreezing import Waiting, waiting, waiting_rules
 from samewise.runner.processes.this_process import REPORTER, keep_freed_memory
 from samewise.runner.records import environment
 from samewise.runner.records.checkpoint_writer import Checkpoints
@@ -93,8 +93,11 @@ def build(
     model = _make_model(cfg, make, recipe, data, strategy.device)
     # An evaluation has no use for the teacher, whose file may not exist there
     if cfg.distil.teacher is not None and split is None:
-        teacher = make_teacher(cfg, make, strategy.device)
-        recipe.distil(teacher, temperature=cfg.distil.temperature, alpha=cfg.distil.alpha)
+        recipe.distil(
+            make_teacher(cfg, make, strategy.device),
+            temperature=cfg.distil.temperature,
+            alpha=cfg.distil.alpha,
+        )
     network = _wrap(cfg, recipe, model, configured, strategy)
     # After `wrap`: optimizers must hold the shards that it may have made of the parameters
     optimizers = _optimizers(cfg, project, recipe, model, strategy)
@@ -152,8 +155,9 @@ def _begin_strategy(cfg: DictConfig, make: Make, *, alone: bool) -> tuple[Strate
     if alone:
         # Its number of processes is checked nevertheless
         configured.processes(str(cfg.device), cfg.replicas)
-    is_synchronised = bool(cfg.strategy.get("sync_batch_norm"))
-    strategy = Single(sync_batch_norm=is_synchronised) if alone else configured
+    strategy = (
+        Single(sync_batch_norm=bool(cfg.strategy.get("sync_batch_norm"))) if alone else configured
+    )
     strategy.begin(str(cfg.device), cfg.replicas, cfg.accumulate)
     if strategy.device.type == "cpu":
         # The kernel then fills no pages with zeros in each step (docs/measurements.md)
@@ -191,12 +195,10 @@ def _make_model(
     """Make the model, initialised, whose blocks recompute activations as configured."""
     images = prepare = None  # without the training split, the weights come from a checkpoint
     if train := data.splits.get("train"):
-        transform = data.transforms["eval"]
-        images = partial(training_images, cfg, make, recipe, train.dataset, transform)
+        images = partial(training_images, cfg, make, recipe, train.dataset, data.transforms["eval"])
         prepare = partial(recipe.prepare, dataset=train.dataset)
-    channels_last = _is_channels_last(cfg)
     model = make_model(
-        cfg, make, device, channels_last=channels_last, images=images, prepare=prepare
+        cfg, make, device, channels_last=_is_channels_last(cfg), images=images, prepare=prepare
     )
     recompute(model, cfg.activation_checkpointing, "activation_checkpointing")
     return model
@@ -242,8 +244,7 @@ def _recorder(
     }
     # From the job's environment, since the config would change the experiment's fingerprint
     if reporter := os.environ.get(REPORTER):
-        callback = instantiate(json.loads(reporter), REPORTER, allowed=project.packages)
-        callbacks["(sweep)"] = callback
+        callbacks["(sweep)"] = instantiate(json.loads(reporter), REPORTER, allowed=project.packages)
     return Recorder(
         trace=_trace(cfg, folder, model, strategy),
         callbacks=callbacks,
@@ -262,8 +263,12 @@ def _schedule(make: Make, optimizers: Mapping[str, Optimizer], data: _Data) -> S
 
 def _waiting(cfg: DictConfig, recipe: Recipe, model: nn.Module, plan: Plan) -> list[Waiting]:
     """List the parameters that are trained later."""
-    rules, parts = plain(cfg.param_groups) or {}, [phase.modules for phase in recipe.phases]
-    return waiting(model, rules, steps_per_epoch=plan.steps_per_epoch, parts=parts)
+    return waiting(
+        model,
+        plain(cfg.param_groups) or {},
+        steps_per_epoch=plan.steps_per_epoch,
+        parts=[phase.modules for phase in recipe.phases],
+    )
 
 
 def _optimizers(
@@ -327,18 +332,15 @@ def _level(composed: Composed, strategy: Strategy) -> str:
 
 
 def _trace(cfg: DictConfig, folder: RunFolder, model: nn.Module, strategy: Strategy) -> Trace:
-    layout, settings = strategy.layout, cfg.trace
-    every, layers = settings.every_steps, settings.layers_every_steps
-    # On CUDA one kernel sums digests, as every device would (docs/decisions/trace.md)
-    algorithm = XXH3 if strategy.device.type == "cpu" else ON_DEVICE
     return Trace(
         folder.trace,
         model,
-        digests_of=layout.digests,
-        algorithm=algorithm,
-        shards=layout.shards,
-        every_steps=every,
-        layers_every_steps=layers,
+        digests_of=strategy.layout.digests,
+        # On CUDA one kernel sums digests, as every device would (docs/decisions/trace.md)
+        algorithm=XXH3 if strategy.device.type == "cpu" else ON_DEVICE,
+        shards=strategy.layout.shards,
+        every_steps=cfg.trace.every_steps,
+        layers_every_steps=cfg.trace.layers_every_steps,
     )
 
 
@@ -385,19 +387,14 @@ def _require_phases(recipe: Recipe) -> None:
         if isinstance(declared, list | tuple)
         else []
     )
-    if not phases or len({x.name for x in phases}) < len(declared):
-        value, hint = (
-            ("a method", "`@property` above `def phases(self)`")
-            if callable(declared)
-            else (declared, "")
-        )
-        message, expected = (
-            "phases is not a tuple of phases with different names",
-            '(Phase("a", ("encoder",)), Phase("b", ("head",)))',
-        )
-        raise ConfigError(
-            Problem("recipe", f"{type(recipe).__name__}.{message}", value, expected, hint)
-        )
+    ConfigError.raise_if(
+        not phases or len({x.name for x in phases}) < len(declared),
+        "recipe",
+        f"{type(recipe).__name__}.phases is not a tuple of phases with different names",
+        "a method" if callable(declared) else declared,
+        '(Phase("a", ("encoder",)), Phase("b", ("head",)))',
+        "`@property` above `def phases(self)`" if callable(declared) else "",
+    )
 
 
 def _phases(
@@ -442,19 +439,13 @@ def _phases(
 
 
 def _require_unfreezing(strategy: Strategy, rules: Mapping[str, Any]) -> None:
-    paths = (
-        f"{name}.{key}"
-        for name, rule in rules.items()
-        if isinstance(rule, Mapping)
-        for key in ("frozen_until", "unfreeze_every")
-        if key in rule
-    )
-    if not strategy.unfreezes and (path := next(paths, None)):
-        raise ConfigError(
-            Problem(
-                f"param_groups.{path}",
-                f"cannot be used with {type(strategy).__name__}",
-                hint="strategy=single or strategy=elastic; or two runs, the second with "
-                "initialise.weights=run:FIRST",
-            )
+    ConfigError.raise_all(
+        Problem(
+            f"param_groups.{name}.{key}",
+            f"cannot be used with {type(strategy).__name__}",
+            hint="strategy=single or strategy=elastic; or two runs, the second with "
+            "initialise.weights=run:FIRST",
         )
+        for name, key, _ in waiting_rules(rules)
+        if not strategy.unfreezes
+    )

@@ -61,14 +61,11 @@ def _order_cautions(composed: Composed) -> list[Problem]:
     """Warn if sets in the user's code may have another order in another process."""
     if this_process.has_fixed_hash_seed() or not composed.code.files:
         return []
-    message = (
-        "is not fixed, so a set of strings in your code has another order in each process, which "
-        "may change results"
-    )
     return [
         Problem(
             "PYTHONHASHSEED",
-            message,
+            "is not fixed, so a set of strings in your code has another order in each process, which "
+            "may change results",
             os.environ.get("PYTHONHASHSEED"),
             hint="start Python with PYTHONHASHSEED=0, as the samewise command does",
         )
@@ -84,11 +81,10 @@ def _max_steps_cautions(composed: Composed, plan: Plan) -> list[Problem]:
         or not any(x.lstrip("+").startswith("max_steps=") for x in composed.overrides)
     ):
         return []
-    message = f"is not reached: max_epochs={cfg.max_epochs} ends training after {steps} steps"
     return [
         Problem(
             "max_steps",
-            message,
+            f"is not reached: max_epochs={cfg.max_epochs} ends training after {steps} steps",
             cfg.max_steps,
             hint=f"max_epochs={-(-cfg.max_steps // plan.steps_per_epoch)}",
         )
@@ -102,12 +98,15 @@ def _every_epochs_cautions(composed: Composed) -> list[Problem]:
         x.lstrip("+").startswith("evaluate.every_epochs=") for x in composed.overrides
     ):
         return []
-    message, hint = (
-        f"has no effect: evaluate.every_steps={evaluate.every_steps} decides",
-        "evaluate.every_steps=null",
-    )
     return (
-        [Problem("evaluate.every_epochs", message, evaluate.every_epochs, hint=hint)]
+        [
+            Problem(
+                "evaluate.every_epochs",
+                f"has no effect: evaluate.every_steps={evaluate.every_steps} decides",
+                evaluate.every_epochs,
+                hint="evaluate.every_steps=null",
+            )
+        ]
         if evaluate.every_epochs
         else []
     )
@@ -120,46 +119,46 @@ def idle_cautions(run: Run) -> list[Problem]:
     message = "decides by evaluations, and the only one is at the end of training: it has no effect"
     hint = "evaluate.every_epochs=1 evaluates after each epoch"
     # One warning for a part, however many metrics it watches
-    parts = dict.fromkeys(path.rpartition(".")[0] for path in watched(run))
-    return [Problem(part, message, hint=hint) for part in parts]
+    return [
+        Problem(part, message, hint=hint)
+        for part in dict.fromkeys(path.rpartition(".")[0] for path in watched(run))
+    ]
 
 
 def data_cautions(train: Split) -> list[Problem]:
     """Warn of classes without samples, files left out, turned ones, and a method `set_epoch`."""
-    problems, unused = list[Problem](), getattr(train.dataset, "unused_classes", None)
-    if left_out := getattr(train.dataset, "left_out", ""):
-        message, hint = (
+    left_out, turned = (getattr(train.dataset, name, None) or [] for name in ("left_out", "turned"))
+    unused = getattr(train.dataset, "unused_classes", None)
+    cautions = [
+        (
+            left_out,
             f"leaves out {left_out}",
             "correct, rename or convert what you need, and move the rest elsewhere",
-        )
-        problems.append(Problem("dataset.train", message, hint=hint))
-    if turned := getattr(train.dataset, "turned", None):
-        message, hint = (
+        ),
+        (
+            turned,
             "has images with an EXIF orientation, which is not applied, and their sizes do not say "
             f"whether the boxes follow it: {first_few(turned, 3)}",
             "if they do, turn the pixels (mogrify -auto-orient); if not, remove the orientation "
             "(exiftool -Orientation=)",
-        )
-        problems.append(Problem("dataset.train", message, hint=hint))
-    if isinstance(unused, list) and unused:
-        message, hint = (
-            f"has no images of {first_few(unused, 5)}",
+        ),
+        (
+            unused,
+            f"has no images of {first_few(unused if isinstance(unused, list) else [], 5)}",
             "add images, or remove the folders of classes that you do not need",
-        )
-        problems.append(Problem("dataset.train", message, hint=hint))
-    if callable(getattr(train.dataset, "set_epoch", None)):
-        hint = (
+        ),
+        (
+            callable(getattr(train.dataset, "set_epoch", None)),
+            f"{type(train.dataset).__name__}.set_epoch is never called",
             "draw in __getitem__ from random, numpy.random or torch, which are seeded for each "
-            "epoch and sample; loader.order chooses an epoch's samples"
-        )
-        problems.append(
-            Problem(
-                "dataset.train",
-                f"{type(train.dataset).__name__}.set_epoch is never called",
-                hint=hint,
-            )
-        )
-    return problems
+            "epoch and sample; loader.order chooses an epoch's samples",
+        ),
+    ]
+    return [
+        Problem("dataset.train", message, hint=hint)
+        for applies, message, hint in cautions
+        if applies
+    ]
 
 
 def _decoding_cautions(
@@ -173,11 +172,15 @@ def _decoding_cautions(
     setting = cfg.dataset.get("decode", ...)
     instead = "transforms=imagenet or imagenet_v2, which crop in the loader's workers"
     hint = instead if setting is ... else f"dataset.decode=device; or {instead}"
-    message = (
-        "the data set decodes the images itself, so Decode in transforms.train.batch does "
-        "nothing, and whole images are sent to the device"
-    )
-    return [Problem("dataset.decode", message, setting, hint=hint)]
+    return [
+        Problem(
+            "dataset.decode",
+            "the data set decodes the images itself, so Decode in transforms.train.batch does "
+            "nothing, and whole images are sent to the device",
+            setting,
+            hint=hint,
+        )
+    ]
 
 
 def _mixing_cautions(
@@ -190,9 +193,12 @@ def _mixing_cautions(
     )
     if not names or min(plan.batch_size, plan.samples) > micro_batches:
         return []
-    message = (
-        f"leaves one image for each micro-batch, so {names} in transforms.train.batch does "
-        "nothing: it mixes images of a micro-batch"
-    )
-    hint = f"batch_size={2 * micro_batches} or more, or a smaller accumulate or replicas"
-    return [Problem("batch_size", message, plan.batch_size, hint=hint)]
+    return [
+        Problem(
+            "batch_size",
+            f"leaves one image for each micro-batch, so {names} in transforms.train.batch does "
+            "nothing: it mixes images of a micro-batch",
+            plan.batch_size,
+            hint=f"batch_size={2 * micro_batches} or more, or a smaller accumulate or replicas",
+        )
+    ]

@@ -104,7 +104,6 @@ def make_model(
             name: f"{tensor_kind(value)} tensor" if torch.is_tensor(value) else type(value).__name__
             for name, value in model.state_dict().items()
         }
-        odd = {name: kind for name, kind in kinds.items() if kind != " tensor"}
         ConfigError.raise_all(
             Problem(
                 "model",
@@ -112,7 +111,8 @@ def make_model(
                 expected="only dense tensors in the model's state_dict, since checkpoints hold "
                 "nothing else of a model; get_extra_state may return one",
             )
-            for name, kind in odd.items()
+            for name, kind in kinds.items()
+            if kind != " tensor"
         )
         _require_own_elements(model)
         # Before freezing, since a frozen layer stays in evaluation mode
@@ -153,14 +153,18 @@ def make_teacher(cfg: DictConfig, make: Make, device: torch.device) -> nn.Module
             made_by=str(cfg.distil.teacher.get("_target_", "")),
         )
     except ConfigError as error:
-        at_teacher = [
-            # Its other hints are about settings of `initialise`
-            replace(x, path="distil.weights", hint="" if "initialise." in x.hint else x.hint)
-            for x in error.problems
-        ]
-        raise ConfigError(*at_teacher) from error.__cause__
-    dtype = torch.float64 if make("precision").is_double else None
-    return teacher.eval().requires_grad_(False).to(device=device, dtype=dtype)
+        raise ConfigError(
+            *[
+                # Its other hints are about settings of `initialise`
+                replace(x, path="distil.weights", hint="" if "initialise." in x.hint else x.hint)
+                for x in error.problems
+            ]
+        ) from error.__cause__
+    return (
+        teacher.eval()
+        .requires_grad_(False)
+        .to(device=device, dtype=torch.float64 if make("precision").is_double else None)
+    )
 
 
 def _require_shapes(model: nn.Module) -> None:
@@ -173,12 +177,15 @@ def _require_shapes(model: nn.Module) -> None:
                 "pass, but samewise initialises weights before"
             )
             become: Any = getattr(layer, "cls_to_become", None)
-            expected = (
-                f"{become.__name__} with {next(iter(signature(become).parameters))}"
-                if become
-                else "a layer with fixed shapes"
+            problems.append(
+                Problem(
+                    "model",
+                    message,
+                    expected=f"{become.__name__} with {next(iter(signature(become).parameters))}"
+                    if become
+                    else "a layer with fixed shapes",
+                )
             )
-            problems.append(Problem("model", message, expected=expected))
     ConfigError.raise_all(problems)
 
 
@@ -187,29 +194,17 @@ def _require_own_elements(model: nn.Module) -> None:
 
     `load_state_dict` cannot write to such a tensor.
     """
-    state = {
-        name: tensor
+    ConfigError.raise_all(
+        Problem(
+            "model",
+            f"{name} is an expanded tensor: its elements share memory, so no checkpoint could be "
+            "loaded into it",
+            hint="add .clone(); or, for a buffer that need not be saved, persistent=False",
+        )
         for name, tensor in model.state_dict().items()
         # A module loads its extra state by code of its own
-        if not name.endswith("_extra_state")
-    }
-    if expanded := [
-        name for name, tensor in state.items() if own_elements(tensor).shape != tensor.shape
-    ]:
-        message = (
-            "is an expanded tensor: its elements share memory, so no checkpoint could be loaded "
-            "into it"
-        )
-        raise ConfigError(
-            *[
-                Problem(
-                    "model",
-                    f"{name} {message}",
-                    hint="add .clone(); or, for a buffer that need not be saved, persistent=False",
-                )
-                for name in expanded
-            ]
-        )
+        if not name.endswith("_extra_state") and own_elements(tensor).shape != tensor.shape
+    )
 
 
 def make_splits(
@@ -337,9 +332,10 @@ def _make_from_root(make: Make, path: str, root: Any) -> Any:
         if not folder_given.exists():
             # The first part of the path that is missing is the one that may be misspelled
             above = next(folder for folder in folder_given.absolute().parents if folder.is_dir())
-            first = folder_given.absolute().relative_to(above).parts[0]
             near = get_close_matches(
-                first, [folder.name for folder in above.iterdir() if folder.is_dir()], n=1
+                folder_given.absolute().relative_to(above).parts[0],
+                [folder.name for folder in above.iterdir() if folder.is_dir()],
+                n=1,
             )
             raise DataError(
                 Problem(
@@ -436,16 +432,14 @@ def training_images(
         (batch,) = Loader(
             _key_split(cfg, make, recipe, dataset, "train", stage="eval"), lambda: iter([key])
         )
-        images = transform(batch).get("image")
-    if not isinstance(images, Tensor):
-        raise ConfigError(
-            Problem(
-                "initialise",
-                "needs training images, but a batch of this recipe has none",
-                sorted(batch),
-                "an entry `image`",
-            )
-        )
+        images: Any = transform(batch).get("image")
+    ConfigError.raise_if(
+        not isinstance(images, Tensor),
+        "initialise",
+        "needs training images, but a batch of this recipe has none",
+        sorted(batch),
+        "an entry `image`",
+    )
     return images
 
 
@@ -490,8 +484,11 @@ def make_batch_transforms(make: Make, stage: str) -> Callable[[Batch], Batch]:
         ConfigError: Evaluation would mix images.
     """
     path = f"transforms.{stage}.batch"
-    transforms, is_double = make(f"transforms.{stage}").get("batch"), make("precision").is_double
-    combined = _BatchTransforms(transforms or [], path, is_double=is_double)
+    combined = _BatchTransforms(
+        make(f"transforms.{stage}").get("batch") or [],
+        path,
+        is_double=make("precision").is_double,
+    )
     ConfigError.raise_if(
         stage == "eval" and combined.mixing,
         path,

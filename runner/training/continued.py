@@ -22,12 +22,24 @@ def continue_from(run: Run, reference: str) -> dict[str, Any]:
     state = run.strategy.peers.first(partial(checkpoint.read, path))
     expected = "the same model, optimizer and phases"
     try:
-        optimizers = {phase.spec.name: phase.optimizer for phase in run.phases}
-        _require_same_kind(run.composed.whole, path, optimizers, run.schedule, state)
+        _require_same_kind(
+            run.composed.whole,
+            path,
+            {phase.spec.name: phase.optimizer for phase in run.phases},
+            run.schedule,
+            state,
+        )
         changed = run.strategy.peers.first(partial(_changed_options, run.composed.whole, path))
         # Without its best evaluations, whose checkpoints are in the other run's folder
-        sharded = checkpoint.load_sharded(state, path, run.strategy.layout.empty)
-        restore(run, {**sharded, "best": {}, "also": {}}, changed)
+        restore(
+            run,
+            {
+                **checkpoint.load_sharded(state, path, run.strategy.layout.empty),
+                "best": {},
+                "also": {},
+            },
+            changed,
+        )
         if not run.strategy.peers.first(partial(_measures_the_same, run.composed.whole, path)):
             for part in (run.schedule, *run.callbacks.values()):
                 part.forget_evaluations()
@@ -37,17 +49,14 @@ def continue_from(run: Run, reference: str) -> dict[str, Any]:
             problem = error.problems[0]
             expected, own_hint = problem.expected or expected, problem.hint
             reason = f"{problem.path}: {problem.message}"
-        message, alone = (
-            f"does not fit this experiment: {reason}",
-            f"initialise.weights={reference} takes the weights alone",
-        )
         raise ConfigError(
             Problem(
                 "resume_from",
-                message,
+                f"does not fit this experiment: {reason}",
                 str(path),
                 expected,
-                f"{own_hint or 'leave out the overrides that change it'}; or {alone}, and "
+                f"{own_hint or 'leave out the overrides that change it'}; or "
+                f"initialise.weights={reference} takes the weights alone, and "
                 "initialise.exclude=[PATTERN] leaves out those of other shapes",
             )
         ) from error
@@ -89,15 +98,14 @@ def cautions(config: Any, schedule: Schedule) -> list[Problem]:
                 hint="use that run's batch_size to continue at the same place in the data",
             )
         )
-    rates = zip(
-        schedule.rates(step - 1, then),
-        schedule.rates(step - 1, span),
-        schedule.rates(step, span),
-        strict=True,
-    )
     moved = (
         (f"{before:.3g}", f"{after:.3g}")
-        for before, same, after in rates
+        for before, same, after in zip(
+            schedule.rates(step - 1, then),
+            schedule.rates(step - 1, span),
+            schedule.rates(step, span),
+            strict=True,
+        )
         # A schedule may move at this step anyway: only a rate that depends on the length is a jump
         if not math.isclose(before, same, rel_tol=1e-6)
     )
@@ -185,10 +193,11 @@ def _measures_the_same(here: Any, path: Path) -> bool:
 
 def _measured(whole: Any) -> dict[str, Any]:
     """Return the settings of a run's evaluation, and the metrics by which its parts decide."""
-    parts = {key: at(whole, key) for key in ("evaluate", "scheduler", "callbacks")}
     deciding = {
         path: value
-        for path, value in flat(parts)
+        for path, value in flat(
+            {key: at(whole, key) for key in ("evaluate", "scheduler", "callbacks")}
+        )
         if path.rpartition(".")[2] in ("metric", "monitor", "mode")
     }
     return {key: at(whole, key) for key in ("recipe", "dataset", "transforms.eval")} | deciding
@@ -238,12 +247,17 @@ def _require_left(config: Any, step: int, span: Span, reason: str | None = None)
             if step >= config.max_epochs * span.steps_per_epoch
             else ""
         )
-        of_steps = (
-            f"raise max_steps, to {step + 1} or more"
-            if config.max_steps is not None and step >= config.max_steps
-            else ""
+        hint = "; ".join(
+            filter(
+                None,
+                (
+                    hint,
+                    f"raise max_steps, to {step + 1} or more"
+                    if config.max_steps is not None and step >= config.max_steps
+                    else "",
+                ),
+            )
         )
-        hint = "; ".join(filter(None, (hint, of_steps)))
     raise ConfigError(
         Problem("resume_from", f"nothing is left to train: {reason}", config.resume_from, hint=hint)
     )

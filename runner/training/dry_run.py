@@ -138,11 +138,11 @@ def _disable_caches(composed: Composed) -> Composed:
     """Return the config with no images cached in memory, which a single step does not need."""
     cfg = composed.cfg.copy()
     with open_dict(cfg):
-        splits = [split for split in cfg.dataset.values() if isinstance(split, DictConfig)]
         cached = [
             split
-            for split in splits
-            if str(split.get("_target_")).startswith("samewise.datasets.")
+            for split in cfg.dataset.values()
+            if isinstance(split, DictConfig)
+            and str(split.get("_target_")).startswith("samewise.datasets.")
             and split.get("cache") == "memory"
         ]
         # First the data set's own key, while its splits still refer to it: a key that nothing

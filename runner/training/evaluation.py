@@ -159,18 +159,16 @@ def models_to_evaluate(run: Run, weights: str | None = None) -> dict[str, nn.Mod
 def require_weights(name: str, names: Iterable[str]) -> None:
     """Raise a ConfigError unless a callback keeps weights of this name."""
     available = sorted(names)
-    if name not in available:
-        raise ConfigError(
-            Problem(
-                "--weights",
-                "the run does not have these weights",
-                name,
-                ", ".join(available)
-                if available
-                else "only the trained weights: no callback of the run keeps others, as `ema` does",
-                nearest(name, available),
-            )
-        )
+    ConfigError.raise_if(
+        name not in available,
+        "--weights",
+        "the run does not have these weights",
+        name,
+        ", ".join(available)
+        if available
+        else "only the trained weights: no callback of the run keeps others, as `ema` does",
+        nearest(name, available),
+    )
 
 
 def measure_split(run: Run, split: str, model: nn.Module) -> Scores:
@@ -195,12 +193,14 @@ def unfit(part: Recipe | Scores, message: str, expected: str) -> ConfigError:
 
 def watched(run: Run) -> dict[str, str]:
     """Return the metrics by which callbacks and the schedule decide, by path in the config."""
-    of_callbacks = {
-        f"callbacks.{name}.{key}": metric
-        for name, callback in run.callbacks.items()
-        for key, metric in callback.watched_metrics().items()
+    return {
+        **run.schedule.watched_metrics(),
+        **{
+            f"callbacks.{name}.{key}": metric
+            for name, callback in run.callbacks.items()
+            for key, metric in callback.watched_metrics().items()
+        },
     }
-    return {**run.schedule.watched_metrics(), **of_callbacks}
 
 
 def monitored(run: Run) -> list[tuple[str, str]]:
@@ -213,14 +213,17 @@ def monitored(run: Run) -> list[tuple[str, str]]:
 
 def require_computed(run: Run, required: Sequence[tuple[str, str]], names: Iterable[str]) -> None:
     """Raise a ConfigError unless all required metrics, each after its path, are computed."""
-    available, computed = sorted(names), "no such metric is computed"
-    missing = [
-        (path, name, _choice_with(run, name, available) or nearest(name, available))
+    available = sorted(names)
+    ConfigError.raise_all(
+        Problem(
+            path,
+            "no such metric is computed",
+            name,
+            ", ".join(available),
+            _choice_with(run, name, available) or nearest(name, available),
+        )
         for path, name in required
         if name not in available
-    ]
-    ConfigError.raise_all(
-        Problem(path, computed, name, ", ".join(available), hint) for path, name, hint in missing
     )
 
 
@@ -281,10 +284,11 @@ def versions_of(model: nn.Module) -> dict[tuple[str, int], tuple[int, int]]:
     versions = {(name, id(x)): (0, x._version) for name, x in model.named_parameters()}
     for path, module in model.named_modules():
         loose = module._non_persistent_buffers_set  # pyright: ignore[reportPrivateUsage]
-        buffers = [
-            (name, x) for name, x in module.named_buffers(recurse=False) if name not in loose
-        ]
-        versions |= {(f"{path}.{name}".lstrip("."), 0): (id(x), x._version) for name, x in buffers}
+        versions |= {
+            (f"{path}.{name}".lstrip("."), 0): (id(x), x._version)
+            for name, x in module.named_buffers(recurse=False)
+            if name not in loose
+        }
     return versions
 
 

@@ -259,15 +259,12 @@ def _agree_on_config(
         # Sealed, so that no other process can tell the ranks what to train
         store.set("config", seal(json.dumps(config).encode(), "what to train"))
         return composed, done
-    missing = wait_for(store, ["config"], timeout_s)
-    if missing:
-        raise ConfigError(
-            Problem(
-                "strategy.join_timeout_s",
-                f"rank 0 did not send the config within {timeout_s:g} s",
-                timeout_s,
-            )
-        )
+    ConfigError.raise_if(
+        wait_for(store, ["config"], timeout_s),
+        "strategy.join_timeout_s",
+        f"rank 0 did not send the config within {timeout_s:g} s",
+        timeout_s,
+    )
     config = json.loads(unseal(store.get("config"), "what to train"))
     return _adopt_config(
         dataclasses.replace(composed, cfg=compose.parse(config["config"]).cfg), config

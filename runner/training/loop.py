@@ -132,7 +132,10 @@ def forward(run: Run, phase: TrainingPhase, micro: MicroBatch) -> _Forward:
     def after() -> Tally:
         separate_gradients(run.parameters)
         # After the backward pass, which may still read the batch; a digest changes neither
-        digests = run.recorder.trace.digests(run.step + 1, micro.batch, batch)
-        return Tally.of(loss, nominal=nominal, digests=digests)
+        return Tally.of(
+            loss,
+            nominal=nominal,
+            digests=run.recorder.trace.digests(run.step + 1, micro.batch, batch),
+        )
 
     return loss.total, first, after

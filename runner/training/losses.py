@@ -34,8 +34,9 @@ def loss_of(
     Returns:
         The batch on the device, transformed, and its loss.
     """
-    turn = filter(None, [phase.spec.turn])
-    streams.enter(run.seed, "step", run.step, micro.number, phase.number, *turn)
+    streams.enter(
+        run.seed, "step", run.step, micro.number, phase.number, *filter(None, [phase.spec.turn])
+    )
     batch = run.transforms["train"](micro.sent() if micro.sent else run.to_device(micro.batch))
     with run.precision.autocast():
         loss = run.recipe.loss(run.network if model is None else model, batch, phase.spec)
@@ -103,13 +104,14 @@ def require_loss(recipe: Recipe, result: object) -> None:
         raise _wrong_part(recipe, "count", count, "0 or more")
     # Evaluations compute losses without gradients
     if not loss.total.requires_grad and torch.is_grad_enabled():
-        hint = (
+        raise _wrong_part(
+            recipe,
+            "total",
+            "a tensor without a gradient",
+            "what the model's outputs give",
             "compute it without .detach() or .item()"
             if count
-            else "0.0 * output.sum() where nothing is counted"
-        )
-        raise _wrong_part(
-            recipe, "total", "a tensor without a gradient", "what the model's outputs give", hint
+            else "0.0 * output.sum() where nothing is counted",
         )
 
 

@@ -31,11 +31,15 @@ def parts_of(run: Run) -> dict[str, int]:
     # After a step, gradients are views of the strategy's buffers
     buffers = run.strategy.buffer_bytes()
     averaging = [model for x in run.callbacks.values() for model in x.models().values()]
-    states = [values for phase in run.phases for values in phase.optimizer.state.values()]
     return {
         "weights": size_of(run.model.state_dict(keep_vars=True).values()),
         "gradients": buffers + size_of(x if buffers or x.grad is None else x.grad for x in trained),
-        "optimizer state": size_of(value for values in states for value in values.values()),
+        "optimizer state": size_of(
+            value
+            for phase in run.phases
+            for values in phase.optimizer.state.values()
+            for value in values.values()
+        ),
         "averages": size_of(x for model in averaging for x in model.state_dict().values()),
     }
 
@@ -102,8 +106,14 @@ def out_of_memory(run: Run, error: BaseException) -> Problem | None:
 
 def format_bytes(size: float) -> str:
     """Format bytes in a suitable unit, by powers of ten: `1.5 GB`."""
-    units = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
-    return next((f"{size / x:.3g} {unit}" for unit, x in units if size >= x), f"{size:.0f} B")
+    return next(
+        (
+            f"{size / x:.3g} {unit}"
+            for unit, x in ((("GB", 1e9), ("MB", 1e6), ("kB", 1e3)))
+            if size >= x
+        ),
+        f"{size:.0f} B",
+    )
 
 
 def activations_of(run: Run) -> dict[str, int]:
@@ -112,8 +122,9 @@ def activations_of(run: Run) -> dict[str, int]:
     Empty where the micro-batch is too large for the memory.
     """
     with suppress(Exception):
-        samples = run.strategy.at_once * ceil(run.batch_size / run.micro_batches)
-        activations, batch = _forward(run, samples)
+        activations, batch = _forward(
+            run, run.strategy.at_once * ceil(run.batch_size / run.micro_batches)
+        )
         return {"activations": activations, "batch": batch}
     return {}
 

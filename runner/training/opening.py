@@ -50,16 +50,19 @@ def _write_down(run: Run, surroundings: list[Mapping[str, Any]]) -> None:
     _require_alike(run, surroundings)
     _warn_of_missing(run)
     _compare_environment(run)
-    facts = {
-        "fingerprint": run.fingerprint,
-        "level": run.recorder.level,
-        "name": run.composed.name,
-        "reproducibility": run.config.reproducibility.level,
-        "total_steps": run.total_steps,
-        "contents": contents(run.composed.whole),
-        "title": title_of(run.composed),
-    }
-    write_json(run.folder.environment, {**run.environment, **facts})
+    write_json(
+        run.folder.environment,
+        {
+            **run.environment,
+            "fingerprint": run.fingerprint,
+            "level": run.recorder.level,
+            "name": run.composed.name,
+            "reproducibility": run.config.reproducibility.level,
+            "total_steps": run.total_steps,
+            "contents": contents(run.composed.whole),
+            "title": title_of(run.composed),
+        },
+    )
     saved = compose.dump(run.composed)
     # Resuming needs a secret as it is, so it cannot be redacted: only the user may read the folder
     if redact(saved) != saved:
@@ -82,11 +85,11 @@ def _compare_environment(run: Run) -> None:
     # A run without a checkpoint starts again, so its earlier environment has no effect
     if differing and resumes:
         if run.config.reproducibility.other_environment == "refuse":
-            # Other data have an error of their own, which names their places
-            if all(line.startswith("data.") for line in differing):
-                raise ConfigError(_other_data(run))
             raise ConfigError(
-                Problem(
+                # Other data have an error of their own, which names their places
+                _other_data(run)
+                if all(line.startswith("data.") for line in differing)
+                else Problem(
                     str(run.folder.path),
                     "this run began in another environment, so it may not continue to the "
                     "same bits: " + "; ".join(differing),
@@ -99,12 +102,9 @@ def _compare_environment(run: Run) -> None:
     elif not all(hasattr(part.dataset, "fingerprint") for part in run.splits.values()) and (
         moved := _moved_data(run)
     ):
-        message = (
-            "the data set has as many samples as before, and nine of them are the same; the "
-            "others were not compared"
-        )
         print(
-            f"warning: {'; '.join(moved)}: {message}, since it has no method fingerprint()",
+            f"warning: {'; '.join(moved)}: the data set has as many samples as before, and nine of "
+            "them are the same; the others were not compared, since it has no method fingerprint()",
             file=sys.stderr,
         )
 
@@ -148,10 +148,10 @@ def _moved_data(run: Run) -> list[str]:
     if not run.folder.config.exists():
         return []
     before, now = compose.load(run.folder.config).cfg, run.composed.cfg
-    keys = [key for key in differing_keys(before, now) if finds_data(key)]
     return [
         f"{key} was {OmegaConf.select(before, key)} and is {OmegaConf.select(now, key)}"
-        for key in keys
+        for key in differing_keys(before, now)
+        if finds_data(key)
     ]
 
 
@@ -200,20 +200,17 @@ def _require_alike(run: Run, surroundings: list[Mapping[str, Any]]) -> None:
         for tensor, its_tensor in zip_longest(
             surroundings[0]["tensors"], other["tensors"], fillvalue="nothing"
         ):
-            if tensor != its_tensor:
-                raise ConfigError(
-                    Problem(
-                        "model",
-                        f"rank {rank} has {its_tensor} where rank 0 has {tensor}",
-                        hint="make the model depend on its arguments only: not on the order of a "
-                        "set or of a folder's files, nor on the rank",
-                    )
-                )
-        differing = environment.differences(run.environment, other["environment"])
+            ConfigError.raise_if(
+                tensor != its_tensor,
+                "model",
+                f"rank {rank} has {its_tensor} where rank 0 has {tensor}",
+                hint="make the model depend on its arguments only: not on the order of a "
+                "set or of a folder's files, nor on the rank",
+            )
         differing = [
             # `differences` speaks of an earlier session, and these two run now
             line.replace(" was ", " is ", 1).replace(" and is ", " for rank 0 and ", 1)
-            for line in differing
+            for line in environment.differences(run.environment, other["environment"])
         ]
         ConfigError.raise_if(
             differing and run.config.reproducibility.other_environment == "refuse",

@@ -48,17 +48,20 @@ def expand(paths: Sequence[Path], recipe: Recipe) -> list[Path]:
                 )
             files += below
             if not below:
-                expected = (
-                    f"{recipe.takes}: files that end in {', '.join(recipe.extensions)}"
+                problems.append(
+                    Problem(
+                        str(each),
+                        "has no files of a type that the model takes",
+                        expected=f"{recipe.takes}: files that end in "
+                        f"{', '.join(recipe.extensions)}",
+                    )
                     if recipe.extensions
-                    else "files"
+                    else Problem(
+                        str(each),
+                        f"is a folder, and {type(recipe).__name__} has no `extensions`",
+                        expected="files",
+                    )
                 )
-                reason = (
-                    "has no files of a type that the model takes"
-                    if recipe.extensions
-                    else f"is a folder, and {type(recipe).__name__} has no `extensions`"
-                )
-                problems.append(Problem(str(each), reason, expected=expected))
         if pattern and not glob.glob(str(path), recursive=True):
             problems.append(
                 Problem(
@@ -146,17 +149,15 @@ class PredictionFile:
         """
         if self.form == "coco":
             number = int(file.stem) if file.stem.isdecimal() and file.stem.isascii() else file.stem
-            if self._images.setdefault(number, file) != file:
-                raise ConfigError(
-                    Problem(
-                        str(file),
-                        "COCO's image_id is the file's name without its extension, and "
-                        f"{self._images[number]} has the same",
-                        number,
-                        "files with different names",
-                        "--format json, or csv",
-                    )
-                )
+            ConfigError.raise_if(
+                self._images.setdefault(number, file) != file,
+                str(file),
+                "COCO's image_id is the file's name without its extension, and "
+                f"{self._images[number]} has the same",
+                number,
+                "files with different names",
+                "--format json, or csv",
+            )
             self._rows += prediction.coco(number)
         elif self.form == "csv":
             self._rows += [{"file": str(file), **row} for row in prediction.rows()]

@@ -122,15 +122,13 @@ class Predictor:
         try:
             # Samples are taken apart for transforms, where anything else would fail less clearly
             for x in read if self.samples else ():
-                if not isinstance(x, Mapping | tuple | list):
-                    raise DataError(
-                        Problem(
-                            "dataset",
-                            "a sample is not a dict or a pair",
-                            f"a {type(x).__name__}",
-                            "a sample as the data set has it",
-                        )
-                    )
+                DataError.raise_if(
+                    not isinstance(x, Mapping | tuple | list),
+                    "dataset",
+                    "a sample is not a dict or a pair",
+                    f"a {type(x).__name__}",
+                    "a sample as the data set has it",
+                )
             collated = self.recipe.collate([transformed[number] for number in range(len(read))])
         except DataError as error:
             # A data set's errors are about the user's files here
@@ -151,9 +149,12 @@ class Predictor:
         try:
             return self.recipe.read(file)
         except OSError as error:
-            hint = f"predict takes the names of files: {self.recipe.takes}"
             raise DataError(
-                Problem(str(file), f"cannot be read: {error.strerror}", hint=hint)
+                Problem(
+                    str(file),
+                    f"cannot be read: {error.strerror}",
+                    hint=f"predict takes the names of files: {self.recipe.takes}",
+                )
             ) from None
         except DataError as error:
             if not file.exists():
@@ -188,21 +189,16 @@ def _refuse_nan(model: nn.Module, files: Sequence[Any]) -> Generator[None]:
 
     # Every comparison with NaN is false, so a recipe would just predict nothing
     def refuse(module: nn.Module, inputs: Any, output: Any) -> None:
-        if any(bool(x.isnan().any()) for x in tensors_in(output)):
-            raise DataError(
-                Problem(
-                    ", ".join(map(str, files)),
-                    "the model's output is not a number (NaN)",
-                    hint="its values are too large or too small for the model, or the model's "
-                    "weights are NaN",
-                )
-            )
+        DataError.raise_if(
+            any(bool(x.isnan().any()) for x in tensors_in(output)),
+            ", ".join(map(str, files)),
+            "the model's output is not a number (NaN)",
+            hint="its values are too large or too small for the model, or the model's "
+            "weights are NaN",
+        )
 
-    handle = model.register_forward_hook(refuse)
-    try:
+    with model.register_forward_hook(refuse):
         yield
-    finally:
-        handle.remove()
 
 
 def _save(prediction: Prediction, file: Path, output: Path | None, name: str) -> list[Path]:

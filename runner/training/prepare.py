@@ -180,7 +180,6 @@ def _require_sound(composed: Composed) -> None:
         return
     print(
         "the code has changed since this was trained before, so this is another run: "
-        f"{'; '.join(changed)}",
+        f"{'; '.join(changed)}\n    before: {before}\n    now:    {composed.folder.path}",
         file=sys.stderr,
     )
-    print(f"    before: {before}\n    now:    {composed.folder.path}", file=sys.stderr)

@@ -85,8 +85,9 @@ class Readings:
             self._norms[f"{prefix}gradient_norm"] = norm
             self._seen += tally.digests
             self._count = tally.count
-            numbers = Numbers(means, norm, unread.gradients, unread.explain)
-            watch(self._run, Guard.on_numbers, numbers)
+            watch(
+                self._run, Guard.on_numbers, Numbers(means, norm, unread.gradients, unread.explain)
+            )
         self._unread, self._read = [], None
 
     def outcome(self) -> Outcome:

@@ -69,8 +69,14 @@ def at_checkpoint(
         composed.cfg.initialise.weights = None
     if classes:
         _set_classes(composed.cfg, project, classes)
-    samples = data.get("train", {}).get("size")
-    run = build(composed, project, folder, alone=True, split=split, samples=samples)
+    run = build(
+        composed,
+        project,
+        folder,
+        alone=True,
+        split=split,
+        samples=data.get("train", {}).get("size"),
+    )
     _require_same_classes(run, data, classes)
     sources.warn_of_changes(folder.sources)
     kept_checkpoints.note_if_not_meant(
@@ -114,8 +120,8 @@ def evaluate_checkpoint(
     run, step = at_checkpoint(composed, project, folder, checkpoint, split)
     models = models_to_evaluate(run, weights)
     # Overrides change the folder's name, so the run's own pictures stay
-    differs = to_json([[path, now] for path, _, now in changed]) if changed else ""
-    digest = hashlib.sha256(differs.encode()).hexdigest()[:8] if changed else ""
+    differences = to_json([[path, now] for path, _, now in changed]).encode()
+    digest = hashlib.sha256(differences).hexdigest()[:8] if changed else ""
     name = "-".join(filter(None, (split, f"{step:08d}", weights, digest)))
     place = pictures or folder.path / "eval" / name
     metrics = dict[str, float]()
@@ -180,10 +186,14 @@ def evaluate_once(
 def _require_split(split: str, composed: Composed) -> None:
     """Raise a ConfigError unless there is such a split, and no override limits another."""
     splits = dict.fromkeys((*SPLITS, *splits_in(composed.cfg.dataset)))
-    if split not in splits:
-        raise ConfigError(
-            Problem("--split", "no such split", split, ", ".join(splits), nearest(split, splits))
-        )
+    ConfigError.raise_if(
+        split not in splits,
+        "--split",
+        "no such split",
+        split,
+        ", ".join(splits),
+        nearest(split, splits),
+    )
     ConfigError.raise_if(
         not split.startswith("valid")
         and any(

@@ -97,10 +97,11 @@ class Progress:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parts:
-    """The objects of a run, made once.
+class Run:
+    """A training: parts, progress, a recorder and guards.
 
-    Weights and optimizer states change inside them.
+    The parts are made once; weights and optimizer states change inside them. A checkpoint holds
+    the progress and the parts' states.
     """
 
     composed: Composed
@@ -130,24 +131,15 @@ class Parts:
     checkpoint: schema.Checkpoint
     checkpoints: Checkpoints
     to_device: Callable[[Batch], Batch]
+    recorder: Recorder
+    guards: list[Guard] = field(default_factory=list["Guard"])
+    """The guards that watch the run, in calling order."""
+    progress: Progress = field(default_factory=Progress)
 
     @property
     def config(self) -> Any:
         """The resolved config, typed by `schema.Experiment`."""
         return self.composed.cfg
-
-
-@dataclass(frozen=True, kw_only=True)
-class Run(Parts):
-    """A training: parts, progress, a recorder and guards.
-
-    A checkpoint holds the progress and the parts' states.
-    """
-
-    recorder: Recorder
-    guards: list[Guard] = field(default_factory=list["Guard"])
-    """The guards that watch the run, in calling order."""
-    progress: Progress = field(default_factory=Progress)
 
     @property
     def callbacks(self) -> dict[str, Callback]:
@@ -175,12 +167,11 @@ class Run(Parts):
 
     def log(self, metrics: Mapping[str, float]) -> None:
         """Log metrics at the current step, or raise a ConfigError if one is not a number."""
-        if wrong := [
+        ConfigError.raise_all(
             Problem(name, "this metric is not a number", value, "a number")
             for name, value in metrics.items()
             if not hasattr(value, "__float__")
-        ]:
-            raise ConfigError(*wrong)
+        )
         self.recorder.log(metrics, self.step)
 
 
@@ -260,8 +251,7 @@ def evaluation_due(run: Run) -> bool:
 def evaluation_interval(run: Run) -> int:
     """Return the steps between two evaluations; 0 if the only one is at the end."""
     epochs = run.evaluate.every_epochs or 0
-    steps = max(round(epochs * run.plan.steps_per_epoch), bool(epochs))
-    return run.evaluate.every_steps or steps
+    return run.evaluate.every_steps or max(round(epochs * run.plan.steps_per_epoch), bool(epochs))
 
 
 def checkpoint_due(run: Run) -> bool:

@@ -91,8 +91,9 @@ def _begin(run: Run, resources: ExitStack) -> None:
             peers.first(partial(_rehearse, run))
         if run.config.resume_from:
             start = continue_from(run, run.config.resume_from)
-    alike = peers.gather(surroundings(run))
-    run.recorder.level = peers.first(partial(open_folder, run, resources, alike))
+    run.recorder.level = peers.first(
+        partial(open_folder, run, resources, peers.gather(surroundings(run)))
+    )
     resume(run, start)
     run.recorder.tracker.start()
     run.recorder.notify("on_start")
@@ -188,10 +189,13 @@ def _leave_reason(run: Run, error: BaseException, raised: BaseException) -> None
     """Write the reason why training ended to the folder, with the traceback of `raised`."""
     try:
         run.recorder.require_folder()
-        text = "".join(traceback.format_exception(raised))
         write_json(
             run.folder.failure,
-            {"step": run.step, "error": f"{type(error).__name__}: {error}", "traceback": text},
+            {
+                "step": run.step,
+                "error": f"{type(error).__name__}: {error}",
+                "traceback": "".join(traceback.format_exception(raised)),
+            },
         )
     except (TrainingError, OSError) as failure:
         # A full disk or a deleted folder is often the reason itself

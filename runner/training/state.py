@@ -115,8 +115,14 @@ def _write_shards(run: Run) -> dict[str, Any]:
     folder = Path(peers.first(lambda: str(run.checkpoints.shards_folder(run.step))))
     state, tensors = shards.split(state_of(run))
     retry(folder, partial(shards.save, tensors, folder))
-    written = peers.gather(shards.digests(folder, peers.rank))
-    return {**state, "shards": {name: digest for some in written for name, digest in some.items()}}
+    return {
+        **state,
+        "shards": {
+            name: digest
+            for some in peers.gather(shards.digests(folder, peers.rank))
+            for name, digest in some.items()
+        },
+    }
 
 
 def weights_digest(run: Run) -> str:

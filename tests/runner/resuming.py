@@ -53,7 +53,7 @@ NEVER = {
     ("KeyedDataset", "must_repeat"): "false once the first samples were made again; what is made does not depend on it",
     ("Trace", "_last"): "the newest line, for who asks after a step that has one",
     ("Optimizer", "defaults"): "read while parameter groups are made; torch adds what older checkpoints lack",
-    ("Checkpoints", "_thread"): "writes beside training",
+    ("Checkpoints", "_written"): "writes beside training",
     ("Processes", "doing"): "words for a message",
     ("DistributedDataParallel", "_has_rebuilt_buckets"): "DDP arranges its buckets anew after the first step, which is why it promises R0",
     ("Pipeline", "_schedules"): "schedules by the shapes that they are for, each made when the first such batch comes",

@@ -34,24 +34,24 @@ def problems(composed: Composed, project: Project) -> list[Problem]:
     from samewise.runner.config.check import commands, machine, unread
 
     whole = composed.whole
-    of_components = [*components.required_are_there(whole), *components.problems_in(whole, project)]
     listed = [
         *settings_problems(whole),
-        *of_components,
+        *components.required_are_there(whole),
+        *components.problems_in(whole, project),
         *commands.problems(composed, project),
         *machine.problems(composed.cfg),
+        *unread.problems(composed),
     ]
-    listed += unread.problems(composed)
     # The arguments of the choice are unknown, and so is the mode of a metric that is not set
     moot = tuple(
         f"{problem.path}." if problem.message == NO_SUCH_CHOICE else "evaluate.mode"
         for problem in composed.problems
         if problem.message == NO_SUCH_CHOICE or problem.path.startswith("evaluate.")
     )
-    listed = [problem for problem in listed if not problem.path.startswith(moot)]
     listed = [
         at_source(problem, composed.cfg) if problem.message == components.WRONG_TYPE else problem
         for problem in listed
+        if not problem.path.startswith(moot)
     ]
     listed = (
         listed

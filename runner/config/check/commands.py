@@ -38,10 +38,9 @@ def problems(composed: Composed, project: Project) -> list[Problem]:
 
 
 def _commands_are_yours(composed: Composed, project: Project) -> Iterator[Problem]:
-    settings = flat(plain(composed.cfg.launcher) or {})
     risky = {
         path: value
-        for path, value in settings
+        for path, value in flat(plain(composed.cfg.launcher) or {})
         if (isinstance(value, str) or "." in path) and path.partition(".")[0] not in HARMLESS
     }
     for path, value in risky.items():
@@ -109,8 +108,7 @@ def _format_override(value: Any) -> str:
 def _is_yours(origin: str, project: Project) -> bool:
     if origin.startswith("override "):
         return True
-    file = Path(origin.rpartition(":")[0])
     # An experiment's file in some folder called `launcher` is not a launcher's
-    return origin.startswith(f"{OURS}launcher/") or file.parent in [
+    return origin.startswith(f"{OURS}launcher/") or Path(origin.rpartition(":")[0]).parent in [
         folder / "launcher" for folder in project.configs if folder not in project.outside_configs
     ]

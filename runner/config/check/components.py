@@ -64,14 +64,14 @@ def required_are_there(whole: Node) -> Iterator[Problem]:
             )
     callbacks = whole.get("callbacks")
     for name, node in (cast(Node, callbacks) if isinstance(callbacks, Mapping) else {}).items():
-        if (
-            isinstance(node, Mapping) and "_target_" not in node
-        ):  # settings of a callback that was not chosen
-            hint = (
-                f"`callbacks=[default,{name}]` chooses it, `~callbacks.{name}` removes its settings"
-            )
+        # Settings of a callback that was not chosen
+        if isinstance(node, Mapping) and "_target_" not in node:
             yield Problem(
-                f"callbacks.{name}", "is not a component", node, "a mapping with a _target_", hint
+                f"callbacks.{name}",
+                "is not a component",
+                node,
+                "a mapping with a _target_",
+                f"`callbacks=[default,{name}]` chooses it, `~callbacks.{name}` removes its settings",
             )
     optimizer = whole.get("optimizer")
     if (
@@ -91,11 +91,13 @@ def required_are_there(whole: Node) -> Iterator[Problem]:
         if not several or not all(
             isinstance(item, Mapping) and "_target_" in item for item in several
         ):
-            expected, hint = (
+            yield Problem(
+                "optimizer",
+                "is not a component",
+                optimizer,
                 "a mapping with a _target_, or several of them by phase",
                 "`samewise list optimizer` shows the choices",
             )
-            yield Problem("optimizer", "is not a component", optimizer, expected, hint)
 
 
 def _phase_keys(optimizer: Node) -> list[str]:

@@ -40,19 +40,14 @@ def require_few_in_all(cfg: DictConfig, nproc: int) -> None:
     threads, workers = cfg.reproducibility.threads, cfg.loader.num_workers
     cores, each = os.cpu_count() or 1, threads + workers
     most = max(_MOST_THREADS, 8 * cores)
-    if nproc > 1 and nproc * each > most:
-        message = (
-            f"processes with reproducibility.threads={threads} and "
-            f"loader.num_workers={workers} each are {nproc * each} in all"
-        )
-        raise ConfigError(
-            Problem(
-                "strategy.nproc",
-                f"{message}, too many for this machine with {cores} cores",
-                nproc,
-                f"at most {most} in all",
-            )
-        )
+    ConfigError.raise_if(
+        nproc > 1 and nproc * each > most,
+        "strategy.nproc",
+        f"processes with reproducibility.threads={threads} and loader.num_workers={workers} each "
+        f"are {nproc * each} in all, too many for this machine with {cores} cores",
+        nproc,
+        f"at most {most} in all",
+    )
 
 
 def threads_fit(cfg: DictConfig) -> Iterator[Problem]:

@@ -4,7 +4,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeGuard, cast
@@ -105,15 +105,10 @@ def keys_are_known(cfg: Config) -> Iterator[Problem]:
 @cache
 def _sections() -> dict[str, list[str]]:
     """The keys of each section of the settings."""
-    factories = {
-        field.name: field.default_factory
-        for field in fields(Experiment)
-        if field.default_factory is not MISSING
-    }
     return {
-        name: [key.name for key in fields(kind)]
-        for name, kind in factories.items()
-        if is_dataclass(kind)
+        field.name: [key.name for key in fields(field.default_factory)]
+        for field in fields(Experiment)
+        if is_dataclass(field.default_factory)
     }
 
 

@@ -32,11 +32,14 @@ def problems(composed: Composed) -> list[Problem]:
 
 def cautions(composed: Composed) -> list[Problem]:
     """The user's other unread keys."""
-    problems_found = [
-        replace(problem, hint=f"leave it out, or refer to it: ${{{problem.path}}}")
-        for problem in _unread_keys(composed, alike=False)
-    ]
-    return locate_problems(problems_found, composed.overrides, composed.project)
+    return locate_problems(
+        [
+            replace(problem, hint=f"leave it out, or refer to it: ${{{problem.path}}}")
+            for problem in _unread_keys(composed, alike=False)
+        ],
+        composed.overrides,
+        composed.project,
+    )
 
 
 def _unread_keys(composed: Composed, *, alike: bool) -> list[Problem]:
@@ -45,8 +48,11 @@ def _unread_keys(composed: Composed, *, alike: bool) -> list[Problem]:
     Samewise's own data sets provide values that not every model uses.
     """
     splits = [f"dataset.{name}" for name in splits_in(composed.cfg.dataset)]
-    whole = OmegaConf.to_container(composed.cfg, resolve=False)
-    candidates = [problem for problem in _candidates(whole) if problem.path not in splits]
+    candidates = [
+        problem
+        for problem in _candidates(OmegaConf.to_container(composed.cfg, resolve=False))
+        if problem.path not in splits
+    ]
     users = composed.project.configs or any(
         re.match(r"\+*(dataset|transforms)\.", override) for override in composed.overrides
     )

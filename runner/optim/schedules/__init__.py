@@ -8,17 +8,25 @@ from .one_cycle import OneCycle
 from .plateau import Plateau
 from .warmup import ConstantWarmup, LinearWarmup
 
-__all__ = ["Group", "LearningRate", "Options", "Schedule", "Span", "Unit"]
-__all__ += [
+__all__ = [
     "ByOptimizer",
     "Chained",
     "Constant",
     "ConstantWarmup",
     "Cosine",
     "Exponential",
+    "Group",
+    "LearningRate",
     "LinearWarmup",
     "MultiStep",
     "OneCycle",
+    "Options",
     "Plateau",
+    "Polynomial",
+    "Schedule",
+    "Sequential",
+    "Span",
+    "Step",
+    "TorchSchedule",
+    "Unit",
 ]
-__all__ += ["Polynomial", "Sequential", "Step", "TorchSchedule"]

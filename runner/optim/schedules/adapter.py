@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from samewise.runner.errors import ConfigError, Problem
 
-from .base import SCHEDULED, Group, Options, Schedule, Span, Unit, require
+from .base import SCHEDULED, Group, Options, Schedule, Span, Unit
 
 
 @final
@@ -33,8 +33,8 @@ class TorchSchedule(Schedule):
 
     def __init__(self, *, scheduler: Callable[[Optimizer], Any], unit: Unit = "epoch") -> None:
         super().__init__(unit=unit)
-        require(
-            callable(scheduler),
+        ConfigError.raise_if(
+            not callable(scheduler),
             "scheduler",
             "must be partial, because it gets its optimizer later",
             scheduler,
@@ -116,8 +116,10 @@ class _StandIn(Optimizer):
     """Optimizer with the groups' options and nothing to optimise."""
 
     def __init__(self, groups: list[Options]) -> None:
-        defaults = {key: groups[0][key] for key in SCHEDULED if key in groups[0]}
-        super().__init__([{"params": [torch.zeros(())], **options} for options in groups], defaults)
+        super().__init__(
+            [{"params": [torch.zeros(())], **options} for options in groups],
+            {key: groups[0][key] for key in SCHEDULED if key in groups[0]},
+        )
 
     def step(self, closure: Any = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         return cast(None, closure)

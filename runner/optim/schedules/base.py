@@ -80,7 +80,9 @@ class Schedule(abc.ABC):
     """Distinct learning rates of the groups before training, the lowest first."""
 
     def __init__(self, *, unit: Unit = "epoch") -> None:
-        require(unit in ("step", "epoch"), "unit", "is not a unit of time", unit, "step or epoch")
+        ConfigError.raise_if(
+            unit not in ("step", "epoch"), "unit", "is not a unit of time", unit, "step or epoch"
+        )
         self.unit: Unit = unit
         self._optimizers: dict[str, Optimizer] = {}
         self._groups: list[Group] = []
@@ -119,7 +121,10 @@ class Schedule(abc.ABC):
                 index,
                 {
                     # As torch's schedulers do with `initial_lr`
-                    key: options.setdefault(f"initial_{key}", _plain(options[key]))
+                    key: options.setdefault(
+                        f"initial_{key}",
+                        float(options[key]) if isinstance(options[key], Tensor) else options[key],
+                    )
                     for key in SCHEDULED
                     if key in options
                 },
@@ -139,9 +144,14 @@ class Schedule(abc.ABC):
     def before_step(self, step: int) -> None:
         """Set the options for optimizer step `step` (from 0). Steps may come in any order."""
         for group in self._groups:
-            options = self.at(step, dict(group.base), group)
             # Looked up each time, since Optimizer.load_state_dict replaces the dicts.
-            _assign(self._optimizers[group.optimizer].param_groups[group.index], options)
+            target = self._optimizers[group.optimizer].param_groups[group.index]
+            for key, value in self.at(step, dict(group.base), group).items():
+                # A learning rate on the device: other code holds references to this tensor.
+                if isinstance(target[key], Tensor):
+                    target[key].fill_(value)
+                else:
+                    target[key] = value
 
     def rates(self, step: int, span: Span) -> list[float]:
         """Return the groups' learning rates at `step` if training lasted `span`; sets nothing."""
@@ -195,6 +205,8 @@ class Schedule(abc.ABC):
 
     def after_evaluation(self, metrics: Mapping[str, float]) -> None:
         """Process an evaluation's metrics, by name; only a plateau uses them."""
+        for schedule, _ in self.parts().values():
+            schedule.after_evaluation(metrics)
 
     def watched_metrics(self, path: str = "scheduler") -> dict[str, str]:
         """Return the metrics that decide the schedule, by path in the config.
@@ -208,13 +220,22 @@ class Schedule(abc.ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that cannot be computed from the step: empty, except for a plateau."""
-        return {}
+        states = {
+            name: state
+            for name, (schedule, _) in self.parts().items()
+            if (state := schedule.state_dict())
+        }
+        return {"schedules": states} if states else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state that `state_dict` returned."""
+        for name, part in state.get("schedules", {}).items():
+            self.parts()[name][0].load_state_dict(part)
 
     def forget_evaluations(self) -> None:
         """Forget past evaluations, because the run continues one that measured something else."""
+        for schedule, _ in self.parts().values():
+            schedule.forget_evaluations()
 
     def time(self, step: int) -> int:
         """Return `step` in this schedule's unit."""
@@ -233,13 +254,48 @@ class LearningRate(Schedule):
         return {**options, "lr": self.rate(self.time(step), options["lr"])}
 
 
-def require(holds: bool, argument: str, message: str, value: object, expected: str) -> None:
-    """Raise a ConfigError about a constructor's `argument` unless `holds`.
+def require_whole(noun: str, *, least: int, nullable: bool = False, **arguments: object) -> None:
+    """Raise a ConfigError for the first argument of a constructor that is no whole number.
 
     The caller adds the path in the config.
+
+    Args:
+        noun: What the arguments are: `duration`.
+        least: The least that they may be.
+        nullable: Whether they may be None.
+        arguments: The arguments, by name.
     """
-    if not holds:
-        raise ConfigError(Problem(argument, message, value, expected))
+    for name, value in arguments.items():
+        ConfigError.raise_if(
+            not whole(value, least=least) and not (nullable and value is None),
+            name,
+            f"is not a valid {noun}",
+            value,
+            f"a whole number of at least {least}{', or null' * nullable}",
+        )
+
+
+def require_number(noun: str, *, most: float = math.inf, **arguments: object) -> None:
+    """Do the same for finite numbers from 0 to `most`."""
+    for name, value in arguments.items():
+        ConfigError.raise_if(
+            not number(value, least=0, most=most),
+            name,
+            f"is not a valid {noun}",
+            value,
+            "a number of at least 0" if most == math.inf else f"a number from 0 to {most:g}",
+        )
+
+
+def require_milestones(milestones: object) -> None:
+    """Raise a ConfigError unless a constructor's `milestones` ascend."""
+    ConfigError.raise_if(
+        not ascending(milestones),
+        "milestones",
+        "are not ascending times",
+        milestones,
+        "whole numbers from 1, each greater than the one before",
+    )
 
 
 def whole(value: object, *, least: int) -> bool:
@@ -265,17 +321,3 @@ def ascending(values: object) -> bool:
     return all(whole(item, least=1) for item in items) and all(
         a < b for a, b in itertools.pairwise(items)
     )
-
-
-def _plain(value: Any) -> Any:
-    return float(value) if isinstance(value, Tensor) else value
-
-
-def _assign(target: dict[str, Any], options: Options) -> None:
-    for key, value in options.items():
-        current = target[key]
-        # A learning rate on the device: other code holds references to this tensor.
-        if isinstance(current, Tensor):
-            current.fill_(value)
-        else:
-            target[key] = value

@@ -6,7 +6,7 @@ from typing import Any, final
 
 from samewise.runner.errors import ConfigError, Problem, nearest
 
-from .base import Group, Options, Schedule, Span, Unit, ascending, require
+from .base import Group, Options, Schedule, Span, Unit, require_milestones
 
 
 @final
@@ -36,24 +36,17 @@ class Sequential(Schedule):
         super().__init__(unit=unit)
         self.restart = restart
         self.schedules = _name_schedules(schedules)
-        require(
-            ascending(milestones),
-            "milestones",
-            "are not ascending times",
-            milestones,
-            "whole numbers from 1, each greater than the one before",
-        )
-        expected = f"one fewer than schedules: {len(schedules) - 1}"
-        require(
-            len(milestones) == len(schedules) - 1,
+        require_milestones(milestones)
+        ConfigError.raise_if(
+            len(milestones) != len(schedules) - 1,
             "milestones",
             "do not fit the number of schedules",
             milestones,
-            expected,
+            f"one fewer than schedules: {len(schedules) - 1}",
         )
         self.milestones = tuple(milestones)
         self._parts = tuple(self.schedules.values())
-        self._starts: list[int] = []
+        self._starts = [0] * len(self.schedules)
         self._active = 0
 
     def attach(self, span: Span, groups: list[Group]) -> None:
@@ -84,17 +77,13 @@ class Sequential(Schedule):
         self._parts[self._active].after_evaluation(metrics)
 
     def state_dict(self) -> dict[str, Any]:
-        states = _states(self.schedules)
+        states = super().state_dict()
         # An evaluation may follow the loading of a checkpoint, before a step selects a part.
         return {"active": self._active, **states} if states else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._active = state.get("active", self._active)
-        _load(self.schedules, state)
-
-    def forget_evaluations(self) -> None:
-        for schedule in self.schedules.values():
-            schedule.forget_evaluations()
+        super().load_state_dict(state)
 
 
 class _Parallel(Schedule):
@@ -104,20 +93,6 @@ class _Parallel(Schedule):
 
     def parts(self) -> Mapping[str, tuple[Schedule, int]]:
         return {name: (schedule, 0) for name, schedule in self.schedules.items()}
-
-    def after_evaluation(self, metrics: Mapping[str, float]) -> None:
-        for schedule in self.schedules.values():
-            schedule.after_evaluation(metrics)
-
-    def state_dict(self) -> dict[str, Any]:
-        return _states(self.schedules)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        _load(self.schedules, state)
-
-    def forget_evaluations(self) -> None:
-        for schedule in self.schedules.values():
-            schedule.forget_evaluations()
 
 
 @final
@@ -163,14 +138,13 @@ class ByOptimizer(_Parallel):
     def attach(self, span: Span, groups: list[Group]) -> None:
         super().attach(span, groups)
         names = {group.optimizer for group in groups}
-        unknown = sorted(self.schedules.keys() - names)
         ConfigError.raise_all(
             Problem(
                 f"scheduler.schedules.{name}",
                 "is not an optimizer of this recipe",
                 hint=nearest(name, names),
             )
-            for name in unknown
+            for name in sorted(self.schedules.keys() - names)
         )
         for name, schedule in self.schedules.items():
             schedule.attach(span, [group for group in groups if group.optimizer == name])
@@ -186,26 +160,15 @@ def _name_schedules(schedules: Sequence[Schedule] | Mapping[str, Schedule]) -> d
         if isinstance(schedules, Mapping)
         else {str(index): schedule for index, schedule in enumerate(schedules)}
     )
-    require(len(schedule_by_name) > 0, "schedules", "is empty", schedules, "at least one schedule")
+    ConfigError.raise_if(
+        not schedule_by_name, "schedules", "is empty", schedules, "at least one schedule"
+    )
     for name, schedule in schedule_by_name.items():
-        is_schedule = isinstance(schedule, Schedule)  # pyright: ignore[reportUnnecessaryIsInstance] (a config's)
-        require(
-            is_schedule,
+        ConfigError.raise_if(
+            not isinstance(schedule, Schedule),  # pyright: ignore[reportUnnecessaryIsInstance] (a config's)
             f"schedules.{name}",
             "is not a schedule",
             schedule,
             "a samewise.runner.optim.schedules.Schedule",
         )
     return schedule_by_name
-
-
-def _states(schedules: Mapping[str, Schedule]) -> dict[str, Any]:
-    states = {
-        name: state for name, schedule in schedules.items() if (state := schedule.state_dict())
-    }
-    return {"schedules": states} if states else {}
-
-
-def _load(schedules: Mapping[str, Schedule], state: Mapping[str, Any]) -> None:
-    for name, part in state.get("schedules", {}).items():
-        schedules[name].load_state_dict(part)

@@ -10,7 +10,7 @@ from typing import final
 
 from samewise.runner.errors import Problem
 
-from .base import LearningRate, Unit, ascending, number, require, whole
+from .base import LearningRate, Unit, require_milestones, require_number, require_whole
 
 
 @final
@@ -33,20 +33,8 @@ class Step(LearningRate):
 
     def __init__(self, *, step_size: int, gamma: float = 0.1, unit: Unit = "epoch") -> None:
         super().__init__(unit=unit)
-        require(
-            whole(step_size, least=1),
-            "step_size",
-            "is not a valid duration",
-            step_size,
-            "a whole number of at least 1",
-        )
-        require(
-            number(gamma, least=0),
-            "gamma",
-            "is not a valid factor",
-            gamma,
-            "a number of at least 0",
-        )
+        require_whole("duration", least=1, step_size=step_size)
+        require_number("factor", gamma=gamma)
         self.step_size, self.gamma = step_size, gamma
 
     def needs(self) -> Mapping[str, int]:
@@ -71,20 +59,8 @@ class MultiStep(LearningRate):
         self, *, milestones: Sequence[int], gamma: float = 0.1, unit: Unit = "epoch"
     ) -> None:
         super().__init__(unit=unit)
-        require(
-            ascending(milestones),
-            "milestones",
-            "are not ascending times",
-            milestones,
-            "whole numbers from 1, each greater than the one before",
-        )
-        require(
-            number(gamma, least=0),
-            "gamma",
-            "is not a valid factor",
-            gamma,
-            "a number of at least 0",
-        )
+        require_milestones(milestones)
+        require_number("factor", gamma=gamma)
         self.milestones, self.gamma = tuple(milestones), gamma
 
     def needs(self) -> Mapping[str, int]:
@@ -105,13 +81,7 @@ class Exponential(LearningRate):
 
     def __init__(self, *, gamma: float, unit: Unit = "epoch") -> None:
         super().__init__(unit=unit)
-        require(
-            number(gamma, least=0),
-            "gamma",
-            "is not a valid factor",
-            gamma,
-            "a number of at least 0",
-        )
+        require_number("factor", gamma=gamma)
         self.gamma = gamma
 
     def rate(self, time: int, lr: float) -> float:
@@ -135,20 +105,8 @@ class Cosine(LearningRate):
         self, *, t_max: int | None = None, eta_min: float = 0.0, unit: Unit = "epoch"
     ) -> None:
         super().__init__(unit=unit)
-        require(
-            t_max is None or whole(t_max, least=1),
-            "t_max",
-            "is not a valid duration",
-            t_max,
-            "a whole number of at least 1, or null",
-        )
-        require(
-            number(eta_min, least=0),
-            "eta_min",
-            "is not a valid learning rate",
-            eta_min,
-            "a number of at least 0",
-        )
+        require_whole("duration", least=1, nullable=True, t_max=t_max)
+        require_number("learning rate", eta_min=eta_min)
         self.t_max, self.eta_min = t_max, eta_min
 
     def needs(self) -> Mapping[str, int]:
@@ -157,13 +115,14 @@ class Cosine(LearningRate):
     def cautions(self, path: str = "scheduler", steps: int | None = None) -> list[Problem]:
         if not self.initial_rates or self.eta_min <= self.initial_rates[0]:
             return super().cautions(path, steps)
-        message, expected = (
-            "is above the learning rate of a parameter group, which rises to it",
-            f"at most {self.initial_rates[0]:g}",
-        )
         return [
             *super().cautions(path, steps),
-            Problem(f"{path}.eta_min", message, self.eta_min, expected),
+            Problem(
+                f"{path}.eta_min",
+                "is above the learning rate of a parameter group, which rises to it",
+                self.eta_min,
+                f"at most {self.initial_rates[0]:g}",
+            ),
         ]
 
     def rate(self, time: int, lr: float) -> float:
@@ -187,16 +146,8 @@ class Polynomial(LearningRate):
         self, *, total: int | None = None, power: float = 1.0, unit: Unit = "epoch"
     ) -> None:
         super().__init__(unit=unit)
-        require(
-            total is None or whole(total, least=1),
-            "total",
-            "is not a valid duration",
-            total,
-            "a whole number of at least 1, or null",
-        )
-        require(
-            number(power, least=0), "power", "is not a valid power", power, "a number of at least 0"
-        )
+        require_whole("duration", least=1, nullable=True, total=total)
+        require_number("power", power=power)
         self.total, self.power = total, power
 
     def needs(self) -> Mapping[str, int]:

@@ -7,7 +7,7 @@ from typing import Literal, final
 
 from samewise.runner.errors import ConfigError, Problem
 
-from .base import Group, Options, Schedule, Span, Unit, number, require, whole
+from .base import Group, Options, Schedule, Span, Unit, number, require_number, require_whole
 
 Phase = tuple[float, str, str, str, str]
 """End of the phase, learning rate at its beginning and end, momentum at its beginning and end."""
@@ -55,56 +55,32 @@ class OneCycle(Schedule):
 
     def __post_init__(self) -> None:
         super().__init__(unit=self.unit)
-        total, share = self.total, self.pct_start
-        require(
-            total is None or whole(total, least=1),
-            "total",
-            "is not a valid duration",
-            total,
-            "a whole number of at least 1, or null",
+        require_whole("duration", least=1, nullable=True, total=self.total)
+        require_number("share", most=1, pct_start=self.pct_start)
+        require_number(
+            "momentum", most=1, base_momentum=self.base_momentum, max_momentum=self.max_momentum
         )
-        require(
-            number(share, least=0, most=1),
-            "pct_start",
-            "is not a valid share",
-            share,
-            "a number from 0 to 1",
-        )
-        require(
-            not self.three_phase or share <= 0.5,
+        ConfigError.raise_if(
+            self.three_phase and self.pct_start > 0.5,
             "pct_start",
             "leaves no time for the third phase",
-            share,
+            self.pct_start,
             "at most 0.5 with three_phase",
         )
-        require(
-            self.anneal in ("cos", "linear"),
+        ConfigError.raise_if(
+            self.anneal not in ("cos", "linear"),
             "anneal",
             "is not a known curve",
             self.anneal,
             "cos or linear",
         )
-        for name, value in (
-            ("div_factor", self.div_factor),
-            ("final_div_factor", self.final_div_factor),
-        ):
-            require(
-                number(value) and value > 0,
+        for name in ("div_factor", "final_div_factor"):
+            ConfigError.raise_if(
+                not number(getattr(self, name)) or getattr(self, name) <= 0,
                 name,
                 "is not a valid divisor",
-                value,
+                getattr(self, name),
                 "a number greater than 0",
-            )
-        for name, value in (
-            ("base_momentum", self.base_momentum),
-            ("max_momentum", self.max_momentum),
-        ):
-            require(
-                number(value, least=0, most=1),
-                name,
-                "is not a valid momentum",
-                value,
-                "a number from 0 to 1",
             )
 
     def attach(self, span: Span, groups: list[Group]) -> None:
@@ -116,8 +92,8 @@ class OneCycle(Schedule):
                     for group in groups
                 }
             )
-            require(
-                counts == [len(self.max_lr)],
+            ConfigError.raise_if(
+                counts != [len(self.max_lr)],
                 "scheduler.max_lr",
                 "must have one value for each parameter group",
                 self.max_lr,
@@ -136,11 +112,15 @@ class OneCycle(Schedule):
         problems = super().cautions(path, steps)
         if self.max_lr is None or isinstance(self.max_lr, Sequence) or len(self.initial_rates) < 2:
             return problems
-        message, hint = (
-            "replaces the different learning rates of the parameter groups",
-            f"{path}.max_lr=null: each group's own; or one value for each",
-        )
-        return [*problems, Problem(f"{path}.max_lr", message, self.max_lr, hint=hint)]
+        return [
+            *problems,
+            Problem(
+                f"{path}.max_lr",
+                "replaces the different learning rates of the parameter groups",
+                self.max_lr,
+                hint=f"{path}.max_lr=null: each group's own; or one value for each",
+            ),
+        ]
 
     def at(self, step: int, options: Options, group: Group) -> Options:
         (_, lr_from, lr_to, momentum_from, momentum_to), share = self._phase(self.time(step))

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, final
 
-from samewise.runner.errors import ConfigError, Problem, nearest
+from samewise.runner.errors import ConfigError, nearest
 
-from .base import LearningRate, number, require, whole
+from .base import LearningRate, number, require_number, require_whole
 
 
 @final
@@ -46,36 +46,36 @@ class Plateau(LearningRate):
 
     def __post_init__(self) -> None:
         super().__init__()
-        require(
-            bool(self.metric),
+        ConfigError.raise_if(
+            not self.metric,
             "metric",
             "is not the name of a metric",
             self.metric,
             "a name such as valid/loss",
         )
-        require(self.mode in ("min", "max"), "mode", "is not a valid mode", self.mode, "min or max")
-        require(
-            number(self.factor, least=0) and self.factor < 1,
+        ConfigError.raise_if(
+            self.mode not in ("min", "max"), "mode", "is not a valid mode", self.mode, "min or max"
+        )
+        ConfigError.raise_if(
+            not number(self.factor, least=0) or self.factor >= 1,
             "factor",
             "would not reduce the learning rate",
             self.factor,
             "a number from 0 to below 1",
         )
-        require(
-            self.threshold_mode in ("rel", "abs"),
+        ConfigError.raise_if(
+            self.threshold_mode not in ("rel", "abs"),
             "threshold_mode",
             "is not a valid mode",
             self.threshold_mode,
             "rel or abs",
         )
-        message, expected = "is not a valid number of evaluations", "a whole number of at least 0"
-        for name in ("patience", "cooldown"):
-            value = getattr(self, name)
-            require(whole(value, least=0), name, message, value, expected)
-        nouns = {"threshold": "threshold", "min_lr": "learning rate", "eps": "difference"}
-        for name, noun in nouns.items():
-            value, message = getattr(self, name), f"is not a valid {noun}"
-            require(number(value, least=0), name, message, value, "a number of at least 0")
+        require_whole(
+            "number of evaluations", least=0, patience=self.patience, cooldown=self.cooldown
+        )
+        require_number("threshold", threshold=self.threshold)
+        require_number("learning rate", min_lr=self.min_lr)
+        require_number("difference", eps=self.eps)
         self.cooling = 0
         self.reductions = 0
         self.forget_evaluations()
@@ -96,15 +96,13 @@ class Plateau(LearningRate):
         Raises:
             ConfigError: The metric is not among them.
         """
-        if self.metric not in metrics:
-            raise ConfigError(
-                Problem(
-                    "scheduler.metric",
-                    "is not among the metrics of the evaluation",
-                    self.metric,
-                    hint=nearest(self.metric, metrics),
-                )
-            )
+        ConfigError.raise_if(
+            self.metric not in metrics,
+            "scheduler.metric",
+            "is not among the metrics of the evaluation",
+            self.metric,
+            hint=nearest(self.metric, metrics),
+        )
         current = float(metrics[self.metric])
         if self._better(current):
             self.best, self.bad = current, 0

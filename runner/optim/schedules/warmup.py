@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from typing import final
 
-from .base import LearningRate, Unit, number, require, whole
+from samewise.runner.errors import ConfigError
+
+from .base import LearningRate, Unit, require_number, require_whole
 
 
 @final
@@ -32,29 +34,10 @@ class LinearWarmup(LearningRate):
         unit: Unit = "epoch",
     ) -> None:
         super().__init__(unit=unit)
-        require(
-            whole(duration, least=0),
-            "duration",
-            "is not a valid duration",
-            duration,
-            "a whole number of at least 0",
-        )
-        require(
-            number(start_factor, least=0, most=1),
-            "start_factor",
-            "is not a valid factor",
-            start_factor,
-            "a number from 0 to 1",
-        )
-        require(
-            number(end_factor, least=0, most=1),
-            "end_factor",
-            "is not a valid factor",
-            end_factor,
-            "a number from 0 to 1",
-        )
-        require(
-            unit == "step" or not within_first_epoch,
+        require_whole("duration", least=0, duration=duration)
+        require_number("factor", most=1, start_factor=start_factor, end_factor=end_factor)
+        ConfigError.raise_if(
+            unit != "step" and within_first_epoch,
             "within_first_epoch",
             "applies only to a warm-up counted in steps",
             unit,
@@ -93,20 +76,8 @@ class ConstantWarmup(LearningRate):
 
     def __init__(self, *, duration: int, factor: float = 1 / 3, unit: Unit = "epoch") -> None:
         super().__init__(unit=unit)
-        require(
-            whole(duration, least=0),
-            "duration",
-            "is not a valid duration",
-            duration,
-            "a whole number of at least 0",
-        )
-        require(
-            number(factor, least=0, most=1),
-            "factor",
-            "is not a valid factor",
-            factor,
-            "a number from 0 to 1",
-        )
+        require_whole("duration", least=0, duration=duration)
+        require_number("factor", most=1, factor=factor)
         self.duration, self.factor = duration, factor
 
     def needs(self) -> Mapping[str, int]:

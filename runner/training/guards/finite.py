@@ -86,8 +86,11 @@ class FiniteNumbers(Guard):
 
     def before_checkpoint(self, run: Run) -> Iterable[Caution]:
         """Raise a TrainingError if weights or buffers are not finite that were so initially."""
-        names = nonfinite_names(run.model.state_dict().items())
-        if wrong := [name for name in names if name not in self._infinite]:
+        if wrong := [
+            name
+            for name in nonfinite_names(run.model.state_dict().items())
+            if name not in self._infinite
+        ]:
             count = f", nor are {len(wrong) - 1} others" if len(wrong) > 1 else ""
             raise TrainingError(
                 Problem(
@@ -114,12 +117,16 @@ def _nonfinite_number(run: Run, numbers: Numbers) -> str:
         if numbers.gradients is None
         else numbers.gradients
     )
-    names = [name for name, _ in run.model.named_parameters()]
-    if wrong := nonfinite_names(zip(names, gradients, strict=True)):
+    if wrong := nonfinite_names(
+        zip([name for name, _ in run.model.named_parameters()], gradients, strict=True)
+    ):
         return f"the gradient of {wrong[0]} is"
     # The squares of finite gradients may add up to infinity, which matters to clipping only
-    too_large = "the gradient is too large to be clipped: the square of its norm is"
-    return too_large if any(x.clip_norm is not None for x in run.phases) else ""
+    return (
+        "the gradient is too large to be clipped: the square of its norm is"
+        if any(x.clip_norm is not None for x in run.phases)
+        else ""
+    )
 
 
 def _local_values(tensor: Tensor) -> Tensor:

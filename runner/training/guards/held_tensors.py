@@ -76,27 +76,25 @@ class HeldTensors(Guard):
 
     def _require_same_state(self, state: Mapping[str, Any]) -> None:
         """Raise a ConfigError if a new model could not load the model's state_dict."""
-        if added := {
+        added = {
             name: list(tensor.shape) for name, tensor in state.items() if name not in self._names
-        }:
-            raise ConfigError(
-                Problem(
-                    "model",
-                    f"a forward pass adds {first_few([*added], 3)} to the model's state_dict: a "
-                    "checkpoint with it could not be loaded into a new model",
-                    hint="create it in __init__, in the shape that it will have, here "
-                    f"{next(iter(added.values()))}",
-                )
-            )
-        if missing := [name for name in self._names if name not in state]:
-            raise ConfigError(
-                Problem(
-                    "model",
-                    f"a forward pass removes {first_few(missing, 3)} from the model's state_dict: "
-                    "a checkpoint without it could not be loaded into a new model",
-                    hint="keep a tensor there: None is not saved",
-                )
-            )
+        }
+        ConfigError.raise_if(
+            added,
+            "model",
+            f"a forward pass adds {first_few([*added], 3)} to the model's state_dict: a "
+            "checkpoint with it could not be loaded into a new model",
+            hint="create it in __init__, in the shape that it will have, here "
+            f"{next(iter(added.values()), None)}",
+        )
+        missing = [name for name in self._names if name not in state]
+        ConfigError.raise_if(
+            missing,
+            "model",
+            f"a forward pass removes {first_few(missing, 3)} from the model's state_dict: a "
+            "checkpoint without it could not be loaded into a new model",
+            hint="keep a tensor there: None is not saved",
+        )
         kinds = _kinds(state, excluded=())
         if other := [name for name, first in self._kinds.items() if kinds[name] != first]:
             change = (
@@ -116,15 +114,11 @@ class HeldTensors(Guard):
 
 def _kinds(state: Mapping[str, Any], *, excluded: tuple[str, ...]) -> dict[str, str]:
     """Return the dtypes and shapes of a state_dict's tensors, except those below `excluded`."""
-    tensors = {
-        name: tensor
+    return {
+        name: f"{_named(tensor.dtype)} {list(tensor.shape)}"
         for name, tensor in state.items()
         # A module loads its extra state by code of its own
         if isinstance(tensor, Tensor) and not name.endswith("_extra_state")
-    }
-    return {
-        name: f"{_named(tensor.dtype)} {list(tensor.shape)}"
-        for name, tensor in tensors.items()
         if not name.startswith(excluded)
     }
 

@@ -35,13 +35,14 @@ class LearnedElsewhere(Guard):
             if not learned:
                 continue
             names = first_few([f"{type(part).__name__}{name}" for name in learned], 3)
-            message = (
-                f"{names}: requires a gradient, but is not part of the model: no optimizer trains "
-                "it, and no checkpoint holds it"
-            )
-            hint = f"{hints[path]}; or freeze it, if it is constant: requires_grad_(False)"
             problems.append(
-                Problem(path, message, expected="everything learned in the model", hint=hint)
+                Problem(
+                    path,
+                    f"{names}: requires a gradient, but is not part of the model: no optimizer trains "
+                    "it, and no checkpoint holds it",
+                    expected="everything learned in the model",
+                    hint=f"{hints[path]}; or freeze it, if it is constant: requires_grad_(False)",
+                )
             )
         ConfigError.raise_all(problems)
         return ()
@@ -75,8 +76,10 @@ class UntrainedParameters(Guard):
                 for name, x in run.model.named_parameters()
                 if x.requires_grad and id(x) not in untrained
             }
-            hooks = [x.register_post_accumulate_grad_hook for x in self._trained.values()]
-            self._hooks = [hook(self._reached.add) for hook in hooks]
+            self._hooks = [
+                x.register_post_accumulate_grad_hook(self._reached.add)
+                for x in self._trained.values()
+            ]
         return ()
 
     def after_step(self, run: Run) -> Iterable[Caution]:
@@ -85,12 +88,14 @@ class UntrainedParameters(Guard):
         trained, self._trained = self._trained, {}
         self._hooks, self._is_first = [], False
         if idle := [name for name, x in trained.items() if x not in self._reached]:
-            message = (
-                f"nothing trains {first_few(idle, 3)}: no phase's loss gave a gradient in the "
-                "first step"
+            yield Caution(
+                Problem(
+                    "model",
+                    f"nothing trains {first_few(idle, 3)}: no phase's loss gave a gradient in the "
+                    "first step",
+                    hint="train them in a phase, or freeze them: initialise.frozen=[NAMES]",
+                )
             )
-            hint = "train them in a phase, or freeze them: initialise.frozen=[NAMES]"
-            yield Caution(Problem("model", message, hint=hint))
 
 
 def _learned(

@@ -106,8 +106,9 @@ def _changed_tensors(
             "and on how many ranks, it evaluates changes the training"
         )
         path = f"recipe ({type(run.recipe).__name__}.measure)"
-        hint = "change them in training only: if self.training"
-        yield Caution(Problem(path, message, hint=hint), "R1")
+        yield Caution(
+            Problem(path, message, hint="change them in training only: if self.training"), "R1"
+        )
 
 
 def _require_new_scores(
@@ -121,8 +122,11 @@ def _require_new_scores(
         message = f"objects with one '{changed[0]}' for all evaluations"
     else:
         return
-    expected = "a new one for each evaluation; otherwise they add up"
-    raise unfit(run.recipe, f"scores returns {message}", expected)
+    raise unfit(
+        run.recipe,
+        f"scores returns {message}",
+        "a new one for each evaluation; otherwise they add up",
+    )
 
 
 def _require_metrics(run: Run, metrics: Iterable[str]) -> None:
@@ -145,8 +149,10 @@ def _require_metrics(run: Run, metrics: Iterable[str]) -> None:
 
 def _is_updated(part: object) -> bool:
     """Whether a part of scores is a metric of torchmetrics, or has some, with data in it."""
-    modules = part.modules() if isinstance(part, nn.Module) else ()
-    return any(getattr(module, "update_called", False) for module in modules)
+    return any(
+        getattr(module, "update_called", False)
+        for module in (part.modules() if isinstance(part, nn.Module) else ())
+    )
 
 
 def _randomness(run: Run, dataset: Any, batch: Batch) -> Iterator[Caution]:

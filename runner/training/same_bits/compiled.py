@@ -151,45 +151,60 @@ def require_possible(
     cfg: Any, strategy: Any, *, device: torch.device, phases: Sequence[Any]
 ) -> None:
     """Raise a ConfigError for what cannot be combined with compiling."""
-    mode, problems = str(cfg.compile.mode), list[Problem]()
-    if mode != "off" and not strategy.compiles:
-        message = f"cannot be used with {type(strategy).__name__}, which calls the model in parts"
-        hint = "strategy=single, elastic or ddp; or compile=off"
-        problems.append(Problem("compile.mode", message, mode, hint=hint))
-    if mode != "off" and cfg.activation_checkpointing:
-        message = (
+    mode, blocks = str(cfg.compile.mode), list(cfg.activation_checkpointing)
+    compiles, has_graphs = mode != "off", cfg.compile.cuda_graphs
+    graphs = max(cfg.replicas * cfg.accumulate, len(phases))
+    rules: list[tuple[bool, str, object, str, str]] = [
+        (
+            compiles and not strategy.compiles,
+            "compile.mode",
+            mode,
+            f"cannot be used with {type(strategy).__name__}, which calls the model in parts",
+            "strategy=single, elastic or ddp; or compile=off",
+        ),
+        (
+            compiles and bool(blocks),
+            "activation_checkpointing",
+            blocks,
             "cannot be used together with compile: Inductor itself decides which activations to "
-            "keep"
-        )
-        path, blocks = "activation_checkpointing", list(cfg.activation_checkpointing)
-        hint = "compile=off, or no activation_checkpointing"
-        problems.append(Problem(path, message, blocks, hint=hint))
-    if mode != "off" and cfg.reproducibility.level == "portable":
-        message = "compiled code uses its CPU's widest vectors, so other CPUs give different bits"
-        hint = "compile=off, or reproducibility=strict"
-        problems.append(Problem("compile.mode", message, mode, hint=hint))
-    if cfg.compile.cuda_graphs:
-        graphs = max(cfg.replicas * cfg.accumulate, len(phases))
-        reasons = [
-            (mode == "off", "needs compiling, which is off", "compile=default"),
-            (
-                device.type != "cuda",
-                "needs a CUDA device",
-                "device=cuda on a machine that has one, or false",
-            ),
-            (
-                graphs > 1,
-                "a replayed graph overwrites the previous one's gradients, and a step has "
-                f"{graphs} of them",
-                "replicas=1, accumulate=1 and a recipe with one phase; or false",
-            ),
-        ]
-        problems += [
-            Problem("compile.cuda_graphs", message, True, hint=hint)
-            for is_wrong, message, hint in reasons
-            if is_wrong
-        ]
-    ConfigError.raise_all(problems)
+            "keep",
+            "compile=off, or no activation_checkpointing",
+        ),
+        (
+            compiles and cfg.reproducibility.level == "portable",
+            "compile.mode",
+            mode,
+            "compiled code uses its CPU's widest vectors, so other CPUs give different bits",
+            "compile=off, or reproducibility=strict",
+        ),
+        (
+            has_graphs and not compiles,
+            "compile.cuda_graphs",
+            True,
+            "needs compiling, which is off",
+            "compile=default",
+        ),
+        (
+            has_graphs and device.type != "cuda",
+            "compile.cuda_graphs",
+            True,
+            "needs a CUDA device",
+            "device=cuda on a machine that has one, or false",
+        ),
+        (
+            has_graphs and graphs > 1,
+            "compile.cuda_graphs",
+            True,
+            "a replayed graph overwrites the previous one's gradients, and a step has "
+            f"{graphs} of them",
+            "replicas=1, accumulate=1 and a recipe with one phase; or false",
+        ),
+    ]
+    ConfigError.raise_all(
+        Problem(path, message, value, hint=hint)
+        for is_broken, path, value, message, hint in rules
+        if is_broken
+    )
 
 
 def facts(settings: Any, device: torch.device) -> dict[str, Any]:

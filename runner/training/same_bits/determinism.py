@@ -68,25 +68,20 @@ def require_deterministic(model: nn.Module, device: torch.device, settings: Any)
 
     # ROCm, which torch also calls "cuda", has no cuDNN
     has_cudnn = torch.version.cuda is not None and torch.backends.cudnn.enabled
-    if not settings.deterministic or device.type != "cuda" or not has_cudnn:
-        return
-    why = refused_recurrence(os.environ)
+    is_affected = settings.deterministic and device.type == "cuda" and has_cudnn
+    why = refused_recurrence(os.environ) if is_affected else None
     if why is None:
         return
     problem, expected, hint = why
-    layers = [
-        (name, type(module).__name__)
-        for name, module in model.named_modules()
-        if isinstance(module, nn.RNNBase)
-    ]
     ConfigError.raise_all(
         Problem(
             f"model.{name}".rstrip("."),
-            f"cuDNN's {kind} {problem}",
+            f"cuDNN's {type(module).__name__} {problem}",
             expected=expected,
             hint=hint,
         )
-        for name, kind in layers
+        for name, module in model.named_modules()
+        if isinstance(module, nn.RNNBase)
     )
 
 
@@ -122,14 +117,11 @@ def refused_recurrence(variables: Mapping[str, str]) -> tuple[str, str, str] | N
         if re.fullmatch(r"(:[0-9]+:[0-9]+)+", sizes)
         else "buffers of cuBLAS's own choice"
     )
-    hint = (
-        "set reproducibility.variables.CUBLAS_WORKSPACE_CONFIG=':4096:8', as "
-        "reproducibility=strict does; or device=cpu, or reproducibility=fast"
-    )
     return (
         f"does not repeat to the bit with {buffers}",
         "buffers of one size: CUBLAS_WORKSPACE_CONFIG=:4096:8 or :16:8",
-        hint,
+        "set reproducibility.variables.CUBLAS_WORKSPACE_CONFIG=':4096:8', as "
+        "reproducibility=strict does; or device=cpu, or reproducibility=fast",
     )
 
 
@@ -159,7 +151,15 @@ def fresh_torch_state() -> Generator[None]:
     try:
         if was_imported:
             _require_no_block()
-            _require_reproducible_products()
+            # MKL keeps the mode of its first product
+            ConfigError.raise_if(
+                os.environ.get("MKL_CBWR") != "OFF" and "CNR:OFF" in _mkl_report(),
+                "MKL_CBWR",
+                "is set too late for MKL: torch multiplied matrices before samewise was imported",
+                os.environ.get("MKL_CBWR"),
+                hint="import samewise first; in a notebook: restart the kernel, and import it in "
+                "the first cell",
+            )
         with (
             preserve_generators(),
             torch.inference_mode(False),
@@ -191,21 +191,6 @@ def _require_no_block() -> None:
             hint="call samewise outside of the block",
         )
         for block in blocks
-    )
-
-
-def _require_reproducible_products() -> None:
-    """Raise a ConfigError if MKL multiplied before `import samewise` set MKL_CBWR.
-
-    MKL keeps the mode of its first product.
-    """
-    ConfigError.raise_if(
-        os.environ.get("MKL_CBWR") != "OFF" and "CNR:OFF" in _mkl_report(),
-        "MKL_CBWR",
-        "is set too late for MKL: torch multiplied matrices before samewise was imported",
-        os.environ.get("MKL_CBWR"),
-        hint="import samewise first; in a notebook: restart the kernel, and import it in "
-        "the first cell",
     )
 
 
