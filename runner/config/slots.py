@@ -54,7 +54,6 @@ def has_methods(cls: type, names: Sequence[str]) -> bool:
 
 INTERFACES = "samewise.runner.interfaces"
 MAPPED = ("__getitem__", "__len__")
-READ_BY_SHARD = ("read_shard",)
 MODULE = Kind(
     "a torch.nn.Module",
     ("torch.nn", "torchvision.models", "torchvision.ops", "torchaudio.models", "samewise.recipes"),
@@ -67,7 +66,7 @@ METRIC = Kind(
 DATASET = Kind(
     "a data set",
     ("torchvision.datasets", "torchaudio.datasets", "samewise.datasets"),
-    methods=(MAPPED, READ_BY_SHARD),
+    methods=(MAPPED, ("read_shard",)),
 )
 MAP_STYLE = (
     "a data set must be map-style, with __len__ and __getitem__: any sample must be loadable "
