@@ -110,13 +110,10 @@ class _Rows(EncodedSamples):
         return len(self._places)
 
     def content(self, index: int) -> tuple[bytes, str, str]:
-        return self._bytes(index), self.root, f"row {self._places[index]}"
+        return self._read_encoded(self._places[index]), self.root, f"row {self._places[index]}"
 
     def label(self, index: int) -> int:
         return int(self.labels[index])
-
-    def _bytes(self, index: int) -> bytes:
-        return self._read_encoded(self._places[index])
 
     def _digests(self) -> list[str]:
         """Return the digest of each row's bytes."""
@@ -171,7 +168,7 @@ class _Rows(EncodedSamples):
             repr((self.classes, self.labels.tolist(), self._places)).encode(), digest_size=16
         )
         for index in spaced_indices(len(self), CONTENTS):
-            digest.update(self._bytes(index))
+            digest.update(self.content(index)[0])
         return digest.hexdigest()
 
 

@@ -106,6 +106,10 @@ class LabelledRecordings(Dataset[dict[str, Any]]):
             "name": self._recordings.names[index],
         }
 
+    def fields(self, index: int) -> tuple[str, dict[str, Any]]:
+        """Return a sample's key, and its fields as a shard has them."""
+        return self._recordings.fields(index, label=self.classes[self.labels[index]])
+
     def path(self, index: int) -> Path:
         """Return the file of a sample."""
         assert self._recordings is not None

@@ -42,6 +42,9 @@ class MaskFolder(ImageFiles):
             names are not `num_classes`.
     """
 
+    # A label for each pixel is in a second file
+    fields = None  # pyright: ignore[reportAssignmentType]
+
     def __init__(
         self,
         *,

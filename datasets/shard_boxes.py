@@ -14,6 +14,7 @@ from samewise.datasets.parts.classes import number_classes, object_names, requir
 from samewise.datasets.parts.folders import IMAGES
 from samewise.datasets.parts.limits import Hash
 from samewise.datasets.parts.shard_samples import ShardSamples
+from samewise.runner.shards.index import class_names
 
 
 @final
@@ -30,8 +31,8 @@ class ShardBoxes(ShardSamples, AnnotatedImages):
             of objects, or an object with a list for each field. An object has `bbox`, [x, y,
             width, height] in pixels, and `category`, a name or a number, and may have `area` and `iscrowd`.
         classes: Category names in the order of their labels from 1, or from 0 with `background`
-            first; categories that are numbers count them from 0, without the background. None: all
-            categories that occur, sorted.
+            first; categories that are numbers count them from 0, without the background. None: those
+            of the data that were converted, else all categories that occur, sorted.
         num_classes: The expected number of labels, with the background; None allows any number.
         training: Leave out crowds, and images without a box.
         size, cache: As in `AnnotatedImages`.
@@ -70,6 +71,7 @@ class ShardBoxes(ShardSamples, AnnotatedImages):
             key=key,
             window=window,
         )
+        classes = class_names(root) if classes is None else classes
         described = {text: json.loads(text) for text in self.all_labels}
         categories = {x["category"] for *_, listed in described.values() for x in listed}
         names, numbers = number_classes(

@@ -17,6 +17,7 @@ from samewise.datasets.parts.lists import text_of
 from samewise.datasets.parts.shard_samples import ShardSamples
 from samewise.datasets.parts.tokens import TEXTS, Tokenizer
 from samewise.runner.errors import ConfigError, DataError, Problem
+from samewise.runner.shards.index import class_names
 
 
 class _Shards(ShardSamples, EncodedSamples):
@@ -25,7 +26,7 @@ class _Shards(ShardSamples, EncodedSamples):
     Args:
         root, split, content, endings, label, shares, key, window: As in `ShardSamples`.
         classes: Class names in the order of their numbers, by name or by number in the shards;
-            None: all labels that occur, sorted.
+            None: those of the data that were converted, else all labels that occur, sorted.
         num_classes: The expected number of classes; None allows any number.
 
     Raises:
@@ -57,6 +58,7 @@ class _Shards(ShardSamples, EncodedSamples):
             key=key,
             window=window,
         )
+        classes = class_names(root) if classes is None else classes
         self.classes, number_of = number_classes(root, self.all_labels, classes)
         require_count(root, self.classes, num_classes)
         self._numbers = np.array([number_of[x] for x in self.own_labels], dtype=np.int64)
@@ -217,6 +219,7 @@ class ShardTexts(_Shards):
         num_classes: int | None = None,
         window: int = 16,
     ) -> None:
+        self.field = "text"
         self._tokenizer = Tokenizer(tokenizer, vocabulary=vocabulary, length=length)
         super().__init__(
             root=root,

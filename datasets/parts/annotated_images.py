@@ -268,6 +268,29 @@ class AnnotatedImages(Dataset[dict[str, Any]], abc.ABC):
         """Return the image file of a sample."""
         return self._folder / os.fsdecode(self._names[index])
 
+    def fields(self, index: int) -> tuple[str, dict[str, Any]]:
+        """Return a sample's key, and its fields as a shard has them.
+
+        Raises:
+            DataError: There are masks.
+        """
+        path = self.path(index)
+        DataError.raise_if(self._masks != "none", str(path), "has masks, which are not converted")
+        place = slice(int(self._offsets[index]), int(self._offsets[index + 1]))
+        columns = (self._boxes, self._labels, self._crowd, self._areas)
+        objects = [
+            {
+                "bbox": [x1, y1, x2 - x1, y2 - y1],
+                "category": self.classes[label],
+                "iscrowd": int(crowd),
+                "area": area,
+            }
+            for (x1, y1, x2, y2), label, crowd, area in zip(
+                *(column[place].tolist() for column in columns), strict=True
+            )
+        ]
+        return os.fsdecode(self._names[index]), {"image": read_file(path), "objects": objects}
+
     def file(self, index: int) -> Path | bytes:
         """Return the image file of a sample, or its content."""
         return self.path(index)

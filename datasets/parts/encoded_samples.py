@@ -19,7 +19,10 @@ from samewise.runner.errors import DataError
 
 
 class EncodedSamples(Dataset[dict[str, Any]], abc.ABC):
-    """Samples by number, each with a label."""
+    """Samples by number, each with a label; a subclass sets the names of the `classes`."""
+
+    field: str
+    """The name of the content among a sample's fields."""
 
     @abc.abstractmethod
     def content(self, index: int) -> tuple[bytes, str, str]:
@@ -28,6 +31,11 @@ class EncodedSamples(Dataset[dict[str, Any]], abc.ABC):
     @abc.abstractmethod
     def label(self, index: int) -> int:
         """Return the number of a sample's class."""
+
+    def fields(self, index: int) -> tuple[str, dict[str, Any]]:
+        """Return a sample's key, and its fields as a shard has them."""
+        content, _, name = self.content(index)
+        return name, {self.field: content, "label": self.classes[self.label(index)]}
 
 
 class ImageSamples(EncodedSamples):
@@ -40,6 +48,7 @@ class ImageSamples(EncodedSamples):
         encoded: Whether images stay encoded, for the batch transform `Decode`.
     """
 
+    field = "image"
     mode: Mode
     upright: bool
     transform: Transform | None
@@ -75,6 +84,7 @@ class RecordingSamples(EncodedSamples):
             draws, else to the middle.
     """
 
+    field = "audio"
     sample_rate: int
     frames: int
     is_training: bool

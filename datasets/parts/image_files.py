@@ -131,6 +131,14 @@ class ImageFiles(Dataset[dict[str, Any]], abc.ABC):
         """Return the file of a sample."""
         return self._folder / os.fsdecode(self._names[index])
 
+    def fields(self, index: int) -> tuple[str, dict[str, Any]]:
+        """Return a sample's key, and its fields as a shard has them."""
+        label = self.labels[index].tolist()
+        return os.fsdecode(self._names[index]), {
+            "image": read_file(self.path(index)),
+            "label": label if self.columns else self.classes[label],
+        }
+
     @property
     def preparation(self) -> dict[str, Any]:
         """How a file becomes an image, for programs that prepare images elsewhere."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 from hashlib import blake2b
 from mmap import mmap
 from pathlib import Path
-from typing import Literal, final
+from typing import Any, Literal, final
 from zlib import crc32
 
 import numpy as np
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from samewise.datasets.parts.audio_files import AudioInfo, audio_info, read_audio
 from samewise.datasets.parts.contents import add_files, spaced_indices
+from samewise.datasets.parts.decode import read_file
 from samewise.runner.errors import DataError, Problem
 
 Cache = Literal["none", "memory"]
@@ -109,6 +110,19 @@ class Recordings:
     def path(self, index: int) -> Path:
         """Return the file of a recording."""
         return self.folder / self.names[index]
+
+    def fields(self, index: int, **further: Any) -> tuple[str, dict[str, Any]]:
+        """Return a recording's key, and its fields as a shard has them, with further ones.
+
+        Raises:
+            DataError: Recordings are sections of files, which cannot be copied as they are.
+        """
+        DataError.raise_if(
+            self._has_sections,
+            str(self.path(index)),
+            "recordings are sections of files, which cannot be copied as they are encoded",
+        )
+        return self.names[index], {"audio": read_file(self.path(index)), **further}
 
     def frames(self, index: int) -> int:
         """Return the recording's length in samples at `sample_rate`, at least 1."""

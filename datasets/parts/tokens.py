@@ -227,6 +227,13 @@ class LabelledTexts(Dataset[dict[str, Any]]):
     def __len__(self) -> int:
         return len(self.texts)
 
+    def fields(self, index: int) -> tuple[str, dict[str, Any]]:
+        """Return a sample's key, and its fields as a shard has them."""
+        return f"{index:08}.txt", {
+            "text": self.texts[index],
+            "label": self.classes[self.labels[index]],
+        }
+
     def __getitem__(self, index: int) -> Mapping[str, Any]:
         tokens = self._tokenizer.encode(self.texts[index], special=True)
         return {"tokens": torch.tensor(tokens), "label": self.labels[index]}

@@ -147,6 +147,10 @@ class Utterances(Dataset[dict[str, Any]], abc.ABC):
     def __getitem__(self, index: int) -> dict[str, Any]:
         return sample(self.waveform(index), self.transcript(index), self.name(index))
 
+    def fields(self, index: int) -> tuple[str, dict[str, Any]]:
+        """Return a sample's key, and its fields as a shard has them."""
+        return self._recordings.fields(index, text=self.transcript(index))
+
     def path(self, index: int) -> Path:
         """Return the file of a sample."""
         return self._recordings.path(index)

@@ -11,6 +11,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -24,7 +25,7 @@ from filelock import FileLock
 from samewise.runner.errors import DataError, Problem, number_of
 from samewise.runner.shards import cache, storage
 from samewise.runner.shards.chunks import Chunks, litdata_columns, mds_columns
-from samewise.runner.shards.reader import Label, Reader, Sample
+from samewise.runner.shards.reader import PLAN, Label, Reader, Sample
 from samewise.runner.shards.tables import Arrow, Parquet
 from samewise.runner.shards.tar import Tar
 
@@ -135,6 +136,13 @@ def split_folders(root: str) -> dict[str, str]:
     names = storage.list_folders(root)
     splits = [name for name in ("train", "valid", "test") if name in names]
     return {name: f"{root}/{name}" for name in splits} if "train" in names else {}
+
+
+def class_names(root: str) -> list[str] | None:
+    """Return the classes of the data that were converted to the shards; None if it is not known."""
+    with suppress(FileNotFoundError), storage.open(f"{os.path.expanduser(root)}/{PLAN}") as file:
+        return json.load(file)["classes"] or None
+    return None
 
 
 def digest(path: str, size: int) -> tuple[str, list[str]]:

@@ -14,6 +14,8 @@ from samewise.runner.shards import storage
 
 KEY = "__key__"
 """The field with a sample's key, as in WebDataset."""
+PLAN = "conversion.json"
+"""File above the splits' folders: what the shards were made from, and the names of the classes."""
 CLASS = "cls"
 """The field with a sample's class, as in WebDataset."""
 _CATEGORY = ("category", "category_id", "categories")

@@ -233,9 +233,9 @@ def make_splits(
     further = [name for name in there if name.startswith("train_")]
     for name in [x for x in there if x not in further] if only is None else [only]:
         stage = "train" if name == "train" else "eval"
-        dataset = _make_dataset(cfg, make, name)
+        dataset = make_dataset(cfg, make, name)
         if stage == "train" and further:
-            dataset = Joined({name: dataset, **{x: _make_dataset(cfg, make, x) for x in further}})
+            dataset = Joined({name: dataset, **{x: make_dataset(cfg, make, x) for x in further}})
             for part, data in dataset.parts.items():
                 DataError.raise_if(not len(data), f"dataset.{part}", "has no samples")
             _require_same_numbering({x: class_names(part) for x, part in dataset.parts.items()})
@@ -251,7 +251,7 @@ def make_splits(
     return splits
 
 
-def _make_dataset(cfg: DictConfig, make: Make, name: str) -> Any:
+def make_dataset(cfg: DictConfig, make: Make, name: str) -> Any:
     """Make the data set of a split, map-style."""
     with streams.scope(cfg.seed, "dataset"):
         dataset = _make_from_root(make, f"dataset.{name}", plain(cfg.dataset[name]).get("root"))
