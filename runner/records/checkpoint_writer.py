@@ -88,7 +88,7 @@ class Checkpoints:
             return
         writer = ThreadPoolExecutor(1, "checkpoint")
         self._written = writer.submit(self._write, step, copy_to_cpu(state), dict(metrics))
-        # The thread ends once it has written, so that processes are forked without it
+        # The thread ends once it has written: an idle one would be in the way of every fork
         writer.shutdown(wait=False)
 
     def wait(self) -> None:

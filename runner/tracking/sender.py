@@ -83,7 +83,7 @@ def prepare_environment() -> None:
         "MLFLOW_LOGGING_LEVEL": "CRITICAL",
         "GIT_PYTHON_REFRESH": "quiet",
     }
-    os.environ |= settings | os.environ
+    os.environ.update({name: x for name, x in settings.items() if name not in os.environ})
 
 
 @contextlib.contextmanager

@@ -75,7 +75,8 @@ class WeightsAndBiases:
 
     def _begin(self) -> Any:
         require_no_link(self.folder.path / "wandb")
-        os.environ |= {"WANDB_SILENT": "true", "WANDB_CONSOLE": "off"} | os.environ
+        quiet = {"WANDB_SILENT": "true", "WANDB_CONSOLE": "off"}
+        os.environ.update({name: x for name, x in quiet.items() if name not in os.environ})
         config = cast(
             dict[str, Any], redact_values(read_yaml(read_text(self.folder.config) or "") or {})
         )
