@@ -392,11 +392,10 @@ def _categories(entries: list[Any], path: Path, *, keep: bool) -> dict[int, str]
         )
         for x in entries
     ]
-    DataError.raise_if(not listed, str(path), "has no categories")
     _require_unique([number for number, _ in listed], path, kind="categories")
     names = dict(listed)
     require_distinct(str(path), names.values(), what="category")
-    if keep and min(names) < 1:
+    if keep and min(names, default=1) < 1:
         raise DataError(
             Problem(
                 str(path),
@@ -418,15 +417,6 @@ def _images(entries: list[Any], folder: Path, path: Path) -> dict[int, Annotated
         for x in entries
     ]
     _require_unique([image.number for image in listed], path, kind="images")
-    for image in listed:
-        if image.width < 1 or image.height < 1:
-            raise DataError(
-                Problem(
-                    str(path),
-                    f"image {image.number} has no pixels",
-                    f"{image.width} x {image.height}",
-                )
-            )
     names = relative_names(folder, [image.name for image in listed], where=str(path))
     return {
         image.number: replace(image, name=name) for image, name in zip(listed, names, strict=True)

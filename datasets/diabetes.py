@@ -21,9 +21,6 @@ class Diabetes(NumberRows):
     Args:
         split: "train" or "valid".
         held_out: Number of patients, the last ones, that are for validation.
-
-    Raises:
-        DataError: scikit-learn is not installed.
     """
 
     def __init__(self, *, split: Literal["train", "valid"], held_out: int = 20) -> None:

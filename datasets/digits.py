@@ -2,13 +2,12 @@
 
 import importlib.util
 from pathlib import Path
-from typing import Literal, final
+from typing import Any, Literal, final
 
 import numpy as np
 import torch
 
 from samewise.datasets.parts.in_memory import InMemoryImages, Transform
-from samewise.runner.errors import DataError, Problem
 
 _FIRST_OF_LAST_FIFTH = 1437
 
@@ -32,9 +31,6 @@ class Digits(InMemoryImages):
         split: "train" or "valid".
         hold_out: "spread" or "writers".
         transform: Applied to each image.
-
-    Raises:
-        DataError: scikit-learn is not installed.
     """
 
     def __init__(
@@ -45,8 +41,9 @@ class Digits(InMemoryImages):
         transform: Transform | None = None,
     ) -> None:
         # uint8[1797, 65]: 64 grey values from 0 to 16, row by row, and the digit
-        path = scikit_learn_file("digits.csv.gz")
-        table = np.loadtxt(path, delimiter=",", dtype=np.float32).astype(np.uint8)
+        table = np.loadtxt(
+            scikit_learn_file("digits.csv.gz"), delimiter=",", dtype=np.float32
+        ).astype(np.uint8)
         images = (table[:, :64].astype(np.uint16) * 255 // 16).astype(np.uint8).reshape(-1, 1, 8, 8)
         labels = table[:, 64].astype(np.int64)
         held_out = (
@@ -72,19 +69,7 @@ def _every_fifth_of_each_class(labels: np.ndarray) -> np.ndarray:
 
 
 def scikit_learn_file(name: str) -> Path:
-    """Return a file of the data that come with scikit-learn.
-
-    Raises:
-        DataError: scikit-learn is not installed.
-    """
+    """Return a file of the data that come with scikit-learn."""
     # Importing scikit-learn would take over a second: its file is read without
-    spec = importlib.util.find_spec("sklearn")
-    if spec is None or spec.origin is None:
-        raise DataError(
-            Problem(
-                "",
-                "these data come with scikit-learn, which is not installed",
-                hint="pip install scikit-learn",
-            )
-        )
+    spec: Any = importlib.util.find_spec("sklearn")
     return Path(spec.origin).parent / "datasets" / "data" / name

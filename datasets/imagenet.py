@@ -88,12 +88,10 @@ class ImageNet(ImageFiles):
 def _images(split_folder: Path, wnids: list[str], base: Path) -> tuple[list[str], list[int]]:
     """Return a split's files, relative to its folder, and their labels."""
     label_of_file = list_by_class(split_folder, wnids).labels
-    names, labels = list(label_of_file), list(label_of_file.values())
-    if not names and split_folder.name == "val":
-        names = list_files(split_folder, IMAGES).names
-        labels = _true_labels(names, wnids, base)
-    DataError.raise_if(not names, str(split_folder), "has no images", expected=_LAYOUT, hint=_GET)
-    return names, labels
+    if label_of_file or split_folder.name == "train":
+        return list(label_of_file), list(label_of_file.values())
+    names = list_files(split_folder, IMAGES).names
+    return names, _true_labels(names, wnids, base)
 
 
 def _true_labels(names: list[str], wnids: list[str], base: Path) -> list[int]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal, final
 
 from samewise.datasets.parts.mixture_files import MixtureFiles
-from samewise.runner.errors import ConfigError, Problem, nearest
+from samewise.runner.errors import ConfigError, nearest
 
 SUBSETS = ("train-360", "train-100", "dev", "test")
 
@@ -45,16 +45,14 @@ class LibriMix(MixtureFiles):
         noise: bool = False,
         seconds: float | None = None,
     ) -> None:
-        if subset not in SUBSETS:
-            raise ConfigError(
-                Problem(
-                    "dataset.subset",
-                    "LibriMix has no such part",
-                    subset,
-                    ", ".join(SUBSETS),
-                    nearest(subset, SUBSETS),
-                )
-            )
+        ConfigError.raise_if(
+            subset not in SUBSETS,
+            "dataset.subset",
+            "LibriMix has no such part",
+            subset,
+            ", ".join(SUBSETS),
+            nearest(subset, SUBSETS),
+        )
         base = Path(root).expanduser()
         folder = base if base.name == f"Libri{speakers}Mix" else base / f"Libri{speakers}Mix"
         super().__init__(

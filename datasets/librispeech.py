@@ -15,7 +15,7 @@ from samewise.datasets.parts.names import relative_names, require_listed
 from samewise.datasets.parts.recordings import Cache
 from samewise.datasets.parts.torchvision_files import load
 from samewise.datasets.parts.utterances import LETTERS, Spelling, Utterances
-from samewise.runner.errors import ConfigError, DataError, Problem, nearest
+from samewise.runner.errors import ConfigError, DataError, nearest
 
 SUBSETS = (
     "dev-clean",
@@ -64,16 +64,14 @@ class LibriSpeech(Utterances):
         cache: Cache = "none",
     ) -> None:
         for subset in subsets:
-            if subset not in SUBSETS:
-                raise ConfigError(
-                    Problem(
-                        "dataset.subsets",
-                        "LibriSpeech has no such part",
-                        subset,
-                        ", ".join(SUBSETS),
-                        nearest(subset, SUBSETS),
-                    )
-                )
+            ConfigError.raise_if(
+                subset not in SUBSETS,
+                "dataset.subsets",
+                "LibriSpeech has no such part",
+                subset,
+                ", ".join(SUBSETS),
+                nearest(subset, SUBSETS),
+            )
         folder = _folder(Path(root).expanduser(), subsets, download=download)
         listed = [line for subset in subsets for line in _list_utterances(folder, subset)]
         super().__init__(
@@ -131,10 +129,4 @@ def _list_utterances(folder: Path, subset: str) -> list[tuple[str, str]]:
             (f"{chapter}/{name}", transcript)
             for name, (_, _, transcript) in zip(names, lines, strict=True)
         ]
-    DataError.raise_if(
-        not utterances,
-        str(folder / subset),
-        "contains no transcripts",
-        expected="SPEAKER/CHAPTER/SPEAKER-CHAPTER.trans.txt",
-    )
     return utterances

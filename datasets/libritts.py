@@ -8,20 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import final
 
+from samewise.datasets.librispeech import SUBSETS
 from samewise.datasets.parts.clips import Clips
 from samewise.datasets.parts.folders import list_files
 from samewise.datasets.parts.recordings import Cache, Recordings
-from samewise.runner.errors import ConfigError, DataError, Problem, nearest
-
-SUBSETS = (
-    "dev-clean",
-    "dev-other",
-    "test-clean",
-    "test-other",
-    "train-clean-100",
-    "train-clean-360",
-    "train-other-500",
-)
+from samewise.runner.errors import ConfigError, DataError, nearest
 
 _ARCHIVE = "LibriTTS"
 
@@ -35,7 +26,7 @@ class LibriTTS(Clips):
 
     Args:
         root: The folder LibriTTS, or the folder that holds it.
-        subsets: One or several of `SUBSETS`.
+        subsets: One or several of LibriSpeech's `SUBSETS`.
         samples, context: As in `Clips`.
         sample_rate: The waveforms' rate in Hz; the files have 24,000 and are resampled.
         cache: "memory" keeps all recordings, decoded.
@@ -59,16 +50,14 @@ class LibriTTS(Clips):
         folder = base / _ARCHIVE if (base / _ARCHIVE).is_dir() else base
         names = list[str]()
         for subset in subsets:
-            if subset not in SUBSETS:
-                raise ConfigError(
-                    Problem(
-                        "dataset.subsets",
-                        "LibriTTS has no such part",
-                        subset,
-                        ", ".join(SUBSETS),
-                        nearest(subset, SUBSETS),
-                    )
-                )
+            ConfigError.raise_if(
+                subset not in SUBSETS,
+                "dataset.subsets",
+                "LibriTTS has no such part",
+                subset,
+                ", ".join(SUBSETS),
+                nearest(subset, SUBSETS),
+            )
             DataError.raise_if(
                 not (folder / subset).is_dir(),
                 str(folder / subset),

@@ -66,7 +66,7 @@ class Manifest(Utterances):
         sections = [(_seconds(row, "offset"), _seconds(row, "duration")) for row in rows]
         require_listed(folder, names, listed_in=path.name)
         spelling = Spelling(letters=letters, lowercase=lowercase, ignore=ignore)
-        within = None if _has_offsets(path, sections) else _ROUNDED
+        within = None if any(offset for offset, _ in sections) else _ROUNDED
         listed = sections if any(map(any, sections)) else None
         super().__init__(
             folder,
@@ -78,20 +78,6 @@ class Manifest(Utterances):
             sections=listed,
             whole_within=within,
         )
-
-
-def _has_offsets(path: Path, sections: list[tuple[float, float]]) -> bool:
-    """Whether any section begins within its recording; a DataError if one has no duration then."""
-    if not any(offset for offset, _ in sections):
-        return False
-    DataError.raise_if(
-        (missing := sum(not duration for _, duration in sections)),
-        str(path),
-        f"has sections of recordings (offset), and {missing} of its {len(sections)} lines "
-        "have no duration",
-        expected="a duration in seconds in each line",
-    )
-    return True
 
 
 def _seconds(row: Row, column: str) -> float:

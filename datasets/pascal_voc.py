@@ -7,7 +7,7 @@ https://doi.org/10.1007/s11263-009-0275-4.
 
 import re
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -128,8 +128,13 @@ class PascalVOC(AnnotatedImages):
         names = (
             object_names(classes)
             if classes is not None
-            else _classes(
-                annotation_folder, list(files) or [x for x in xml_files if "/" not in x], parse
+            # The annotations of all splits count, so that every split numbers the classes alike
+            else sorted(
+                {
+                    item.name
+                    for file in list(files) or [x for x in xml_files if "/" not in x]
+                    for item in parse(file).objects
+                }
             )
         )
         require_count(str(annotation_folder), names, num_classes, labels=len(names) + 1)
@@ -195,7 +200,6 @@ def _read_list(
         ) from None
     # In the lists of a class, 1, 0 or -1 follows a name, which may have spaces itself
     ids = [line if line in xml_files else re.sub(r"\s+(-1|0|1)$", "", line) for line in lines]
-    DataError.raise_if(not ids, str(path), "lists no images")
     ids = relative_names(annotations, ids, where=str(path))
     xml_names = [xml_files.get(name, f"{name}.xml") for name in ids]
     require_listed(annotations, xml_names, listed_in=path.name)
@@ -267,16 +271,6 @@ def _match_annotations(
         expected="an XML file for each image",
     )
     return {bare: image_of_name[bare] for bare in sorted(annotated)}
-
-
-def _classes(
-    annotations: Path, ids: Sequence[str], parse: Callable[[str], _Annotation]
-) -> list[str]:
-    """Return the sorted classes of all annotations."""
-    # The annotations of all splits count, so that every split numbers the classes alike
-    names = sorted({item.name for file in ids for item in parse(file).objects})
-    DataError.raise_if(not names, str(annotations), "has no annotated objects")
-    return names
 
 
 def _parse_annotation(folder: Path, files: Mapping[str, str], name: str) -> _Annotation:

@@ -10,12 +10,12 @@ from typing import Any, final
 
 import torch
 from torch import Generator, Tensor
-from torch.utils.data import Dataset
 
-from samewise.datasets.parts.audio_files import audio_preparation, match_audio
+from samewise.datasets.parts.audio_files import SoundSamples, match_audio
 from samewise.datasets.parts.generated import generator_of
 from samewise.datasets.parts.names import require_distinct
 from samewise.datasets.parts.recordings import Cache, Recordings
+from samewise.datasets.transforms.images import interval
 from samewise.runner.errors import ConfigError, DataError, Problem, number_of, require_at_least
 
 # At this level, speech stays well inside [-1, 1]
@@ -25,7 +25,7 @@ _SILENCE = 1e-4
 
 
 @final
-class SpeakerMixtures(Dataset[dict[str, Any]]):
+class SpeakerMixtures(SoundSamples):
     """Samples `{"mixture": float32[T], "sources": float32[S, T], "length": T, "name": str}`.
 
     All samples have the same length. Each of S different speakers is heard in their own recordings,
@@ -69,13 +69,10 @@ class SpeakerMixtures(Dataset[dict[str, Any]]):
         seed: int = 0,
         cache: Cache = "none",
     ) -> None:
-        _require_sound(
-            length=length,
-            num_speakers=num_speakers,
-            sample_rate=sample_rate,
-            seconds=seconds,
-            levels=levels,
-            pause=pause,
+        require_at_least({"dataset.length": length, "dataset.sample_rate": sample_rate})
+        require_at_least({"dataset.num_speakers": num_speakers}, least=2)
+        ConfigError.raise_if(
+            seconds <= 0, "dataset.seconds", "is not a valid duration", seconds, "more than 0"
         )
         folder = Path(root).expanduser()
         files_by_speaker = _group_by_speaker(folder, pattern, num_speakers)
@@ -86,7 +83,8 @@ class SpeakerMixtures(Dataset[dict[str, Any]]):
         )
         self._length, self._fixed, self._seed = length, fixed, seed
         self._count, self._frames = num_speakers, max(1, round(seconds * sample_rate))
-        self._levels, self._pause = tuple(map(float, levels)), tuple(map(float, pause))
+        self._levels = interval("dataset.levels", levels)
+        self._pause = interval("dataset.pause", pause, low=0.0)
         self._recordings = Recordings(
             folder,
             [name for names in files_by_speaker.values() for name in names],
@@ -117,11 +115,6 @@ class SpeakerMixtures(Dataset[dict[str, Any]]):
         sources = sources * (_LOUDNESS * 10.0 ** (decibels / 20.0) / loudness)
         name = f"{index} " + "+".join(self.speakers[speaker] for speaker in speakers)
         return {"mixture": sources.sum(0), "sources": sources, "length": self._frames, "name": name}
-
-    @property
-    def preparation(self) -> dict[str, Any]:
-        """How a recording becomes a waveform, for programs that prepare recordings elsewhere."""
-        return audio_preparation(self.sample_rate)
 
     def fingerprint(self) -> str:
         """Return 32 hex digits that cover the recordings and the mixtures' settings."""
@@ -162,8 +155,8 @@ def _group_by_speaker(folder: Path, pattern: str, count: int) -> dict[str, list[
     """Return each speaker's files, by sorted speaker."""
     files_by_speaker = dict[str, list[str]]()
     expected = "a folder for each speaker, or a dataset.pattern of your own"
-    groups = {"speaker": "speaker"}
-    for name, match in match_audio(folder, pattern, groups=groups, expected=expected)[0].items():
+    matched, _ = match_audio(folder, pattern, groups={"speaker": "speaker"}, expected=expected)
+    for name, match in matched.items():
         files_by_speaker.setdefault(match["speaker"], []).append(name)
     require_distinct(str(folder), files_by_speaker, what="speaker")
     if len(files_by_speaker) < count:
@@ -178,34 +171,3 @@ def _group_by_speaker(folder: Path, pattern: str, count: int) -> dict[str, list[
             )
         )
     return {speaker: files_by_speaker[speaker] for speaker in sorted(files_by_speaker)}
-
-
-def _require_sound(
-    *,
-    length: int,
-    num_speakers: int,
-    sample_rate: int,
-    seconds: float,
-    levels: Sequence[float],
-    pause: Sequence[float],
-) -> None:
-    """Raise a ConfigError unless all settings are valid."""
-    require_at_least({"dataset.length": length, "dataset.sample_rate": sample_rate})
-    require_at_least({"dataset.num_speakers": num_speakers}, least=2)
-    ConfigError.raise_if(
-        seconds <= 0, "dataset.seconds", "is not a valid duration", seconds, "more than 0"
-    )
-    ConfigError.raise_if(
-        len(levels) != 2 or levels[0] > levels[1],
-        "dataset.levels",
-        "is not a valid interval",
-        list(levels),
-        "[low, high] in dB",
-    )
-    ConfigError.raise_if(
-        len(pause) != 2 or not 0 <= pause[0] <= pause[1],
-        "dataset.pause",
-        "is not a valid interval",
-        list(pause),
-        "[low, high] in seconds",
-    )

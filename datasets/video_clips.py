@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal, final
@@ -23,8 +24,6 @@ from samewise.datasets.parts.video_files import (
     versions,
 )
 from samewise.runner.errors import DataError, require_at_least
-
-Where = Literal["random", "centre"]
 
 _BLOCK = 1 << 16
 
@@ -70,7 +69,7 @@ class VideoClips(Dataset[dict[str, Any]]):
         num_classes: int | None = None,
         frames: int = 16,
         stride: int = 1,
-        clip: Where = "random",
+        clip: Literal["random", "centre"] = "random",
         transform: Callable[[Tensor], Any] | None = None,
     ) -> None:
         require_at_least({"dataset.frames": frames, "dataset.stride": stride})
@@ -97,7 +96,13 @@ class VideoClips(Dataset[dict[str, Any]]):
         self.labels = list(label_of_file.values())
         for index in spaced_indices(len(self._names), _FIRST):
             require_exact(self.path(index))
-        self._length, self._stride, self._clip, self._transform = frames, stride, clip, transform
+        self._choose_frames = partial(
+            clip_frames,
+            frames=frames,
+            stride=stride,
+            start=centre if clip == "centre" else _anywhere,
+        )
+        self._transform = transform
 
     def __len__(self) -> int:
         return len(self._names)
@@ -130,11 +135,6 @@ class VideoClips(Dataset[dict[str, Any]]):
                 file.seek(-min(_BLOCK, file.seek(0, os.SEEK_END)), os.SEEK_END)
                 digest.update(file.read())
         return digest.hexdigest()
-
-    def _choose_frames(self, available: int) -> list[int]:
-        """Return the numbers of the clip's frames in a video with `available` frames."""
-        start = centre if self._clip == "centre" else _anywhere
-        return clip_frames(available, frames=self._length, stride=self._stride, start=start)
 
 
 def _anywhere(spare: int) -> int:

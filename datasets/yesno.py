@@ -12,7 +12,7 @@ from samewise.datasets.parts.folders import list_files
 from samewise.datasets.parts.recordings import Cache
 from samewise.datasets.parts.torchvision_files import load
 from samewise.datasets.parts.utterances import LETTERS, Spelling, Utterances
-from samewise.runner.errors import DataError, Problem, require_at_least
+from samewise.runner.errors import DataError, require_at_least
 
 _FOLDER = "waves_yesno"
 _WORDS = {"0": "no", "1": "yes"}
@@ -78,12 +78,10 @@ class YesNo(Utterances):
 
 def _transcript(folder: Path, name: str) -> str:
     parts = Path(name).stem.split("_")
-    if any(part not in _WORDS for part in parts):
-        raise DataError(
-            Problem(
-                str(folder / name),
-                "is not a recording of YesNo",
-                expected="a name of zeros and ones, such as 0_1_1_0_0_1_1_1.wav",
-            )
-        )
+    DataError.raise_if(
+        any(part not in _WORDS for part in parts),
+        str(folder / name),
+        "is not a recording of YesNo",
+        expected="a name of zeros and ones, such as 0_1_1_0_0_1_1_1.wav",
+    )
     return " ".join(_WORDS[part] for part in parts)

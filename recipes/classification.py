@@ -217,14 +217,12 @@ class Classification(Recipe):
         The loss is `(1 - alpha) * loss + alpha * temperature**2 * KL(teacher, model)`, the part
         `distillation` the last two factors.
         """
-        if self._separate:
-            raise ConfigError(
-                Problem(
-                    "distil.teacher",
-                    "needs a softmax over the classes, which the recipe's loss does not have",
-                    expected="loss=cross_entropy",
-                )
-            )
+        ConfigError.raise_if(
+            self._separate,
+            "distil.teacher",
+            "needs a softmax over the classes, which the recipe's loss does not have",
+            expected="loss=cross_entropy",
+        )
         self._teacher, self._temperature, self._alpha = teacher, temperature, alpha
 
     def measure(self, model: nn.Module, batch: Batch) -> MeasuredClassification:

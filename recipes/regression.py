@@ -63,15 +63,13 @@ class Regression(Recipe):
             if isinstance(layer, Standardise):
                 entry = "label" if isinstance(layer, Restore) else self.reads
                 values = getattr(dataset, "columns", {}).get(entry)
-                if values is None or values.shape[1:] != layer.mean.shape:
-                    raise ConfigError(
-                        Problem(
-                            "dataset",
-                            f"has no numbers to standardise the model's {entry} by",
-                            form_of(values),
-                            f"columns[{entry!r}]: a tensor [samples, {len(layer.mean)}]",
-                        )
-                    )
+                ConfigError.raise_if(
+                    values is None or values.shape[1:] != layer.mean.shape,
+                    "dataset",
+                    f"has no numbers to standardise the model's {entry} by",
+                    form_of(values),
+                    f"columns[{entry!r}]: a tensor [samples, {len(layer.mean)}]",
+                )
                 layer.fit(values)
 
     def collate(self, samples: Sequence[Any]) -> Batch:

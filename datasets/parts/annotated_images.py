@@ -3,7 +3,6 @@
 Holds packed annotations, checks that name the file, decoding, and a cache for small images.
 """
 
-import abc
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -140,7 +139,7 @@ class Annotated:
         self.masks.append(mask)
 
 
-class AnnotatedImages(Dataset[dict[str, Any]], abc.ABC):
+class AnnotatedImages(Dataset[dict[str, Any]]):
     """Samples of an image and its boxes, in the form of torchvision's v2 transforms.
 
     A subclass lists the files; or overrides `require_files`, `file`, `add_contents` and `path` for
@@ -385,12 +384,9 @@ class AnnotatedImages(Dataset[dict[str, Any]], abc.ABC):
     def _read_all(self) -> list[Tensor]:
         """Decode all images."""
         # The decoders release Python's global lock: a thread for each core keeps all cores busy.
-        pool = ThreadPoolExecutor(os.cpu_count())
-        try:
+        # After an error, `map` cancels what is not begun.
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
             return list(pool.map(self._read, range(len(self))))
-        finally:
-            # After an error, nothing further is decoded
-            pool.shutdown(cancel_futures=True)
 
 
 def annotated_sample(
@@ -457,14 +453,15 @@ def require_whole(image: Tensor, probe: Tensor) -> None:
     """
     height, width = image.shape[-2:]
     # Half a pixel is left for rounding
-    if not torch.allclose(
-        probe[0].as_subclass(Tensor), _PROBE * torch.tensor([width, height] * 2), rtol=0.0, atol=0.5
-    ):
-        raise ConfigError(
-            Problem(
-                "transforms.eval.sample",
-                "crop, pad, flip or turn images in evaluation, so boxes could not be given in "
-                "pixels of the file",
-                expected="transforms that resize images, or change their colours",
-            )
-        )
+    ConfigError.raise_if(
+        not torch.allclose(
+            probe[0].as_subclass(Tensor),
+            _PROBE * torch.tensor([width, height] * 2),
+            rtol=0.0,
+            atol=0.5,
+        ),
+        "transforms.eval.sample",
+        "crop, pad, flip or turn images in evaluation, so boxes could not be given in "
+        "pixels of the file",
+        expected="transforms that resize images, or change their colours",
+    )

@@ -252,16 +252,14 @@ def _unpacked_bytes(column: Any) -> int:
 
 def _require(columns: Mapping[str, str], names: Sequence[str], file: Path) -> None:
     for setting, column in columns.items():
-        if column not in names:
-            raise DataError(
-                Problem(
-                    f"dataset.{setting}",
-                    f"{file.name} has no such column",
-                    column,
-                    ", ".join(names),
-                    nearest(column, names) or f"set dataset.{setting} to the column's name",
-                )
-            )
+        DataError.raise_if(
+            column not in names,
+            f"dataset.{setting}",
+            f"{file.name} has no such column",
+            column,
+            ", ".join(names),
+            nearest(column, names) or f"set dataset.{setting} to the column's name",
+        )
 
 
 def _features(metadata: Mapping[bytes, bytes]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import Any
 import soundfile
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from samewise.datasets.parts.file_kinds import another_kind, names_other_files
 from samewise.datasets.parts.folders import SOUNDS, list_files
@@ -75,6 +76,17 @@ def audio_preparation(sample_rate: int, *, frames: int | None = None) -> dict[st
         "numbers": "float32, full scale 1",
         **cut,
     }
+
+
+class SoundSamples(Dataset[dict[str, Any]]):
+    """Base of data sets of recordings at one sample rate, in Hz."""
+
+    sample_rate: int
+
+    @property
+    def preparation(self) -> dict[str, Any]:
+        """How a recording becomes a waveform, for programs that prepare recordings elsewhere."""
+        return audio_preparation(self.sample_rate)
 
 
 def read_audio(
@@ -246,15 +258,13 @@ def _read_by_torchcodec(
     name = os.fspath(path)
     try:
         with open(path, "rb"):
-            if not os.path.getsize(path):
-                raise DataError(
-                    Problem(
-                        name,
-                        "is empty",
-                        expected=FORMATS,
-                        hint="remove the file, or download it again",
-                    )
-                )
+            DataError.raise_if(
+                not os.path.getsize(path),
+                name,
+                "is empty",
+                expected=FORMATS,
+                hint="remove the file, or download it again",
+            )
     except OSError as error:
         raise DataError(Problem(name, f"cannot be read: {error.strerror}")) from None
     # torchcodec is imported only for formats that soundfile does not know: it needs FFmpeg's

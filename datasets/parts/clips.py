@@ -1,19 +1,17 @@
 """Short clips of recordings with their surroundings, for training a vocoder."""
 
-import abc
 from hashlib import blake2b
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.utils.data import Dataset
 
-from samewise.datasets.parts.audio_files import audio_preparation
+from samewise.datasets.parts.audio_files import SoundSamples
 from samewise.datasets.parts.recordings import Recordings
 from samewise.runner.errors import require_at_least
 
 
-class Clips(Dataset[dict[str, Any]], abc.ABC):
+class Clips(SoundSamples):
     """Samples `{"waveform": float32[samples + 2 * context], "name": str, "index": int}`.
 
     There is one for each recording; a subclass lists the recordings.
@@ -57,11 +55,6 @@ class Clips(Dataset[dict[str, Any]], abc.ABC):
             "name": self._recordings.names[index],
             "index": index,
         }
-
-    @property
-    def preparation(self) -> dict[str, Any]:
-        """How a recording becomes a waveform, for programs that prepare recordings elsewhere."""
-        return audio_preparation(self.sample_rate)
 
     def fingerprint(self) -> str:
         """Return 32 hex digits that identify the recordings and the clips' size."""

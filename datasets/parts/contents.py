@@ -2,9 +2,10 @@
 
 import os
 from collections.abc import Callable
+from hashlib import blake2b
 from pathlib import Path
 
-from samewise.datasets.parts.limits import Hash, add_content
+from samewise.datasets.parts.limits import add_content
 from samewise.runner.errors import DataError, Problem
 
 CONTENTS = 64
@@ -20,14 +21,18 @@ def spaced_indices(length: int, most: int) -> list[int]:
     )
 
 
-def add_sizes(digest: Hash, path: Callable[[int], Path], count: int, *, most: int = SIZES) -> None:
+def add_sizes(
+    digest: blake2b, path: Callable[[int], Path], count: int, *, most: int = SIZES
+) -> None:
     """Update a hash with the sizes of up to `most` of `count` files, evenly spaced."""
     digest.update(
         repr([os.path.getsize(path(index)) for index in spaced_indices(count, most)]).encode()
     )
 
 
-def add_files(digest: Hash, path: Callable[[int], Path], count: int, *, most: int = SIZES) -> None:
+def add_files(
+    digest: blake2b, path: Callable[[int], Path], count: int, *, most: int = SIZES
+) -> None:
     """Update a hash with the sizes of up to `most` files, and the bytes of 64.
 
     Raises:

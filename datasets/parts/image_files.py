@@ -1,6 +1,5 @@
 """Base of data sets of image files: packed lists of files, decoding, a cache for small images."""
 
-import abc
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,7 +27,7 @@ DecodedBy = Literal["worker", "device"]
 _BLOCK = 256
 
 
-class ImageFiles(Dataset[dict[str, Any]], abc.ABC):
+class ImageFiles(Dataset[dict[str, Any]]):
     """Samples `{"image": uint8[C, H, W], "label": int or float32[T]}` decoded from files.
 
     A subclass lists the files.
@@ -113,7 +112,6 @@ class ImageFiles(Dataset[dict[str, Any]], abc.ABC):
     def __getitem__(self, index: int) -> dict[str, Any]:
         if self.encoded:
             path = self.path(index)
-            assert self._mode in ("rgb", "gray"), "others are refused above"
             return {
                 "image": EncodedImages.from_file(read_file(path), str(path), mode=self._mode),
                 "label": self._label(index),
@@ -153,7 +151,6 @@ class ImageFiles(Dataset[dict[str, Any]], abc.ABC):
         return self._fetch if self._cached is not None and self._transform is None else None
 
     def _fetch(self, indices: Sequence[int]) -> Batch:
-        assert self._cached is not None
         chosen = torch.as_tensor(indices)
         return {"image": self._cached[chosen], "label": self.labels[chosen]}
 
@@ -191,36 +188,20 @@ class ImageFiles(Dataset[dict[str, Any]], abc.ABC):
         def read(start: int) -> None:
             for index in range(start, min(start + _BLOCK, len(self))):
                 image = self._read(index)
-                if image.dtype != first_image.dtype:
+                if (image.shape, image.dtype) != (first_image.shape, first_image.dtype):
                     raise DataError(
                         Problem(
                             str(self.path(index)),
-                            "images cached in memory must be of one type, but there are "
-                            f"{first_image.dtype} and {image.dtype}",
-                            hint="set dataset.cache=none",
-                        )
-                    )
-                if image.shape != first_image.shape:
-                    sizes = " and ".join(
-                        f"{width} x {height}"
-                        for _, height, width in (first_image.shape, image.shape)
-                    )
-                    raise DataError(
-                        Problem(
-                            str(self.path(index)),
-                            "images cached in memory must have the same size, but there "
-                            f"are {sizes}",
-                            hint="set dataset.cache=none",
+                            "images cached in memory must have the same size and type",
+                            f"{image.dtype}{list(image.shape)}",
+                            f"{first_image.dtype}{list(first_image.shape)}, as the first image",
+                            "set dataset.cache=none",
                         )
                     )
                 images[index] = image
 
         # The decoders release Python's global lock: a thread for each core keeps all cores busy.
-        pool = ThreadPoolExecutor(os.cpu_count())
-        try:
-            for _ in pool.map(read, range(0, len(self), _BLOCK)):
-                pass
-        finally:
-            # After an error, nothing further is decoded
-            pool.shutdown(cancel_futures=True)
+        # After an error, `map` cancels what is not begun.
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(read, range(0, len(self), _BLOCK)))
         return images

@@ -1,6 +1,5 @@
 """Bases of data sets that are in memory: columns of numbers, and images with labels."""
 
-import abc
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,7 +18,7 @@ Every transform of torchvision.transforms.v2 qualifies.
 """
 
 
-class NumberRows(Dataset[dict[str, Any]], abc.ABC):
+class NumberRows(Dataset[dict[str, Any]]):
     """Samples `{"features": float32[F], "label": float32[T]}` from tensors of N rows.
 
     Args:

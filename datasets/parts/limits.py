@@ -5,14 +5,12 @@ have. A user who has larger files raises it by the environment variable that the
 config cannot.
 """
 
+import hashlib
 import os
 import stat
 from dataclasses import dataclass
-from typing import Protocol
 
 from samewise.runner.errors import DataError, Problem, limit_from
-
-_BLOCK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -104,18 +102,11 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
         return file.read()
 
 
-class Hash(Protocol):
-    """Object with hashlib's interface."""
-
-    def update(self, data: bytes, /) -> None: ...
-
-
-def add_content(digest: Hash, path: str | os.PathLike[str]) -> None:
+def add_content(digest: hashlib.blake2b, path: str | os.PathLike[str]) -> None:
     """Update a hash with all bytes of a regular file of any size."""
     require_regular(path, into_memory=False)
     with open(path, "rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
+        hashlib.file_digest(file, lambda: digest)
 
 
 _KINDS = (

@@ -4,19 +4,17 @@ A folder holds the mixtures, and one folder for each speaker holds the parts, wi
 names.
 """
 
-import abc
 from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset
 
 from samewise.datasets.parts.audio_files import (
     AudioInfo,
+    SoundSamples,
     audio_info,
-    audio_preparation,
     read_audio,
 )
 from samewise.datasets.parts.contents import CONTENTS, spaced_indices
@@ -29,7 +27,7 @@ _HEADERS = 1_000
 """Number of mixtures whose headers are read before training."""
 
 
-class MixtureFiles(Dataset[dict[str, Any]], abc.ABC):
+class MixtureFiles(SoundSamples):
     """Samples `{"mixture": float32[T], "sources": float32[S, T], "length": T, "name": str}`.
 
     A subclass names the folders.
@@ -100,11 +98,6 @@ class MixtureFiles(Dataset[dict[str, Any]], abc.ABC):
                 warn_of_silence(str(self._folder / part / name))
         return {"mixture": mixture, "sources": torch.stack(sources), "length": frames, "name": name}
 
-    @property
-    def preparation(self) -> dict[str, Any]:
-        """How a recording becomes a waveform, for programs that prepare recordings elsewhere."""
-        return audio_preparation(self.sample_rate)
-
     def fingerprint(self) -> str:
         """Return 32 hex digits that cover the names, the folders, and the bytes of 64 mixtures."""
         digest = blake2b(
@@ -153,19 +146,15 @@ class MixtureFiles(Dataset[dict[str, Any]], abc.ABC):
 
 def _list_mixtures(folder: Path, mixture: str, sources: Sequence[str], data: str) -> list[str]:
     """List the mixtures' names, each of which has all its parts."""
-    hint = f"set dataset.root=FOLDER to where {data} was generated"
     for name in (mixture, *sources):
         DataError.raise_if(
             not (folder / name).is_dir(),
             str(folder / name),
             f"this folder of {data} was not found",
             expected=f"{', '.join((mixture, *sources))} in {folder}",
-            hint=hint,
+            hint=f"set dataset.root=FOLDER to where {data} was generated",
         )
     names = list_files(folder / mixture, (".wav", ".flac")).names
-    DataError.raise_if(
-        not names, str(folder / mixture), "contains no mixtures", expected="WAV files", hint=hint
-    )
     for part in sources:
         missing = sorted(set(names) - set(list_files(folder / part, (".wav", ".flac")).names))
         DataError.raise_if(

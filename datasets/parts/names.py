@@ -58,8 +58,13 @@ def require_distinct(where: str, names: Iterable[str], *, what: str) -> None:
     spellings = dict[str, str]()
     for name in names:
         form = compose(name.translate(_UNSEEN))
-        if not form:
-            raise DataError(Problem(where, f"has a {what} without a name", name, "a name for each"))
+        DataError.raise_if(
+            not form,
+            where,
+            f"has a {what} without a name",
+            name,
+            "a name for each",
+        )
         if form in spellings:
             other_name = spellings[form]
             raise DataError(

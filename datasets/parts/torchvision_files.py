@@ -1,14 +1,16 @@
 """Loads torchvision's data sets, and explains missing files."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Literal, TypeVar
 from urllib.error import URLError
 
+import torch
 from filelock import FileLock
 from torch import Tensor
 
+from samewise.datasets.parts.in_memory import InMemoryImages, Transform
 from samewise.runner.errors import ConfigError, DataError, Problem
 
 Made = TypeVar("Made")
@@ -71,18 +73,6 @@ def load(make: Callable[..., Made], *, root: str, expected: str, download: bool)
         ) from None
 
 
-def load_part(
-    kind: Callable[..., Made], split: str, *, root: str, expected: str, download: bool
-) -> Made:
-    """Return the part of a torchvision data set that contains a split; otherwise as `load`.
-
-    "test" has its own part; "train" and "valid" share the other.
-    """
-    return load(
-        partial(kind, train=split != "test"), root=root, expected=expected, download=download
-    )
-
-
 def split_held_out(
     images: Tensor, labels: Tensor, *, split: str, held_out: int
 ) -> tuple[Tensor, Tensor]:
@@ -111,3 +101,51 @@ def split_held_out(
     )
     chosen = slice(-held_out, None) if split == "valid" else slice(None, -held_out)
     return images[chosen], labels[chosen]
+
+
+class TorchvisionImages(InMemoryImages):
+    """Base of a data set that torchvision keeps in memory: a part for "test", and another.
+
+    Args:
+        root: The folder that holds the data set's folder.
+        split: "train" or "valid", which share the part for training, or "test".
+        held_out: Number of training images, the last ones, that are "valid". 0 leaves all images to
+            "train".
+        download: Download missing files.
+        transform: Applied to each image.
+
+    Raises:
+        DataError: The files are missing or altered.
+        ConfigError: The split would be empty.
+    """
+
+    kind: Any
+    names: Sequence[str] = ()
+
+    def __init__(
+        self,
+        *,
+        root: str,
+        split: Literal["train", "valid", "test"],
+        held_out: int = 5000,
+        download: bool = False,
+        transform: Transform | None = None,
+    ) -> None:
+        kind = self.kind
+        folder = getattr(kind, "base_folder", f"{kind.__name__}/raw")
+        listed = kind.resources if hasattr(kind, "resources") else kind.train_list + kind.test_list
+        files = ", ".join(name.removesuffix(".gz") for name, _ in listed)
+        data = load(
+            partial(kind, train=split != "test"),
+            root=root,
+            expected=f"a folder {folder} with {files}",
+            download=download,
+        )
+        images, labels = map(torch.as_tensor, (data.data, data.targets))
+        # torchvision has colour images as [N, H, W, C], grey ones as [N, H, W]
+        images = images[:, None] if images.dim() == 3 else images.permute(0, 3, 1, 2)
+        super().__init__(
+            *split_held_out(images, labels, split=split, held_out=held_out),
+            classes=self.names or data.classes,
+            transform=transform,
+        )

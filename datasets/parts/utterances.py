@@ -1,6 +1,5 @@
 """Base of data sets of transcribed recordings: recordings, transcripts, and their spelling."""
 
-import abc
 import unicodedata
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -8,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
-from torch.utils.data import Dataset
 
-from samewise.datasets.parts.audio_files import audio_preparation
+from samewise.datasets.parts.audio_files import SoundSamples
 from samewise.datasets.parts.names import difference
 from samewise.datasets.parts.recordings import Cache, Recordings, Texts
 from samewise.runner.errors import ConfigError, DataError, Problem, truncate
@@ -93,7 +91,7 @@ class Spelling:
         return text
 
 
-class Utterances(Dataset[dict[str, Any]], abc.ABC):
+class Utterances(SoundSamples):
     """Samples `{"waveform": float32[T], "length": T, "transcript": str, "name": str}`.
 
     A subclass lists the files.
@@ -166,11 +164,6 @@ class Utterances(Dataset[dict[str, Any]], abc.ABC):
     def waveform(self, index: int) -> Tensor:
         """Return float32[T] of a recording, at `sample_rate`."""
         return self._recordings.stretch(index)
-
-    @property
-    def preparation(self) -> dict[str, Any]:
-        """How a recording becomes a waveform, for programs that prepare recordings elsewhere."""
-        return audio_preparation(self.sample_rate)
 
     def fingerprint(self) -> str:
         """Return 32 hex digits that cover the recordings and the transcripts."""

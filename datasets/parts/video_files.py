@@ -71,15 +71,13 @@ def read_frames(path: str | os.PathLike[str], choose: Callable[[int], Sequence[i
     decoder = require_torchcodec()
     try:
         require_regular(path, into_memory=False)
-        if not os.path.getsize(path):
-            raise DataError(
-                Problem(
-                    name,
-                    "is empty",
-                    expected="a video file",
-                    hint="remove the file, or download it again",
-                )
-            )
+        DataError.raise_if(
+            not os.path.getsize(path),
+            name,
+            "is empty",
+            expected="a video file",
+            hint="remove the file, or download it again",
+        )
         if names_other_files(path):
             raise ValueError("it names other files")
         # Approximate seeking relies on the frame rate in the header

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from samewise.runner.errors import ConfigError, Problem, nearest
+from samewise.runner.errors import ConfigError, nearest
 
 _CLASSES: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,
@@ -28,16 +28,14 @@ _HIDDEN = tuple(cls for cls in _CLASSES.values() if cls not in (nn.Softplus, nn.
 
 def activation_module(name: str) -> nn.Module:
     """Return a new activation with torch's defaults, by the name of its function."""
-    if name not in _CLASSES:
-        raise ConfigError(
-            Problem(
-                "model.activation",
-                "is not an activation of torch.nn.functional",
-                name,
-                ", ".join(_CLASSES),
-                nearest(name, _CLASSES),
-            )
-        )
+    ConfigError.raise_if(
+        name not in _CLASSES,
+        "model.activation",
+        "is not an activation of torch.nn.functional",
+        name,
+        ", ".join(_CLASSES),
+        nearest(name, _CLASSES),
+    )
     return _CLASSES[name]()
 
 

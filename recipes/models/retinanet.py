@@ -26,7 +26,7 @@ from torchvision.ops.misc import Conv2dNormActivation, FrozenBatchNorm2d
 
 from samewise.recipes.models.activations import with_activation
 from samewise.recipes.parts import dense_losses
-from samewise.runner.errors import ConfigError, Problem, nearest
+from samewise.runner.errors import ConfigError, nearest
 
 Norm = Literal["frozen_batch", "batch", "group"]
 
@@ -366,16 +366,14 @@ def _check(
     weights_backbone: str | None,
     stages: Sequence[int],
 ) -> None:
-    if backbone not in BACKBONES:
-        raise ConfigError(
-            Problem(
-                "model.backbone",
-                "is not one of torchvision's ResNets",
-                backbone,
-                ", ".join(BACKBONES),
-                nearest(backbone, BACKBONES),
-            )
-        )
+    ConfigError.raise_if(
+        backbone not in BACKBONES,
+        "model.backbone",
+        "is not one of torchvision's ResNets",
+        backbone,
+        ", ".join(BACKBONES),
+        nearest(backbone, BACKBONES),
+    )
     ConfigError.raise_if(
         not 0 <= trainable_layers <= 5,
         "model.trainable_layers",
@@ -407,18 +405,16 @@ def _weights(argument: str, model: str, name: str | None) -> Any:
         if model in torchvision.models.list_models()
         else []
     )
-    if name not in names:
-        raise ConfigError(
-            Problem(
-                f"model.{argument}",
-                f"torchvision does not have these weights for {model}",
-                name,
-                ", ".join(names),
-                nearest(name, names)
-                or "for a local file, set initialise.weights (and initialise.into=backbone.body "
-                "for a backbone)",
-            )
-        )
+    ConfigError.raise_if(
+        name not in names,
+        f"model.{argument}",
+        f"torchvision does not have these weights for {model}",
+        name,
+        ", ".join(names),
+        nearest(name, names)
+        or "for a local file, set initialise.weights (and initialise.into=backbone.body "
+        "for a backbone)",
+    )
     return torchvision.models.get_model_weights(model)[name]
 
 

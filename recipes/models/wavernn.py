@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torchaudio.models import WaveRNN
 
-from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.errors import ConfigError
 
 
 @torch.no_grad()
@@ -27,15 +27,13 @@ def speak(model: nn.Module, mel: Tensor, drawn: Callable[[Tensor], Tensor]) -> T
     Raises:
         ConfigError: The model is not a WaveRNN.
     """
-    if not isinstance(model, WaveRNN):
-        raise ConfigError(
-            Problem(
-                "model",
-                "cannot generate sample by sample",
-                type(model).__name__,
-                "torchaudio.models.WaveRNN",
-            )
-        )
+    ConfigError.raise_if(
+        not isinstance(model, WaveRNN),
+        "model",
+        "cannot generate sample by sample",
+        type(model).__name__,
+        "torchaudio.models.WaveRNN",
+    )
     # The part that does not depend on earlier samples is computed for all times at once: a time
     # step is then two GRU cells and three small products
     with torch.autocast(mel.device.type, enabled=False):

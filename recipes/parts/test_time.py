@@ -6,23 +6,21 @@ from typing import Final
 import torch.nn.functional as F
 from torch import Tensor
 
-from samewise.runner.errors import ConfigError, Problem, nearest
+from samewise.runner.errors import ConfigError, nearest
 
 KINDS: Final = ("none", "flip", "flip_and_translate")
 
 
 def check_kind(kind: str, path: str) -> str:
     """Return a kind of test-time augmentation; a ConfigError if it is unknown."""
-    if kind not in KINDS:
-        raise ConfigError(
-            Problem(
-                path,
-                "is not a valid kind of test-time augmentation",
-                kind,
-                ", ".join(KINDS),
-                nearest(str(kind), KINDS),
-            )
-        )
+    ConfigError.raise_if(
+        kind not in KINDS,
+        path,
+        "is not a valid kind of test-time augmentation",
+        kind,
+        ", ".join(KINDS),
+        nearest(str(kind), KINDS),
+    )
     return kind
 
 

@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from samewise.runner.config.compose import Composed
 from samewise.runner.data import streams
-from samewise.runner.errors import ConfigError, Problem, SamewiseError, first_line
+from samewise.runner.errors import ConfigError, SamewiseError, first_line
 from samewise.runner.measuring import operators
 from samewise.runner.measuring.ranges import (
     RANGES,
@@ -108,15 +108,13 @@ def take_profile(composed: Composed, *, steps: int, traced: int, out: Path) -> d
         # On CUDA the steps are measured again with a wait at each range
         repeats = 2 if run.strategy.device.type == "cuda" else 1
         min_steps = _WARMUP_STEPS + repeats + traced
-        if run.total_steps < min_steps:
-            raise ConfigError(
-                Problem(
-                    "max_steps",
-                    f"a profile takes at least {min_steps} steps",
-                    run.total_steps,
-                    f"at least {min_steps}",
-                )
-            )
+        ConfigError.raise_if(
+            run.total_steps < min_steps,
+            "max_steps",
+            f"a profile takes at least {min_steps} steps",
+            run.total_steps,
+            f"at least {min_steps}",
+        )
         steps = min(steps, (run.total_steps - _WARMUP_STEPS - traced) // repeats)
         clock = Clock(run.strategy.device)
         # On one of several ranks, a forward pass would wait for the others

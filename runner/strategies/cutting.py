@@ -158,16 +158,14 @@ def _require_names(model: nn.Module, split: Sequence[str]) -> None:
         if _has_hooks(module)
     }
     for name in split:
-        if name not in modules:
-            raise ConfigError(
-                Problem(
-                    "strategy.split",
-                    "the model has no such part",
-                    name,
-                    "names of its submodules",
-                    nearest(name, modules),
-                )
-            )
+        ConfigError.raise_if(
+            name not in modules,
+            "strategy.split",
+            "the model has no such part",
+            name,
+            "names of its submodules",
+            nearest(name, modules),
+        )
         if enclosing := next((outer for outer in reasons if name.startswith(f"{outer}.")), None):
             raise ConfigError(
                 Problem(

@@ -82,16 +82,14 @@ class DDP(OneReplicaEach):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.hook, str) and self.hook not in HOOKS:
-            raise ConfigError(
-                Problem(
-                    "hook",
-                    "no such hook",
-                    self.hook,
-                    f"{', '.join(HOOKS)}, or a _target_ of your own",
-                    nearest(self.hook, HOOKS),
-                )
-            )
+        ConfigError.raise_if(
+            isinstance(self.hook, str) and self.hook not in HOOKS,
+            "hook",
+            "no such hook",
+            self.hook,
+            f"{', '.join(HOOKS)}, or a _target_ of your own",
+            nearest(self.hook, HOOKS),
+        )
         ConfigError.raise_if(
             not self.bucket_mb > 0, "bucket_mb", "must be greater than 0", self.bucket_mb
         )
@@ -157,16 +155,14 @@ class DDP(OneReplicaEach):
         return self._network
 
     def prepare_step(self, plan: Plan, step: int) -> None:
-        if self.hook == "powersgd" and self._network is not None and not plan.fills_all:
-            raise ConfigError(
-                Problem(
-                    "loader.drop_last",
-                    "PowerSGD cannot exchange gradients if a process has no samples, as in an "
-                    "epoch's last batch here",
-                    plan.drop_last,
-                    hint="loader.drop_last=true, or another strategy.hook",
-                )
-            )
+        ConfigError.raise_if(
+            self.hook == "powersgd" and self._network is not None and not plan.fills_all,
+            "loader.drop_last",
+            "PowerSGD cannot exchange gradients if a process has no samples, as in an "
+            "epoch's last batch here",
+            plan.drop_last,
+            hint="loader.drop_last=true, or another strategy.hook",
+        )
         if self.sync_batch_norm and self._network is not None:
             require_samples(plan)
         self._is_uneven, self._last = False, self.micro_batches[-1]

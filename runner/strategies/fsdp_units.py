@@ -72,16 +72,14 @@ class UsedParameters:
             ConfigError: The processes called different units, whose weights torch has then mixed
                 up.
         """
-        if len({calls for _, calls in usage_by_rank}) > 1:
-            raise ConfigError(
-                Problem(
-                    "strategy.shard",
-                    "the processes call different layers, or in another order, and each layer is "
-                    "gathered in all of them as it is called",
-                    expected="modules that every process calls in every step",
-                    hint=OTHER_STRATEGIES,
-                )
-            )
+        ConfigError.raise_if(
+            len({calls for _, calls in usage_by_rank}) > 1,
+            "strategy.shard",
+            "the processes call different layers, or in another order, and each layer is "
+            "gathered in all of them as it is called",
+            expected="modules that every process calls in every step",
+            hint=OTHER_STRATEGIES,
+        )
         used_anywhere = 0
         for marks, _ in usage_by_rank:
             used_anywhere |= marks

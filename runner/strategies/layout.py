@@ -10,7 +10,7 @@ from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.weight_norm import WeightNorm
 from torch.optim import Optimizer
 
-from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.errors import ConfigError
 from samewise.runner.optim.gradients import total_norm
 from samewise.runner.records.digest import begin
 from samewise.runner.strategies.peers import Peers
@@ -84,16 +84,14 @@ def without_graphs(model: nn.Module) -> dict[int, Any]:
         computed |= {hook._tensor_name for hook in hooks if isinstance(hook, BasePruningMethod)}  # pyright: ignore[reportPrivateUsage]
         for name, value in {**vars(module), **module._buffers}.items():  # pyright: ignore[reportPrivateUsage]
             if isinstance(value, Tensor) and not value.is_leaf:
-                if name not in computed:
-                    raise ConfigError(
-                        Problem(
-                            "model",
-                            f"{f'{path}.{name}'.lstrip('.')} has a graph, so that the model cannot "
-                            "be copied, for example for an average of its weights",
-                            hint="compute it in forward; for a weight, "
-                            "torch.nn.utils.parametrize and "
-                            "parametrizations.weight_norm do so",
-                        )
-                    )
+                ConfigError.raise_if(
+                    name not in computed,
+                    "model",
+                    f"{f'{path}.{name}'.lstrip('.')} has a graph, so that the model cannot "
+                    "be copied, for example for an average of its weights",
+                    hint="compute it in forward; for a weight, "
+                    "torch.nn.utils.parametrize and "
+                    "parametrizations.weight_norm do so",
+                )
                 memo[id(value)] = torch.empty(0)
     return memo

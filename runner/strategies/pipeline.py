@@ -54,16 +54,14 @@ class Pipeline(StageStrategy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.schedule not in SCHEDULES:
-            raise ConfigError(
-                Problem(
-                    "schedule",
-                    "no such schedule",
-                    self.schedule,
-                    ", ".join(SCHEDULES),
-                    nearest(self.schedule, SCHEDULES),
-                )
-            )
+        ConfigError.raise_if(
+            self.schedule not in SCHEDULES,
+            "schedule",
+            "no such schedule",
+            self.schedule,
+            ", ".join(SCHEDULES),
+            nearest(self.schedule, SCHEDULES),
+        )
         # Torch's schedules, by the number and shapes of micro-batches
         self._schedules: dict[Any, Any] = {}
         # Whether the recipe drew random numbers in this step after calling the model

@@ -41,7 +41,7 @@ LEAST = {"nproc": 1, "join_timeout_s": 1, "timeout_s": 1, "max_restarts": 0, "gr
 
 
 @dataclass(kw_only=True, eq=False)
-class RankStrategy(Strategy, abc.ABC):
+class RankStrategy(Strategy):
     """Strategy with several processes. Its fields are the settings that a config may set.
 
     Args:
@@ -77,8 +77,13 @@ class RankStrategy(Strategy, abc.ABC):
         self._accumulate = 1
         for name, least in LEAST.items():
             value = getattr(self, name)
-            if value is not None and value < least:
-                raise ConfigError(Problem(name, "is too small", value, f"at least {least}"))
+            ConfigError.raise_if(
+                value is not None and value < least,
+                name,
+                "is too small",
+                value,
+                f"at least {least}",
+            )
         available = [name for name, is_available in BACKENDS.items() if is_available()]
         if self.backend is not None and self.backend not in available:
             raise ConfigError(
@@ -92,15 +97,13 @@ class RankStrategy(Strategy, abc.ABC):
                     "" if self.backend in BACKENDS else nearest(self.backend, available),
                 )
             )
-        if self.init_method is not None and not PLACE.fullmatch(self.init_method):
-            raise ConfigError(
-                Problem(
-                    "init_method",
-                    "is not a rendezvous address",
-                    self.init_method,
-                    "tcp://HOST:PORT, file:///PATH, env:// or null",
-                )
-            )
+        ConfigError.raise_if(
+            self.init_method is not None and not PLACE.fullmatch(self.init_method),
+            "init_method",
+            "is not a rendezvous address",
+            self.init_method,
+            "tcp://HOST:PORT, file:///PATH, env:// or null",
+        )
 
     @property
     def size(self) -> int:
@@ -122,40 +125,34 @@ class RankStrategy(Strategy, abc.ABC):
                 or srun started several processes that do not know of each other.
         """
         tasks = 1 if is_rank() or self.nproc else int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))
-        if tasks > 1:
-            raise ConfigError(
-                Problem(
-                    "strategy.nproc",
-                    f"srun has started {tasks} tasks, and each would train alone",
-                    self.nproc,
-                    "a number",
-                    "launcher=slurm starts ranks; in a job of your own, let srun start `torchrun "
-                    "-m samewise train` once on each machine",
-                )
-            )
+        ConfigError.raise_if(
+            tasks > 1,
+            "strategy.nproc",
+            f"srun has started {tasks} tasks, and each would train alone",
+            self.nproc,
+            "a number",
+            "launcher=slurm starts ranks; in a job of your own, let srun start `torchrun "
+            "-m samewise train` once on each machine",
+        )
         count = self.nproc or otherwise
         local = int(os.environ.get("LOCAL_WORLD_SIZE", "0")) if is_rank() else 0
-        if local and self.nproc and local != self.nproc:
-            raise ConfigError(
-                Problem(
-                    "strategy.nproc",
-                    f"{local} processes were started on this machine",
-                    self.nproc,
-                    f"{local}, or null",
-                )
-            )
+        ConfigError.raise_if(
+            local and self.nproc and local != self.nproc,
+            "strategy.nproc",
+            f"{local} processes were started on this machine",
+            self.nproc,
+            f"{local}, or null",
+        )
         # A check may be for a machine with other devices
         devices = torch.cuda.device_count() if device != "cpu" and not is_simulated() else 0
-        if devices and count > devices and not self.share_devices:
-            raise ConfigError(
-                Problem(
-                    "strategy.nproc",
-                    f"there are {devices} CUDA devices for {count} processes",
-                    count,
-                    f"at most {devices}",
-                    "strategy.share_devices=true lets several processes share a device",
-                )
-            )
+        ConfigError.raise_if(
+            devices and count > devices and not self.share_devices,
+            "strategy.nproc",
+            f"there are {devices} CUDA devices for {count} processes",
+            count,
+            f"at most {devices}",
+            "strategy.share_devices=true lets several processes share a device",
+        )
         return count
 
     def _meet(self, device: str, accumulate: int) -> None:
@@ -188,36 +185,32 @@ class RankStrategy(Strategy, abc.ABC):
 
 
 @dataclass(kw_only=True, eq=False)
-class OneReplicaEach(RankStrategy, abc.ABC):
+class OneReplicaEach(RankStrategy):
     """Strategy with one replica per process, so that `replicas` is the number of processes."""
 
     rank_invariant: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.rank_invariant:
-            raise ConfigError(
-                Problem(
-                    "rank_invariant",
-                    f"{type(self).__name__}'s result depends on the number of processes",
-                    True,
-                    "false",
-                    "strategy=elastic",
-                )
-            )
+        ConfigError.raise_if(
+            self.rank_invariant,
+            "rank_invariant",
+            f"{type(self).__name__}'s result depends on the number of processes",
+            True,
+            "false",
+            "strategy=elastic",
+        )
 
     def processes(self, device: str, replicas: int) -> int:
         count = self.count_processes(device, otherwise=replicas)
-        if count > replicas:
-            raise ConfigError(
-                Problem(
-                    "strategy.nproc",
-                    "more processes than replicas",
-                    count,
-                    str(replicas),
-                    f"replicas={count}",
-                )
-            )
+        ConfigError.raise_if(
+            count > replicas,
+            "strategy.nproc",
+            "more processes than replicas",
+            count,
+            str(replicas),
+            f"replicas={count}",
+        )
         return count
 
     def begin(self, device: str, replicas: int, accumulate: int) -> None:
@@ -250,7 +243,7 @@ class OneReplicaEach(RankStrategy, abc.ABC):
 
 
 @dataclass(kw_only=True, eq=False)
-class OneReplica(RankStrategy, abc.ABC):
+class OneReplica(RankStrategy):
     """Strategy whose processes share a model's computation, and carry one replica together."""
 
     pretends = False
@@ -263,26 +256,22 @@ class OneReplica(RankStrategy, abc.ABC):
     def processes(self, device: str, replicas: int) -> int:
         name = f"strategy={type(self).__module__.rpartition('.')[2]}"
         # Each replica would need its own processes.
-        if replicas > 1:
-            raise ConfigError(
-                Problem(
-                    "replicas",
-                    f"{name} divides the model, not the batch: it carries one replica",
-                    replicas,
-                    "1",
-                    "replicas=1, and accumulate=N for micro-batches",
-                )
-            )
+        ConfigError.raise_if(
+            replicas > 1,
+            "replicas",
+            f"{name} divides the model, not the batch: it carries one replica",
+            replicas,
+            "1",
+            "replicas=1, and accumulate=N for micro-batches",
+        )
         size = self.size if is_rank() else self.count_processes(device, otherwise=self.parts)
-        if size != self.parts:
-            raise ConfigError(
-                Problem(
-                    "strategy.nproc",
-                    f"{name} with a model in {self.parts} parts needs a process for each",
-                    size,
-                    f"{self.parts}, or null",
-                )
-            )
+        ConfigError.raise_if(
+            size != self.parts,
+            "strategy.nproc",
+            f"{name} with a model in {self.parts} parts needs a process for each",
+            size,
+            f"{self.parts}, or null",
+        )
         return size
 
     def begin(self, device: str, replicas: int, accumulate: int) -> None:

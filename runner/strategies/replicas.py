@@ -1,6 +1,5 @@
 """The replicas of one process, and the exchange of the ranks' partial gradient sums."""
 
-import abc
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -286,7 +285,7 @@ class Replicas(Carried):
 
 
 @dataclass(kw_only=True, eq=False)
-class ReplicaStrategy(Strategy, abc.ABC):
+class ReplicaStrategy(Strategy):
     """Strategy whose processes carry any number of the run's replicas, to the same bits.
 
     Args:
@@ -316,15 +315,13 @@ class ReplicaStrategy(Strategy, abc.ABC):
             model, carried, accumulate=accumulate, exchange=exchange, bucket_mb=bucket_mb
         )
         if self.sync_batch_norm:
-            if self.compiled(model) is not model:
-                raise ConfigError(
-                    Problem(
-                        PATH,
-                        "cannot be synchronised in a compiled model",
-                        True,
-                        "false, or compile=off",
-                    )
-                )
+            ConfigError.raise_if(
+                self.compiled(model) is not model,
+                PATH,
+                "cannot be synchronised in a compiled model",
+                True,
+                "false, or compile=off",
+            )
             self.at_once = len(carried) * accumulate
             meet_in_batch_norms(model)
             self._model, self._share = model, exchange.gather

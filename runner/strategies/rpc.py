@@ -20,7 +20,7 @@ from torch.distributed.optim import DistributedOptimizer
 from torch.distributed.rpc import internal
 
 from samewise.runner.data.loading import MicroBatch
-from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.errors import ConfigError
 from samewise.runner.strategies.base import Forward, Tally
 from samewise.runner.strategies.cutting import cut_model
 from samewise.runner.strategies.sealed import seal, unseal
@@ -55,16 +55,14 @@ class RPC(StageStrategy):
 
     def _cut(self, model: nn.Module) -> list[nn.Module]:
         for name, parameter in model.named_parameters():
-            if parameter._post_accumulate_grad_hooks:  # pyright: ignore[reportPrivateUsage]
-                raise ConfigError(
-                    Problem(
-                        "model",
-                        f"has a hook that distributed autograd does not call ({name}: "
-                        "register_post_accumulate_grad_hook)",
-                        type(model).__name__,
-                        hint="strategy=pipeline, or strategy=elastic",
-                    )
-                )
+            ConfigError.raise_if(
+                parameter._post_accumulate_grad_hooks,
+                "model",
+                f"has a hook that distributed autograd does not call ({name}: "
+                "register_post_accumulate_grad_hook)",
+                type(model).__name__,
+                hint="strategy=pipeline, or strategy=elastic",
+            )
         return cut_model(model, self.split)
 
     def wrap(self, model: nn.Module) -> nn.Module:

@@ -83,16 +83,14 @@ def shard(
 def require_no_parameter_hooks(model: nn.Module) -> None:
     """Raise a ConfigError if a parameter has hooks, which torch does not call on shards."""
     for name, parameter in model.named_parameters():
-        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:  # pyright: ignore[reportPrivateUsage]
-            raise ConfigError(
-                Problem(
-                    "model",
-                    "has a parameter with hooks (register_hook, or "
-                    "register_post_accumulate_grad_hook), which torch's FSDP does not call",
-                    name,
-                    hint="strategy=elastic, or strategy=ddp",
-                )
-            )
+        ConfigError.raise_if(
+            parameter._backward_hooks or parameter._post_accumulate_grad_hooks,
+            "model",
+            "has a parameter with hooks (register_hook, or "
+            "register_post_accumulate_grad_hook), which torch's FSDP does not call",
+            name,
+            hint="strategy=elastic, or strategy=ddp",
+        )
 
 
 def _set_root(model: nn.Module) -> None:

@@ -6,7 +6,6 @@ therefore complete and equal everywhere, and clipping, averages of weights, eval
 checkpoints need not know of stages.
 """
 
-import abc
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -192,7 +191,7 @@ class CallCapture(StandIn):
 
 
 @dataclass(kw_only=True, eq=False)
-class StageStrategy(OneReplica, abc.ABC):
+class StageStrategy(OneReplica):
     """Strategy with one stage of the model per process.
 
     `RankStrategy` has the other settings; `nproc=null` means one process per stage.
@@ -211,16 +210,14 @@ class StageStrategy(OneReplica, abc.ABC):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.split:
-            raise ConfigError(
-                Problem(
-                    "split",
-                    "does not name a place to cut the model",
-                    list(self.split),
-                    "names of submodules",
-                    "strategy.split=[layer3]",
-                )
-            )
+        ConfigError.raise_if(
+            not self.split,
+            "split",
+            "does not name a place to cut the model",
+            list(self.split),
+            "names of submodules",
+            "strategy.split=[layer3]",
+        )
 
     @property
     def parts(self) -> int:
