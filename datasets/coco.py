@@ -395,15 +395,14 @@ def _categories(entries: list[Any], path: Path, *, keep: bool) -> dict[int, str]
     _require_unique([number for number, _ in listed], path, kind="categories")
     names = dict(listed)
     require_distinct(str(path), names.values(), what="category")
-    if keep and min(names, default=1) < 1:
-        raise DataError(
-            Problem(
-                str(path),
-                "has a category below 1, but label 0 is the background",
-                min(names),
-                hint="set dataset.category_ids=dense",
-            )
-        )
+    lowest = min(names, default=1)
+    DataError.raise_if(
+        keep and lowest < 1,
+        str(path),
+        "has a category below 1, but label 0 is the background",
+        lowest,
+        hint="set dataset.category_ids=dense",
+    )
     _known[_stamp(path)] = names
     return names
 

@@ -127,14 +127,12 @@ def _true_labels(names: list[str], wnids: list[str], base: Path) -> list[int]:
             )
         )
     unknown = [name for name, wnid in zip(names, truth_wnids, strict=True) if wnid not in label_of]
-    if unknown:
-        raise DataError(
-            Problem(
-                str(source),
-                f"gives no known class for {len(unknown)} of {len(names)} images, the "
-                f"first of them {unknown[0]}",
-            )
-        )
+    DataError.raise_if(
+        unknown,
+        str(source),
+        f"gives no known class for {len(unknown)} of {len(names)} images, the "
+        f"first of them {next(iter(unknown), '')}",
+    )
     return [label_of[wnid] for wnid in truth_wnids if wnid is not None]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, final
@@ -18,6 +19,13 @@ LossName = Literal["non_saturating", "hinge", "least_squares", "wasserstein"]
 
 _DISCRIMINATOR = Phase("discriminator", modules=("discriminator",))
 _GENERATOR = Phase("generator", modules=("generator",))
+# By name: the discriminator's loss of real and of fake logits, and the generator's of fake ones
+_LOSSES: dict[str, tuple[Callable[[Tensor], Tensor], ...]] = {
+    "non_saturating": (lambda x: F.softplus(-x), F.softplus, lambda x: F.softplus(-x)),
+    "hinge": (lambda x: F.relu(1 - x), lambda x: F.relu(1 + x), torch.neg),
+    "least_squares": (lambda x: (x - 1).square(), torch.square, lambda x: (x - 1).square()),
+    "wasserstein": (torch.neg, torch.positive, torch.neg),
+}
 
 
 @dataclass(frozen=True)
@@ -91,12 +99,13 @@ class GenerativeAdversarial(Recipe):
         """
         images = batch["image"]
         noise = self._noise(images)
+        of_real, of_fake, of_generator = _LOSSES[self.kind]
         if phase.name == _GENERATOR.name:
             _, fake = model(noise)
-            return Loss(self._generator_loss(fake.float()), count=len(images))
+            return Loss(of_generator(fake.float()).sum(), count=len(images))
         # In its phase, only the discriminator accumulates gradients
         real, fake = model(noise, images)
-        parts = self._discriminator_loss(real.float(), fake.float())
+        parts = {"real": of_real(real.float()).sum(), "fake": of_fake(fake.float()).sum()}
         total = parts["real"] + parts["fake"]
         if self.kind == "wasserstein":
             parts["penalty"] = self._penalty(getattr(model, "module", model), images, noise)
@@ -125,20 +134,6 @@ class GenerativeAdversarial(Recipe):
         """Draw float32[B, noise] from the runner's stream."""
         # On the CPU, so that every device gets the same numbers
         return torch.randn(len(images), self.noise).to(images.device, non_blocking=True)
-
-    def _discriminator_loss(self, real: Tensor, fake: Tensor) -> dict[str, Tensor]:
-        if self.kind == "hinge":
-            return {"real": F.relu(1 - real).sum(), "fake": F.relu(1 + fake).sum()}
-        if self.kind == "least_squares":
-            return {"real": (real - 1).square().sum(), "fake": fake.square().sum()}
-        if self.kind == "wasserstein":
-            return {"real": -real.sum(), "fake": fake.sum()}
-        return {"real": F.softplus(-real).sum(), "fake": F.softplus(fake).sum()}
-
-    def _generator_loss(self, fake: Tensor) -> Tensor:
-        if self.kind == "least_squares":
-            return (fake - 1).square().sum()
-        return F.softplus(-fake).sum() if self.kind == "non_saturating" else -fake.sum()
 
     def _penalty(self, model: Any, images: Tensor, noise: Tensor) -> Tensor:
         """Return ten times (|grad D(y)| - 1)^2, summed over images y between real and generated."""

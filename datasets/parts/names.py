@@ -26,11 +26,6 @@ def looks(name: str) -> str:
     return " ".join(letters.replace("_", " ").replace("-", " ").split())
 
 
-def first_repeated(names: Iterable[str]) -> str | None:
-    """Return a name that occurs more than once; None if all differ."""
-    return next((name for name, uses in Counter(names).items() if uses > 1), None)
-
-
 def twin(name: str, names: Iterable[str]) -> str | None:
     """Return another name that looks the same; None if no other does."""
     look = looks(name)
@@ -103,8 +98,9 @@ def relative_names(folder: Path, names: Iterable[str], *, where: str | None = No
         return name if inside is None else str(path.relative_to(inside))
 
     listed = list(map(relative, names))
-    if where is not None and (repeated := first_repeated(listed)) is not None:
-        raise DataError(Problem(where, "lists a file twice", repeated, "each once"))
+    if where is not None:
+        repeated = next((name for name, uses in Counter(listed).items() if uses > 1), None)
+        DataError.raise_if(repeated, where, "lists a file twice", repeated, "each once")
     return listed
 
 

@@ -39,15 +39,14 @@ class Spelling:
             "must be distinct letters",
             letters,
         )
-        if (composed := unicodedata.normalize("NFC", letters)) != letters:
-            raise ConfigError(
-                Problem(
-                    "dataset.letters",
-                    f"writes an accent apart from its letter{difference(letters, composed)}",
-                    letters,
-                    hint=f"transcripts are composed: write {composed!r}",
-                )
-            )
+        composed = unicodedata.normalize("NFC", letters)
+        ConfigError.raise_if(
+            composed != letters,
+            "dataset.letters",
+            f"writes an accent apart from its letter{difference(letters, composed)}",
+            letters,
+            hint=f"transcripts are composed: write {composed!r}",
+        )
         self.letters = frozenset(letters)
         self._shown = letters
         self._lowercase = lowercase

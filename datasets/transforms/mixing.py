@@ -74,19 +74,13 @@ class Mixing(BatchTransform):
                 partners,
                 mixed,
             )
-        return {
-            **batch,
-            "image": mixed,
-            "label": self._mix_labels(batch["label"], partner, choices["label"]),
-        }
-
-    def _mix_labels(self, label: Tensor, partner: Tensor, share: Tensor) -> Tensor:
-        soft = self._soften(label)
+        soft = self._soften(batch["label"])
         own_share, partner_share = (
-            value.to(device=label.device, dtype=soft.dtype).view(-1, 1)
-            for value in (share, 1 - share)
+            value.to(device=soft.device, dtype=soft.dtype).view(-1, 1)
+            for value in (choices["label"], 1 - choices["label"])
         )
-        return soft.index_select(0, partner).mul_(partner_share).add_(soft * own_share)
+        label = soft.index_select(0, partner).mul_(partner_share).add_(soft * own_share)
+        return {**batch, "image": mixed, "label": label}
 
     def _soften(self, label: Tensor) -> Tensor:
         return one_hot(label, self.num_classes).to(torch.float32) if label.dim() == 1 else label

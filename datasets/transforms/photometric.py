@@ -53,8 +53,8 @@ class RandomPhotometricDistort(ImageTransform):
         self.factors = {
             "brightness": interval("brightness", brightness, low=0.0),
             "contrast": interval("contrast", contrast, low=0.0),
+            "saturation": interval("saturation", saturation, low=0.0),
         }
-        self.factors["saturation"] = interval("saturation", saturation, low=0.0)
         self.hue = interval("hue", hue, low=-0.5)
         ConfigError.raise_if(
             self.hue[1] > 0.5,

@@ -152,12 +152,14 @@ def magnitudes(
         bits: Most bits that Posterize removes.
     """
     largest = [0.0, shear, shear, *shift, degrees, strength, strength, strength, strength]
-    table = [torch.linspace(0.0, end, bins) for end in largest]
     # Posterize keeps from 8 bits down to 8 - `bits`; Solarize's threshold falls from 1 to 0; the
     # last two operations have no magnitude
-    table.append((8 - torch.arange(bins) / ((bins - 1) / bits)).round())
-    table.append(torch.linspace(1.0, 0.0, bins))
-    table += [torch.zeros(bins)] * 2
+    table = [
+        *(torch.linspace(0.0, end, bins) for end in largest),
+        (8 - torch.arange(bins) / ((bins - 1) / bits)).round(),
+        torch.linspace(1.0, 0.0, bins),
+        *[torch.zeros(bins)] * 2,
+    ]
     return torch.stack(table).double()
 
 
@@ -183,21 +185,13 @@ def _operations(interpolation: str, fill: float) -> Sequence[Operation]:
 def _shift_or_shear(
     kind: str, images: Tensor, magnitude: Tensor, *, interpolation: str, fill: float
 ) -> Tensor:
-    corner = (-0.5 * images.shape[-1], -0.5 * images.shape[-2])
-    match kind:
-        # Shears are about the upper left corner, and their magnitude is a tangent
-        case "shear":
-            matrices = inverse_matrices(shear=torch.rad2deg(magnitude.atan()), centre=corner)
-        case "shear_y":
-            matrices = inverse_matrices(shear_y=torch.rad2deg(magnitude.atan()), centre=corner)
-        # Shifts are whole pixels
-        case "x":
-            matrices = inverse_matrices(x=magnitude.trunc())
-        case "y":
-            matrices = inverse_matrices(y=magnitude.trunc())
-        # Rotations are counter-clockwise
-        case _:
-            matrices = inverse_matrices(angle=-magnitude)
+    # Shifts are whole pixels, rotations counter-clockwise. Shears are about the upper left corner,
+    # and their magnitude is a tangent.
+    amount, centre = magnitude.trunc() if kind in ("x", "y") else -magnitude, (0.0, 0.0)
+    if kind.startswith("shear"):
+        amount = torch.rad2deg(magnitude.atan())
+        centre = (-0.5 * images.shape[-1], -0.5 * images.shape[-2])
+    matrices = inverse_matrices(**{kind: amount}, centre=centre)
     return warp(images, matrices, interpolation=interpolation, fill=fill)
 
 

@@ -39,7 +39,7 @@ class FrontEnd(BatchTransform):
         ConfigError: The batch has no waveforms [B, T].
     """
 
-    def __init__(self, *, normalise: bool) -> None:
+    def __init__(self, *, normalise: bool = True) -> None:
         super().__init__()
         self.normalise = normalise
 
@@ -80,9 +80,6 @@ class Waveform(FrontEnd):
     Args:
         normalise: As in `FrontEnd`.
     """
-
-    def __init__(self, *, normalise: bool = True) -> None:
-        super().__init__(normalise=normalise)
 
     def features(self, waveform: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
         return waveform[:, None], length

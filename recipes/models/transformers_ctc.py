@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, final
 import torch
 from torch import Tensor, nn
 
+from samewise.recipes.models.wav2letter import length_after_all
 from samewise.recipes.models.wav2vec2 import put_last, require_waveforms
 from samewise.runner.errors import ConfigError, Problem, nearest
 
@@ -187,21 +188,19 @@ class TransformersCTC(nn.Module):
             features: float32[B, 1, T], waveforms.
             length: int64[B], samples of each waveform without padding.
         """
-        require_waveforms(features, self.shortest())
+        require_waveforms(features, self.convolutions())
         waveforms, inside = features[:, 0], None
         if self.config.feat_extract_norm == "layer":
             inside = (
                 torch.arange(features.shape[2], device=length.device) < length[:, None]
             ).long()
-        if self.training and self.config.apply_spec_augment and self.config.mask_time_prob > 0:
-            self._require_room_for_masks(int(self.output_lengths(torch.tensor(features.shape[2]))))
-        hidden = self.get_submodule(self._encoder)(
-            waveforms, attention_mask=inside
-        ).last_hidden_state
-        return self.lm_head(self.dropout(hidden)).transpose(1, 2)
-
-    def _require_room_for_masks(self, frames: int) -> None:
-        if frames <= self.config.mask_time_length:
+        if (
+            self.training
+            and self.config.apply_spec_augment
+            and self.config.mask_time_prob > 0
+            and (frames := int(self.output_lengths(torch.tensor(features.shape[2]))))
+            <= self.config.mask_time_length
+        ):
             raise ConfigError(
                 Problem(
                     "model.settings.mask_time_length",
@@ -211,21 +210,19 @@ class TransformersCTC(nn.Module):
                     "++model.settings.mask_time_prob=0.0 for recordings as short as that",
                 )
             )
+        hidden = self.get_submodule(self._encoder)(
+            waveforms, attention_mask=inside
+        ).last_hidden_state
+        return self.lm_head(self.dropout(hidden)).transpose(1, 2)
 
     def output_lengths(self, length: Tensor) -> Tensor:
         """Return the number of output frames without padding, int64[B]."""
-        for kernel, stride in zip(self.config.conv_kernel, self.config.conv_stride, strict=True):
-            length = (torch.div(length - kernel, stride, rounding_mode="floor") + 1).clamp(min=0)
-        return length
+        return length_after_all(self.convolutions(), length)
 
-    def shortest(self) -> int:
-        """Return the number of samples for one frame."""
-        needed = 1
-        for kernel, stride in reversed(
-            list(zip(self.config.conv_kernel, self.config.conv_stride, strict=True))
-        ):
-            needed = (needed - 1) * stride + kernel
-        return needed
+    def convolutions(self) -> list[nn.Conv1d]:
+        """Return the layers that turn samples into frames, in order."""
+        extractor: Any = self.get_submodule(f"{self._encoder}.feature_extractor")
+        return [layer.conv for layer in extractor.conv_layers]
 
     def checkpoint_problems(self, config: Mapping[str, Any]) -> list[Problem]:
         """Return a checkpoint's settings with which the same weights compute something else."""

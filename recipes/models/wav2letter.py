@@ -4,7 +4,7 @@ The layers are torchaudio's, with configurable widths, kernels and normalisation
 """
 
 from collections.abc import Sequence
-from typing import Literal, final
+from typing import Any, Literal, final
 
 import torch
 from torch import Tensor, nn
@@ -105,12 +105,8 @@ class Wav2Letter(nn.Module):
         )
 
 
-def length_after_all(layers: Sequence[nn.Conv1d], length: Tensor) -> Tensor:
-    """Return the number of frames after 1-d convolutions in sequence, int64[...].
-
-    It is 0 if one of them has fewer frames, with its padding, than its kernel takes.
-    """
-    # Backwards from one frame of output to the frames that each layer needs
+def shortest_input(layers: Sequence[nn.Conv1d]) -> int:
+    """Return the number of frames from which 1-d convolutions in sequence make one."""
     shortest = 1
     for layer in reversed(layers):
         margins = 2 * layer.padding[0] if isinstance(layer.padding, tuple) else 0
@@ -121,16 +117,22 @@ def length_after_all(layers: Sequence[nn.Conv1d], length: Tensor) -> Tensor:
             + 1
             - margins,
         )
+    return shortest
+
+
+def length_after_all(layers: Sequence[nn.Conv1d], length: Tensor) -> Tensor:
+    """Return the number of frames after 1-d convolutions in sequence, int64[...].
+
+    It is 0 if one of them has fewer frames, with its padding, than its kernel takes.
+    """
     after = length
     for layer in layers:
         after = length_after(layer, after)
-    return torch.where(length < shortest, 0, after)
+    return torch.where(length < shortest_input(layers), 0, after)
 
 
-def length_after(layer: nn.Module, length: Tensor) -> Tensor:
+def length_after(layer: Any, length: Tensor) -> Tensor:
     """Return the number of frames after a 1-d convolution, int64[...]."""
-    assert isinstance(layer, nn.Conv1d)
-    assert isinstance(layer.padding, tuple)
     return (
         length + 2 * layer.padding[0] - layer.dilation[0] * (layer.kernel_size[0] - 1) - 1
     ) // layer.stride[0] + 1

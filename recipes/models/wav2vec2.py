@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Literal, cast, final
 
-import torch
 from torch import Tensor, nn
 from torchaudio.models import Wav2Vec2Model, wav2vec2_model
 
+from samewise.recipes.models.wav2letter import length_after_all, shortest_input
 from samewise.runner.errors import ConfigError, DataError, Problem
 
 
@@ -104,24 +104,17 @@ class Wav2Vec2(Wav2Vec2Model):
             ConfigError: The features are not waveforms.
             DataError: All waveforms are shorter than a frame.
         """
-        require_waveforms(features, int(self.shortest()))
+        require_waveforms(features, self.convolutions())
         logits, _ = super().forward(features[:, 0], length)
         return logits.transpose(1, 2)
 
     def output_lengths(self, length: Tensor) -> Tensor:
         """Return the number of output frames without padding, int64[B]."""
-        for layer in self.feature_extractor.conv_layers:
-            length = (
-                torch.div(length - layer.kernel_size, layer.stride, rounding_mode="floor") + 1
-            ).clamp(min=0)
-        return length
+        return length_after_all(self.convolutions(), length)
 
-    def shortest(self) -> int:
-        """Return the number of samples for one frame."""
-        needed = 1
-        for layer in reversed(self.feature_extractor.conv_layers):
-            needed = (needed - 1) * layer.stride + layer.kernel_size
-        return needed
+    def convolutions(self) -> list[nn.Conv1d]:
+        """Return the layers that turn samples into frames, in order."""
+        return [layer.conv for layer in self.feature_extractor.conv_layers]
 
 
 def put_last(module: nn.Module, name: str) -> None:
@@ -132,13 +125,14 @@ def put_last(module: nn.Module, name: str) -> None:
     setattr(module, name, child)
 
 
-def require_waveforms(features: Tensor, shortest: int) -> None:
-    """Raise an error unless a batch has waveforms long enough for a frame.
+def require_waveforms(features: Tensor, convolutions: Sequence[nn.Conv1d]) -> None:
+    """Raise an error unless a batch has waveforms from which convolutions make a frame.
 
     Raises:
         ConfigError: The features are not waveforms [B, 1, T].
-        DataError: The longest waveform is shorter than `shortest` samples.
+        DataError: The longest waveform is too short.
     """
+    shortest = shortest_input(convolutions)
     if features.dim() != 3 or features.shape[1] != 1:
         raise ConfigError(
             Problem(

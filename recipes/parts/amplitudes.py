@@ -1,46 +1,14 @@
 """Representations of a vocoder's samples: mu-law steps, or a mixture of logistic distributions."""
 
-import abc
 import math
 from typing import final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torchaudio.functional import mu_law_decoding, mu_law_encoding
 
 from samewise.runner.errors import ConfigError, require_at_least
-
-
-class Amplitudes(abc.ABC):
-    """Probabilities of the next sample's values, for a model's `n_classes` outputs."""
-
-    n_classes: int
-
-    @abc.abstractmethod
-    def written(self, waveform: Tensor) -> Tensor:
-        """Return samples float32[...] in [-1, 1] in the model's representation, in [-1, 1]."""
-
-    @abc.abstractmethod
-    def heard(self, written: Tensor) -> Tensor:
-        """Return the samples float32[...] of a representation."""
-
-    @abc.abstractmethod
-    def surprise(self, outputs: Tensor, waveform: Tensor) -> Tensor:
-        """Return the negative log-probability of each sample in nats, float32[M].
-
-        Args:
-            outputs: float32[M, n_classes].
-            waveform: float32[M].
-        """
-
-    @abc.abstractmethod
-    def drawn_by(self, outputs: Tensor, uniform: Tensor) -> Tensor:
-        """Draw a sample from each row of outputs, float32[B] in the model's representation.
-
-        Args:
-            outputs: float32[B, n_classes].
-            uniform: float32[B, 2], random numbers in [0, 1).
-        """
 
 
 def _choose_class(logits: Tensor, uniform: Tensor) -> Tensor:
@@ -56,7 +24,7 @@ def _choose_class(logits: Tensor, uniform: Tensor) -> Tensor:
 
 
 @final
-class MuLaw(Amplitudes):
+class MuLaw:
     """A class for each step of ITU-T G.711's mu-law companding: 256 steps are 8 bits.
 
     Args:
@@ -69,28 +37,35 @@ class MuLaw(Amplitudes):
 
     def labels(self, waveform: Tensor) -> Tensor:
         """Return int64[...] from 0 to n_classes - 1."""
-        waveform, steps = (
-            waveform.clamp(-1.0, 1.0),
-            torch.tensor(self.n_classes - 1.0, dtype=waveform.dtype),
-        )
-        companded = waveform.sign() * (steps * waveform.abs()).log1p() / steps.log1p()
-        return ((companded + 1.0) / 2.0 * steps + 0.5).long()
+        return mu_law_encoding(waveform.clamp(-1.0, 1.0), self.n_classes)
 
     def written(self, waveform: Tensor) -> Tensor:
+        """Return samples float32[...] in [-1, 1] in the model's representation, in [-1, 1]."""
         return self._scaled(self.labels(waveform))
 
     def heard(self, written: Tensor) -> Tensor:
+        """Return the samples float32[...] of a representation."""
         # WaveRNN (like torchaudio's `infer`) speaks in labels scaled to [-1, 1]: they are mu-law
         # steps, not amplitudes.
         labels = ((written + 1.0) / 2.0 * (self.n_classes - 1)).round()
-        steps = torch.tensor(self.n_classes - 1.0, dtype=written.dtype)
-        companded = labels / steps * 2.0 - 1.0
-        return companded.sign() * ((companded.abs() * steps.log1p()).exp() - 1.0) / steps
+        return mu_law_decoding(labels, self.n_classes)
 
     def surprise(self, outputs: Tensor, waveform: Tensor) -> Tensor:
+        """Return the negative log-probability of each sample in nats, float32[M].
+
+        Args:
+            outputs: float32[M, n_classes].
+            waveform: float32[M].
+        """
         return F.cross_entropy(outputs, self.labels(waveform), reduction="none")
 
     def drawn_by(self, outputs: Tensor, uniform: Tensor) -> Tensor:
+        """Draw a sample from each row of outputs, float32[B] in the model's representation.
+
+        Args:
+            outputs: float32[B, n_classes].
+            uniform: float32[B, 2], random numbers in [0, 1).
+        """
         return self._scaled(_choose_class(outputs, uniform[:, :1])[:, 0])
 
     def _scaled(self, labels: Tensor) -> Tensor:
@@ -98,7 +73,7 @@ class MuLaw(Amplitudes):
 
 
 @final
-class LogisticMixture(Amplitudes):
+class LogisticMixture:
     """A mixture of logistic distributions, discretised to levels.
 
     Source: Salimans et al. 2017, PixelCNN++, arXiv 1701.05517, section 2.1. A level's probability
@@ -168,6 +143,10 @@ class LogisticMixture(Amplitudes):
     def _level(self, waveform: Tensor) -> Tensor:
         """Return float32[...], whole numbers from 0 to levels - 1."""
         return ((waveform.clamp(-1.0, 1.0) + 1.0) / 2.0 * (self.levels - 1)).round()
+
+
+Amplitudes = MuLaw | LogisticMixture
+"""Probabilities of the next sample's values, for a model's `n_classes` outputs."""
 
 
 def entropy(counts: Tensor) -> float:

@@ -29,7 +29,6 @@ _STATS = (
     "mar_large",
 )
 _REPORTED = ("map", "map_50", "map_75", "map_small", "map_medium", "map_large", "mar_100")
-_AREAS = {"small": (0, 32**2), "medium": (32**2, 96**2), "large": (96**2, 1e10)}
 # .5 is the first of the ten overlaps
 _AT_50 = 0
 
@@ -106,11 +105,6 @@ class AveragePrecision:
         # The evaluator prints its progress
         with contextlib.redirect_stdout(io.StringIO()):
             evaluator = _evaluate(images, classes, by)
-        if evaluator is None:
-            precision = np.repeat(
-                [[[0.0 if count else -1.0 for count in counts[1:]]]], 101, axis=1
-            ).repeat(10, axis=0)
-            return AveragePrecision(_empty_stats(images), precision, counts)
         stats = {name: float(value) for name, value in zip(_STATS, evaluator.stats, strict=True)}
         return AveragePrecision(stats, evaluator.eval["precision"][:, :, :, 0, -1], counts)
 
@@ -142,19 +136,7 @@ class AveragePrecision:
         return self.precision[_AT_50, :, label - 1]
 
 
-def _empty_stats(images: Sequence[Image]) -> dict[str, float]:
-    """Return the figures without detections or true boxes: 0, or -1 for sizes without boxes."""
-    areas = [area for image in images for area in image.area[~image.crowd].tolist()]
-    has_size = {
-        size: any(low <= area <= high for area in areas) for size, (low, high) in _AREAS.items()
-    }
-    return {
-        name: 0.0 if has_size.get(name.rpartition("_")[2], bool(areas)) else -1.0 for name in _STATS
-    }
-
-
 def _evaluate(images: Sequence[Image], classes: int, by: str) -> Any:
-    """Run the evaluator; None if there are no true boxes or no detections."""
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
 
@@ -169,9 +151,9 @@ def _evaluate(images: Sequence[Image], classes: int, by: str) -> Any:
     }
     truth.createIndex()
     detections = _detections(images) if by == "bbox" else _detected_masks(images)
-    if not truth.dataset["annotations"] or not len(detections):
-        return None
-    evaluator = COCOeval(truth, truth.loadRes(detections), by)
+    # loadRes takes no empty list
+    results = truth.loadRes(detections) if len(detections) else COCO()
+    evaluator = COCOeval(truth, results, by)
     evaluator.evaluate()
     evaluator.accumulate()
     evaluator.summarize()

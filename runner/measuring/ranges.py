@@ -192,7 +192,10 @@ def time_samples(run: Run, clock: Clock) -> Generator[None]:
     dataset = keyed.dataset
     inner = _TimedSamples(dataset.inner if isinstance(dataset, WithTransform) else dataset, clock)
     transforms = dataset.transforms if isinstance(dataset, WithTransform) else ()
-    timed_transforms = [clock.time_calls(f"transforms/{_transform_name(x)}", x) for x in transforms]
+    timed_transforms = [
+        clock.time_calls(f"transforms/{getattr(x, '__name__', type(x).__name__)}", x)
+        for x in transforms
+    ]
     keyed.dataset = WithTransform.of(inner, timed_transforms, getattr(dataset, "path", ""))
     try:
         yield
@@ -217,7 +220,3 @@ def sum_by_part(spent: dict[str, float]) -> dict[str, float]:
         part: sum(seconds for name, seconds in spent.items() if name.partition("/")[0] == part)
         for part in RANGES
     }
-
-
-def _transform_name(transform: Any) -> str:
-    return getattr(transform, "__name__", type(transform).__name__)

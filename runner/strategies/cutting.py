@@ -48,13 +48,12 @@ def _modes() -> tuple[bool, bool, int]:
 
 def _has_hooks(module: nn.Module) -> bool:
     """Return whether hooks are called around its forward or backward pass."""
-    hooks = (
-        module._forward_pre_hooks,  # pyright: ignore[reportPrivateUsage]
-        module._forward_hooks,  # pyright: ignore[reportPrivateUsage]
-        module._backward_pre_hooks,  # pyright: ignore[reportPrivateUsage]
-        module._backward_hooks,  # pyright: ignore[reportPrivateUsage]
+    return bool(
+        module._forward_pre_hooks  # pyright: ignore[reportPrivateUsage]
+        or module._forward_hooks  # pyright: ignore[reportPrivateUsage]
+        or module._backward_pre_hooks  # pyright: ignore[reportPrivateUsage]
+        or module._backward_hooks  # pyright: ignore[reportPrivateUsage]
     )
-    return any(hooks)
 
 
 def cut_model(model: nn.Module, split: Sequence[str]) -> list[nn.Module]:

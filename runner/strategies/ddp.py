@@ -88,7 +88,7 @@ class DDP(OneReplicaEach):
             "no such hook",
             self.hook,
             f"{', '.join(HOOKS)}, or a _target_ of your own",
-            nearest(self.hook, HOOKS),
+            nearest(str(self.hook), HOOKS),
         )
         ConfigError.raise_if(
             not self.bucket_mb > 0, "bucket_mb", "must be greater than 0", self.bucket_mb

@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 
 from samewise.runner.data.loading import MicroBatch
 from samewise.runner.data.plan import Plan
-from samewise.runner.errors import ConfigError, Problem, nearest
+from samewise.runner.errors import ConfigError, nearest
 from samewise.runner.records.digest import begin, combine
 from samewise.runner.strategies.base import Forward, Tally, add_tallies
 from samewise.runner.strategies.fsdp_units import (
@@ -170,16 +170,14 @@ class FSDP(OneReplicaEach):
         choices = {"param_dtype": DTYPES, "reduce_dtype": DTYPES, "offload": ("cpu",)}
         for name, accepted in choices.items():
             value = getattr(self, name)
-            if value is not None and value not in accepted:
-                raise ConfigError(
-                    Problem(
-                        name,
-                        "is not supported",
-                        value,
-                        ", ".join(accepted),
-                        nearest(value, accepted),
-                    )
-                )
+            ConfigError.raise_if(
+                value is not None and value not in accepted,
+                name,
+                "is not supported",
+                value,
+                ", ".join(accepted),
+                nearest(str(value), accepted),
+            )
         self._model: nn.Module = nn.Identity()
         self._units: list[str] = []
         # The next step's micro-batches with samples in all processes
@@ -205,7 +203,15 @@ class FSDP(OneReplicaEach):
         self._model, self._units = model, [name for name, _ in unit_modules]
         recompute(model, self.activation_checkpointing, "strategy.activation_checkpointing")
         if not isinstance(self.peers, Processes):
-            self._require_no_exchange()
+            for name in ("param_dtype", "reduce_dtype", "offload"):
+                ConfigError.raise_if(
+                    getattr(self, name) is not None,
+                    f"strategy.{name}",
+                    "needs more than one process: a single one has nothing to exchange",
+                    getattr(self, name),
+                    "null",
+                    "replicas=2; or precision=bf16 for any number of processes",
+                )
             return model
         ConfigError.raise_if(
             not hasattr(FSDPModule, "reset_iter_state"),
@@ -230,17 +236,6 @@ class FSDP(OneReplicaEach):
         self._used = UsedParameters(model, reshards=self.reshard_after_forward)
         refuse_second_derivatives(model)
         return model
-
-    def _require_no_exchange(self) -> None:
-        for name in ("param_dtype", "reduce_dtype", "offload"):
-            ConfigError.raise_if(
-                getattr(self, name) is not None,
-                f"strategy.{name}",
-                "needs more than one process: a single one has nothing to exchange",
-                getattr(self, name),
-                "null",
-                "replicas=2; or precision=bf16 for any number of processes",
-            )
 
     def _shard(self, model: nn.Module, mesh: DeviceMesh) -> None:
         param, reduce = (

@@ -5,7 +5,6 @@ A failing rank leaves its reason in it, so that the others end too.
 
 import contextlib
 import os
-import re
 import socket
 import time
 from datetime import timedelta
@@ -36,32 +35,16 @@ def meeting_point(timeout_s: float, init_method: str | None = None) -> Any:
             see; null or `env://`: MASTER_ADDR and MASTER_PORT.
 
     Raises:
-        ConfigError: The address is not valid or cannot be reached, or its port is taken.
+        ConfigError: The address cannot be reached, or its port is taken.
     """
     if "store" in _met:
         return _met["store"]
-    variables = {name: os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE")}
-    ConfigError.raise_if(
-        not all(value.isdigit() for value in variables.values()),
-        "strategy",
-        "the environment does not specify this process's rank",
-        variables,
-        "RANK and WORLD_SIZE, as torchrun sets them",
-    )
     scheme, _, address = (init_method or "env://").partition("://")
-    if scheme == "file" and address.startswith("/"):
-        store = _file_store(Path(address), timeout_s)
-    elif scheme == "env" or (scheme == "tcp" and re.fullmatch(r".+:\d+", address)):
-        store = _tcp_store(address, timeout_s)
-    else:
-        raise ConfigError(
-            Problem(
-                "strategy.init_method",
-                "is not a rendezvous address",
-                init_method,
-                "tcp://HOST:PORT, file:///PATH, env:// or null",
-            )
-        )
+    store = (
+        _file_store(Path(address), timeout_s)
+        if scheme == "file"
+        else _tcp_store(address, timeout_s)
+    )
     store.set_timeout(timedelta(seconds=timeout_s))
     # The agent's store outlives the ranks: restarted ranks must not read what their predecessors
     # wrote.
@@ -77,16 +60,14 @@ def _tcp_store(address: str, timeout_s: float) -> Any:
         os.environ["MASTER_ADDR"], _, os.environ["MASTER_PORT"] = address.rpartition(":")
     variables = {name: os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT")}
     place = f"{variables['MASTER_ADDR']}:{variables['MASTER_PORT']}"
-    if not all(variables.values()) or not variables["MASTER_PORT"].isdigit():
-        missing = ", ".join(name for name, value in variables.items() if not value) or "a port"
-        raise ConfigError(
-            Problem(
-                "strategy",
-                f"the environment lacks {missing}",
-                place,
-                f"{', '.join(variables)}, as torchrun sets them",
-            )
-        )
+    missing = ", ".join(name for name, value in variables.items() if not value) or "a port"
+    ConfigError.raise_if(
+        not all(variables.values()) or not variables["MASTER_PORT"].isdigit(),
+        "strategy",
+        f"the environment lacks {missing}",
+        place,
+        f"{', '.join(variables)}, as torchrun sets them",
+    )
     # Otherwise torch would mistake a port in use for the agent's store.
     agent_store = os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None) if address else None
     is_keeper = os.environ["RANK"] == "0" and not agent_keeps_it

@@ -68,17 +68,14 @@ class Pipeline(StageStrategy):
         self._recipe_drew = False
 
     def begin(self, device: str, replicas: int, accumulate: int) -> None:
-        if self.schedule == "1f1b" and accumulate <= len(self.split):
-            stages = len(self.split) + 1
-            raise ConfigError(
-                Problem(
-                    "accumulate",
-                    f"1f1b needs at least as many micro-batches as there are stages, {stages}",
-                    accumulate,
-                    f"at least {stages}",
-                    f"accumulate={stages}, or strategy.schedule=gpipe",
-                )
-            )
+        ConfigError.raise_if(
+            self.schedule == "1f1b" and accumulate < self.parts,
+            "accumulate",
+            f"1f1b needs at least as many micro-batches as there are stages, {self.parts}",
+            accumulate,
+            f"at least {self.parts}",
+            f"accumulate={self.parts}, or strategy.schedule=gpipe",
+        )
         super().begin(device, replicas, accumulate)
 
     def require_fit(self, model: nn.Module) -> None:

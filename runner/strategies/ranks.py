@@ -215,19 +215,17 @@ class OneReplicaEach(RankStrategy):
 
     def begin(self, device: str, replicas: int, accumulate: int) -> None:
         self.processes(device, replicas)
-        if self.size != replicas:
-            name = type(self).__name__
-            raise ConfigError(
-                Problem(
-                    "strategy",
-                    f"{name} carries one replica in each process: {replicas} replicas cannot be "
-                    f"carried by {self.size}",
-                    name.lower(),
-                    f"{replicas} processes",
-                    f"`samewise train` starts them; strategy=elastic carries {replicas} replicas "
-                    "in any number of processes",
-                )
-            )
+        name = type(self).__name__
+        ConfigError.raise_if(
+            self.size != replicas,
+            "strategy",
+            f"{name} carries one replica in each process: {replicas} replicas cannot be "
+            f"carried by {self.size}",
+            name.lower(),
+            f"{replicas} processes",
+            f"`samewise train` starts them; strategy=elastic carries {replicas} replicas "
+            "in any number of processes",
+        )
         self._meet(device, accumulate)
 
     @property
@@ -304,16 +302,14 @@ def _join(
     store.set(f"joined/{rank}", f"{machine_name()} {os.getpid()}")
     expected = [f"joined/{number}" for number in range(size)]
     missing = wait_for(store, expected, join_timeout_s)
-    if missing:
-        numbers = ", ".join(str(expected.index(key)) for key in missing)
-        raise ConfigError(
-            Problem(
-                "strategy.join_timeout_s",
-                f"rank {numbers} of {size} did not join within {join_timeout_s:g} s",
-                expected=f"ranks 0 to {size - 1}",
-                hint="start WORLD_SIZE processes, all with the same MASTER_ADDR and MASTER_PORT",
-            )
-        )
+    numbers = ", ".join(str(expected.index(key)) for key in missing)
+    ConfigError.raise_if(
+        missing,
+        "strategy.join_timeout_s",
+        f"rank {numbers} of {size} did not join within {join_timeout_s:g} s",
+        expected=f"ranks 0 to {size - 1}",
+        hint="start WORLD_SIZE processes, all with the same MASTER_ADDR and MASTER_PORT",
+    )
     places.update({number: store.get(key).decode().split() for number, key in enumerate(expected)})
     if not dist.is_initialized():
         # Size of torch's flight recorder, from which a message names the collective

@@ -130,41 +130,8 @@ class TreeExchange(Exchange):
         )
 
 
-class Carried:
-    """Contribution of this process's replicas to the step's gradient.
-
-    With one replica, the backward pass's gradients are used directly.
-    """
-
-    def micro_batch(self, number: int) -> AbstractContextManager[None]:
-        """Enter a context for a forward and backward pass."""
-        return nullcontext()
-
-    def close(self) -> list[list[bool]]:
-        """Exchange the remaining buckets, after the last micro-batch.
-
-        Returns:
-            By bucket, which parameters had a gradient in this process.
-        """
-        return []
-
-    def give_back(self, touched: Sequence[list[list[bool]]]) -> None:
-        """Set the sums as the parameters' gradients.
-
-        `touched` has the results of `close` of all processes.
-        """
-
-    def bucket_bytes(self) -> list[int]:
-        """Return the size of each exchanged bucket in bytes."""
-        return []
-
-    def buffer_bytes(self) -> int:
-        """Return the bytes of the buffers for the sums of a step."""
-        return 0
-
-
 @final
-class Replicas(Carried):
+class Replicas:
     """Some of the run's replicas (a subtree) in this process.
 
     Args:
@@ -204,6 +171,7 @@ class Replicas(Carried):
 
     @contextmanager
     def micro_batch(self, number: int) -> Generator[None]:
+        """Enter a context for a forward and backward pass."""
         replica = number // self._accumulate
         position = replica - self._carried.start
         if position != self._position:
@@ -218,14 +186,21 @@ class Replicas(Carried):
         self._is_last = False
 
     def bucket_bytes(self) -> list[int]:
+        """Return the size of each exchanged bucket in bytes."""
         return [bucket.length * bucket.parameters[0].element_size() for bucket in self._buckets]
 
     def buffer_bytes(self) -> int:
+        """Return the bytes of the buffers for the sums of a step."""
         # TreeExchange has one more buffer, for what it receives.
-        has_received = self._exchange.shards > 1
-        return (len(self._carried).bit_length() + has_received) * sum(self.bucket_bytes())
+        buffers = len(self._carried).bit_length() + (self._exchange.shards > 1)
+        return buffers * sum(self.bucket_bytes())
 
     def close(self) -> list[list[bool]]:
+        """Exchange the remaining buckets, after the last micro-batch.
+
+        Returns:
+            By bucket, which parameters had a gradient in this process.
+        """
         for bucket in self._buckets[: self._sent]:
             # A gradient that comes after its bucket was sent would be lost
             if any(parameter.grad is not None for parameter in bucket.parameters):
@@ -247,6 +222,10 @@ class Replicas(Carried):
         return [bucket.touched for bucket in self._buckets]
 
     def give_back(self, touched: Sequence[list[list[bool]]]) -> None:
+        """Set the sums as the parameters' gradients.
+
+        `touched` has the results of `close` of all processes.
+        """
         sums = self._exchange.finish()
         self._exchange.follow_first(self._buffers.tensors, self._buffers.set)
         for bucket, flat, marks in zip(
@@ -298,7 +277,8 @@ class ReplicaStrategy(Strategy):
     compiles = True
 
     sync_batch_norm: bool = False
-    _carried: Carried = field(default_factory=Carried, init=False)
+    # None for a single replica: the backward pass's gradients are used directly
+    _carried: Replicas | None = field(default=None, init=False)
     _share: Meet | None = field(default=None, init=False)
 
     def _carry(
@@ -327,10 +307,10 @@ class ReplicaStrategy(Strategy):
             self._model, self._share = model, exchange.gather
 
     def micro_batch(self, number: int) -> AbstractContextManager[None]:
-        return self._carried.micro_batch(number)
+        return self._carried.micro_batch(number) if self._carried else nullcontext()
 
     def buffer_bytes(self) -> int:
-        return self._carried.buffer_bytes()
+        return self._carried.buffer_bytes() if self._carried else 0
 
     def prepare_step(self, plan: Plan, step: int) -> None:
         if self._share:
@@ -348,6 +328,7 @@ class ReplicaStrategy(Strategy):
         return tallies
 
     def reduce(self, tallies: Sequence[Tally]) -> Tally:
-        everyone, touched = self.gather(tallies, self._carried.close())
-        self._carried.give_back(touched)
+        everyone, touched = self.gather(tallies, self._carried.close() if self._carried else None)
+        if self._carried:
+            self._carried.give_back(touched)
         return add_tallies(everyone)

@@ -56,7 +56,7 @@ class RPC(StageStrategy):
     def _cut(self, model: nn.Module) -> list[nn.Module]:
         for name, parameter in model.named_parameters():
             ConfigError.raise_if(
-                parameter._post_accumulate_grad_hooks,
+                parameter._post_accumulate_grad_hooks,  # pyright: ignore[reportPrivateUsage]
                 "model",
                 f"has a hook that distributed autograd does not call ({name}: "
                 "register_post_accumulate_grad_hook)",

@@ -84,7 +84,7 @@ def require_no_parameter_hooks(model: nn.Module) -> None:
     """Raise a ConfigError if a parameter has hooks, which torch does not call on shards."""
     for name, parameter in model.named_parameters():
         ConfigError.raise_if(
-            parameter._backward_hooks or parameter._post_accumulate_grad_hooks,
+            parameter._backward_hooks or parameter._post_accumulate_grad_hooks,  # pyright: ignore[reportPrivateUsage]
             "model",
             "has a parameter with hooks (register_hook, or "
             "register_post_accumulate_grad_hook), which torch's FSDP does not call",
@@ -215,7 +215,7 @@ def _step_with_whole_numbers(optimizer: Optimizer, *arguments: Any) -> Any:
         return type(optimizer).step(optimizer, *arguments)
 
 
-def _like(value: Any, other: Any) -> Any:
+def like(value: Any, other: Any) -> Any:
     """Return this process's shard of an unsharded tensor, like `other`; other values unchanged."""
     if (
         not isinstance(other, DTensor)
@@ -232,7 +232,7 @@ def _like(value: Any, other: Any) -> Any:
 def _keep_shards(model: nn.Module, state: dict[str, Any], prefix: str, *further: Any) -> None:
     for name, tensor in model.state_dict().items():
         if prefix + name in state:
-            state[prefix + name] = _like(state[prefix + name], tensor)
+            state[prefix + name] = like(state[prefix + name], tensor)
 
 
 def _shard_states(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
@@ -248,7 +248,7 @@ def _shard_states(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]
 
 
 def _sharded_state(values: Any, parameter: Any) -> Any:
-    make = partial(_like, other=parameter)
+    make = partial(like, other=parameter)
     return (
         {name: make(value) for name, value in values.items()}
         if isinstance(values, Mapping)

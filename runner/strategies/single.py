@@ -58,5 +58,6 @@ class Single(ReplicaStrategy):
 
     def reduce(self, tallies: Sequence[Tally]) -> Tally:
         # Nothing is gathered, which would wait for the device
-        self._carried.give_back([self._carried.close()])
+        if self._carried:
+            self._carried.give_back([self._carried.close()])
         return add_tallies(tallies)

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any, final
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
 
 from samewise.runner.data.loading import MicroBatch
@@ -15,6 +15,7 @@ from samewise.runner.errors import ConfigError
 from samewise.runner.strategies.base import Forward, Tally, add_tallies
 from samewise.runner.strategies.peers import Processes
 from samewise.runner.strategies.ranks import OneReplica
+from samewise.runner.strategies.sharding import like
 
 
 @final
@@ -62,7 +63,7 @@ class TensorParallel(OneReplica):
         pairs = list(zip(self._model.parameters(), self._network.parameters(), strict=True))
         with torch.no_grad():
             for whole, part in pairs:
-                part.requires_grad_(whole.requires_grad).copy_(_like(part, whole))
+                part.requires_grad_(whole.requires_grad).copy_(like(whole, part))
             for module, divided in zip(self._model.modules(), self._network.modules(), strict=True):
                 divided.training = module.training
                 for name, buffer in module.named_buffers(recurse=False):
@@ -76,9 +77,3 @@ class TensorParallel(OneReplica):
     def reduce(self, tallies: Sequence[Tally]) -> Tally:
         # Every process has the tallies of all micro-batches
         return add_tallies(self.gather(tallies)[0][: len(tallies)])
-
-
-def _like(part: Tensor, whole: Tensor) -> Tensor:
-    if not isinstance(part, DTensor):
-        return whole
-    return distribute_tensor(whole, part.device_mesh, part.placements, src_data_rank=None)

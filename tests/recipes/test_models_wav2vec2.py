@@ -9,6 +9,7 @@ import torch
 import torchaudio
 import yaml
 
+from samewise.recipes.models.wav2letter import shortest_input
 from samewise.recipes.models.wav2vec2 import Wav2Vec2
 from samewise.recipes.speech_recognition import SpeechRecognition
 from samewise.runner.interfaces import Phase
@@ -52,7 +53,7 @@ def test_outputs_equal_torchaudios_with_the_same_weights(mode: Any) -> None:
 
 def test_the_recipe_trains_every_parameter_and_output_lengths_are_right() -> None:
     model = make(encoder_layer_drop=0.0)
-    shortest = model.shortest()
+    shortest = shortest_input(model.convolutions())
     assert [int(model.output_lengths(torch.tensor(shortest + more))) for more in (-1, 0)] == [0, 1]
     batch = {
         "features": torch.randn(2, 1, 900),
