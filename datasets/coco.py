@@ -374,8 +374,11 @@ def _labels_by_name(
     Raises:
         DataError: A category's name is not among the classes.
     """
-    listed = ((f"category {number}", name) for number, name in sorted(names.items()))
-    require_known(str(path), listed, classes[1:])
+    require_known(
+        str(path),
+        ((f"category {number}", name) for number, name in sorted(names.items())),
+        classes[1:],
+    )
     return {
         number: label
         if [names[number]] == classes[label : label + 1]

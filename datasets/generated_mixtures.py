@@ -57,8 +57,12 @@ class GeneratedMixtures(Generated):
 
     def make(self, index: int, draw: Generator) -> dict[str, Any]:
         frames = int(torch.randint(self._frames * 3 // 4, self._frames + 1, (), generator=draw))
-        voices = torch.randperm(self._count, generator=draw).tolist()
-        sources = torch.stack([self._voice(voice, frames, draw) for voice in voices])
+        sources = torch.stack(
+            [
+                self._voice(voice, frames, draw)
+                for voice in torch.randperm(self._count, generator=draw).tolist()
+            ]
+        )
         return {
             "mixture": sources.sum(0),
             "sources": sources,
@@ -75,7 +79,12 @@ class GeneratedMixtures(Generated):
             length = self.sample_rate * int(torch.randint(50, 101, (), generator=draw)) // 1000
             frequency = lowest + int(torch.randint(lowest, (), generator=draw))
             phase = torch.arange(length) * frequency * _TICKS // self.sample_rate
-            amplitude = int(torch.randint(2000, 4001, (), generator=draw))
-            parts.append(triangle_wave(phase, ticks=_TICKS, amplitude=amplitude))
+            parts.append(
+                triangle_wave(
+                    phase,
+                    ticks=_TICKS,
+                    amplitude=int(torch.randint(2000, 4001, (), generator=draw)),
+                )
+            )
             total += length
         return torch.cat(parts)[:frames].to(torch.float32) / 32768

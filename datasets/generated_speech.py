@@ -70,8 +70,7 @@ class GeneratedSpeech(Generated):
         # Longer texts have a space in the middle
         if count > 4:
             chosen[count // 2] = 0
-        parts = [self._tone(int(number), draw) for number in chosen]
-        waveform = torch.cat(parts)
+        waveform = torch.cat([self._tone(int(number), draw) for number in chosen])
         waveform = waveform + torch.randint(-600, 601, waveform.shape, generator=draw)
         return sample(
             waveform.to(torch.float32) / 32768,

@@ -81,5 +81,6 @@ class GeneratedTopics(LabelledTexts):
         require_at_least({"dataset.samples": samples, "dataset.num_classes": num_classes})
         draw, classes = generator_of(f"{seed} topics {split}"), _NOUNS[:num_classes]
         labels = [number % num_classes for number in range(samples)]
-        texts = [_sentence(draw, classes[label]) for label in labels]
-        super().__init__(texts, labels, classes=classes)
+        super().__init__(
+            [_sentence(draw, classes[label]) for label in labels], labels, classes=classes
+        )

@@ -65,11 +65,15 @@ class ImageTable(ImageFiles):
     ) -> None:
         path = Path(table_path).expanduser()
         folder = Path(root).expanduser() if root is not None else path.parent
-        targets = [label] if isinstance(label, str) else label
-        columns = [image, *targets, *filter(None, [split_column, weight])]
+        columns = [
+            image,
+            *([label] if isinstance(label, str) else label),
+            *filter(None, [split_column, weight]),
+        ]
         rows = read_rows(path, columns, item="image", setting="dataset.table_path")
-        listed = [row.text(image, setting="image") for row in rows]
-        names = relative_names(folder, listed, where=str(path))
+        names = relative_names(
+            folder, [row.text(image, setting="image") for row in rows], where=str(path)
+        )
         chosen = select_rows(
             rows, names, split, split_column=split_column, shares=shares, key=key, item="image"
         )

@@ -72,8 +72,9 @@ class LabelledRecordings(Dataset[dict[str, Any]]):
             if classes is not None
             else sorted({match["label"] for match in matched.values()})
         )
-        labels = ((name, match["label"]) for name, match in matched.items())
-        require_known(str(folder), labels, self.classes)
+        require_known(
+            str(folder), ((name, match["label"]) for name, match in matched.items()), self.classes
+        )
         require_count(str(folder), self.classes, num_classes, left_out=self.left_out)
         chosen = _select_split(matched, split, shares, key, str(folder))
         self.sample_rate, self._frames, self._training = (
@@ -112,7 +113,6 @@ class LabelledRecordings(Dataset[dict[str, Any]]):
 
     def path(self, index: int) -> Path:
         """Return the file of a sample."""
-        assert self._recordings is not None
         return self._recordings.path(index)
 
     @property

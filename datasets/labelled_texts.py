@@ -45,10 +45,12 @@ class TextTable(LabelledTexts):
         length: int | None = None,
     ) -> None:
         def read(path: str) -> list[Row]:
-            setting = "dataset.train_file and dataset.valid_file"
-            columns = (text, label)
             return read_rows(
-                Path(path).expanduser(), columns, item="text", setting=setting, tab_quotes=False
+                Path(path).expanduser(),
+                (text, label),
+                item="text",
+                setting="dataset.train_file and dataset.valid_file",
+                tab_quotes=False,
             )
 
         rows = read(file)

@@ -60,8 +60,11 @@ class LJSpeech(Clips):
                     hint="set dataset.root=FOLDER to where its archive was unpacked",
                 )
             ) from None
-        listed = [f"{line.partition('|')[0]}.wav" for line in lines]
-        names = relative_names(folder / "wavs", listed, where=str(folder / "metadata.csv"))
+        names = relative_names(
+            folder / "wavs",
+            [f"{line.partition('|')[0]}.wav" for line in lines],
+            where=str(folder / "metadata.csv"),
+        )
         require_listed(folder / "wavs", names, listed_in="metadata.csv")
         chosen = [
             name

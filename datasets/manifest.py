@@ -57,10 +57,14 @@ class Manifest(Utterances):
     ) -> None:
         path = Path(file).expanduser()
         folder = path.parent if root is None else Path(root).expanduser()
-        columns = (audio, text, "offset", "duration")
-        setting = "dataset.train_file and dataset.valid_file"
         # In Common Voice's tables, quotes are characters
-        rows = read_rows(path, columns, item="recording", setting=setting, tab_quotes=False)
+        rows = read_rows(
+            path,
+            (audio, text, "offset", "duration"),
+            item="recording",
+            setting="dataset.train_file and dataset.valid_file",
+            tab_quotes=False,
+        )
         names = relative_names(folder, [row.text(audio, setting="audio") for row in rows])
         transcripts = [row.text(text, setting="text", blank=True) for row in rows]
         sections = [(_seconds(row, "offset"), _seconds(row, "duration")) for row in rows]

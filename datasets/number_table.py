@@ -44,8 +44,9 @@ class NumberTable(NumberRows):
         key: str = "",
     ) -> None:
         columns = [*features, *targets, *(name for name in (id, split_column) if name)]
-        path = Path(table_path).expanduser()
-        rows = read_rows(path, columns, item="sample", setting="dataset.table_path")
+        rows = read_rows(
+            Path(table_path).expanduser(), columns, item="sample", setting="dataset.table_path"
+        )
         names = [row.text(id, setting="id") if id else str(row.number) for row in rows]
         chosen = set(
             select_rows(

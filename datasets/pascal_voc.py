@@ -201,8 +201,9 @@ def _read_list(
     # In the lists of a class, 1, 0 or -1 follows a name, which may have spaces itself
     ids = [line if line in xml_files else re.sub(r"\s+(-1|0|1)$", "", line) for line in lines]
     ids = relative_names(annotations, ids, where=str(path))
-    xml_names = [xml_files.get(name, f"{name}.xml") for name in ids]
-    require_listed(annotations, xml_names, listed_in=path.name)
+    require_listed(
+        annotations, [xml_files.get(name, f"{name}.xml") for name in ids], listed_in=path.name
+    )
     return ids
 
 
@@ -299,8 +300,13 @@ def _parse_annotation(folder: Path, files: Mapping[str, str], name: str) -> _Ann
         if Path(file_name).stem == name and file_name.lower().endswith(IMAGES)
         else f"{name}.jpg"
     )
-    objects = [_parse_object(node, path) for node in tree.iter("object")]
-    return _Annotation(path, file, int(sides[0]), int(sides[1]), objects)
+    return _Annotation(
+        path,
+        file,
+        int(sides[0]),
+        int(sides[1]),
+        [_parse_object(node, path) for node in tree.iter("object")],
+    )
 
 
 def _parse_xml(raw: bytes) -> ElementTree.Element:
@@ -321,8 +327,11 @@ def _parse_object(node: ElementTree.Element, path: Path) -> _Object:
         raise DataError(
             Problem(str(path), "does not say whether an object is difficult", difficult, "0 or 1")
         )
-    box = [_number(node, f"bndbox/{side}", path) for side in ("xmin", "ymin", "xmax", "ymax")]
-    return _Object(name, box, _ANSWERS[difficult.lower()])
+    return _Object(
+        name,
+        [_number(node, f"bndbox/{side}", path) for side in ("xmin", "ymin", "xmax", "ymax")],
+        _ANSWERS[difficult.lower()],
+    )
 
 
 def _text(node: ElementTree.Element, where: str, path: Path) -> str:

@@ -60,10 +60,9 @@ class YesNo(Utterances):
             download=download,
         )
         folder = Path(root).expanduser() / _FOLDER
-        names = list_files(folder, (".wav",)).names
         chosen = [
             name
-            for place, name in enumerate(names)
+            for place, name in enumerate(list_files(folder, (".wav",)).names)
             if (place % held_out == held_out - 1) == (split == "valid")
         ]
         super().__init__(

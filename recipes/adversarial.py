@@ -1,7 +1,5 @@
 """Image generation with a GAN: a generator and a discriminator, each with its own optimizer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,7 +125,7 @@ class GenerativeAdversarial(Recipe):
             generated=generated.float().cpu(),
         )
 
-    def scores(self, dataset: Any) -> AdversarialScores:
+    def scores(self, dataset: Any) -> Scores:
         return AdversarialScores(compared=self.compared)
 
     def _noise(self, images: Tensor) -> Tensor:
@@ -140,8 +138,9 @@ class GenerativeAdversarial(Recipe):
         with torch.enable_grad():
             share = torch.rand(len(images), 1, 1, 1).to(images.device, non_blocking=True)
             between = torch.lerp(model.generator(noise).detach(), images, share).requires_grad_()
-            logits = model.discriminator(between).sum()
-            (slope,) = torch.autograd.grad(logits, between, create_graph=True)
+            (slope,) = torch.autograd.grad(
+                model.discriminator(between).sum(), between, create_graph=True
+            )
         return 10.0 * (slope.flatten(1).norm(dim=1) - 1.0).square().sum()
 
 
@@ -189,10 +188,7 @@ class AdversarialScores(Scores):
     def save_pictures(self, folder: Path) -> None:
         """Write `generated.png` and, for comparison, `real.png`: sheets of the first 64 images."""
         for name, key in (("generated", "fake"), ("real", "real")):
-            if self.count:
-                pictures.save_image_grid(
-                    folder / f"{name}.png", torch.cat(self._compared[key])[:64]
-                )
+            pictures.save_image_grid(folder / f"{name}.png", torch.cat(self._compared[key])[:64])
 
 
 def energy_distance(first: Tensor, second: Tensor) -> float:

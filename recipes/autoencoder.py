@@ -1,7 +1,5 @@
 """Autoencoders: images to themselves, through a code; variational, if the model is."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -71,7 +69,7 @@ class Autoencoding(Recipe):
         pairs = torch.stack([batch["image"], outputs], 1)[:_SHOWN].float()
         return losses.cpu(), _mse(batch["image"], outputs), pairs.cpu()
 
-    def scores(self, dataset: Any) -> AutoencoderScores:
+    def scores(self, dataset: Any) -> Scores:
         return AutoencoderScores(peak=self.peak)
 
     def read(self, file: Path) -> dict[str, Any]:
@@ -98,8 +96,10 @@ class Autoencoding(Recipe):
         def call(model: Any, image: Tensor) -> dict[str, Tensor]:
             # Without the loss, whose autocast torch.export cannot run
             outputs, _ = self._outputs(model, image)
-            reconstruction = outputs.sigmoid() if self._is_sigmoid else outputs
-            return {"reconstruction": reconstruction, "code": model.encode(image)}
+            return {
+                "reconstruction": outputs.sigmoid() if self._is_sigmoid else outputs,
+                "code": model.encode(image),
+            }
 
         return {"": Form(call, {"image": batch["image"]})} if hasattr(model, "encode") else {}
 
@@ -150,8 +150,11 @@ class AutoencoderScores(Scores):
 
     def compute(self) -> dict[str, float]:
         """Return the means of `loss`, `mse` and `psnr` (in dB) over the images."""
-        ratios = [_psnr(x, self._peak) for x in self._errors]
-        values = {"loss": self._losses, "mse": self._errors, "psnr": ratios}
+        values = {
+            "loss": self._losses,
+            "mse": self._errors,
+            "psnr": [_psnr(x, self._peak) for x in self._errors],
+        }
         return {name: math.fsum(x) / len(x) for name, x in values.items()}
 
     def save_pictures(self, folder: Path) -> None:

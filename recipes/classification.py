@@ -301,8 +301,7 @@ class Classification(Recipe):
 
     def _read_stored(self, file: str | Path) -> Tensor:
         """Return a file's channels, or its tensor."""
-        is_tensor = self._mode == "tensors"
-        return read_tensor(file) if is_tensor else read_channels(file, self.channels)
+        return read_tensor(file) if self._mode == "tensors" else read_channels(file, self.channels)
 
     def inputs(self, batch: Batch) -> Tensor:
         """Return the model's input."""

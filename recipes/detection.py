@@ -152,8 +152,11 @@ class Detection(Recipe):
             _image(batch, place, detections)
             for place, detections in enumerate(_at_own_size(images, detect))
         ]
-        small = [thumbnails(image[None], longest=320)[0].cpu() for image in images[: self.shown]]
-        return MeasuredDetection(measured, losses, small)
+        return MeasuredDetection(
+            measured,
+            losses,
+            [thumbnails(image[None], longest=320)[0].cpu() for image in images[: self.shown]],
+        )
 
     def scores(self, dataset: Any) -> DetectionScores:
         names = class_names(dataset)

@@ -1,7 +1,5 @@
 """Language modelling: the next token of a text, or those that are masked."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -74,8 +72,9 @@ class LanguageModelling(Recipe):
         temperature: float = 0.8,
     ) -> None:
         require_at_least({"recipe.length": length})
-        lowest = {"recipe.continuation": continuation, "recipe.temperature": temperature}
-        require_at_least(lowest, least=0)
+        require_at_least(
+            {"recipe.continuation": continuation, "recipe.temperature": temperature}, least=0
+        )
         self.tokenizer = Tokenizer(tokenizer, vocabulary=vocabulary)
         self.objective, self.length, self.label_smoothing = objective, length, label_smoothing
         self.continuation, self.temperature = continuation, temperature
@@ -86,16 +85,20 @@ class LanguageModelling(Recipe):
         total = F.cross_entropy(
             logits, target, reduction="sum", label_smoothing=self.label_smoothing
         )
-        hits = (logits.detach().argmax(1) == target).sum()
-        return Loss(total, count=target.numel(), parts={"accuracy": hits})
+        return Loss(
+            total,
+            count=target.numel(),
+            parts={"accuracy": (logits.detach().argmax(1) == target).sum()},
+        )
 
     def measure(self, model: nn.Module, batch: Batch) -> MeasuredTokens:
         logits, target = self._logits(model, batch), batch["target"]
         loss = F.cross_entropy(logits.flatten(0, 1), target.flatten(), reduction="none")
-        hits = logits.argmax(2) == target
-        return MeasuredTokens(loss.view(target.shape).cpu(), target.cpu(), hits.cpu())
+        return MeasuredTokens(
+            loss.view(target.shape).cpu(), target.cpu(), (logits.argmax(2) == target).cpu()
+        )
 
-    def scores(self, dataset: Any) -> TokenScores:
+    def scores(self, dataset: Any) -> Scores:
         return TokenScores(self.tokenizer)
 
     def read(self, file: Path) -> dict[str, Any]:
@@ -141,8 +144,8 @@ class LanguageModelling(Recipe):
                 chosen = last.argmax(1)
             tokens = torch.cat([tokens, chosen[:, None].to(tokens)], 1)
             logits = self._outputs(model, tokens[:, -self.length :])
-        start = batch["tokens"].shape[1]
-        return [WrittenText(self.tokenizer.decode(row[start:].tolist())) for row in tokens]
+        texts = tokens[:, batch["tokens"].shape[1] :].tolist()
+        return [WrittenText(self.tokenizer.decode(text)) for text in texts]
 
     def _logits(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the logits of the targets, float32[B, M, vocabulary]."""

@@ -1,7 +1,5 @@
 """Regression: images, or columns of numbers, to one number or several."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -52,8 +50,9 @@ class Regression(Recipe):
         metrics: Mapping[str, Any] | None = None,
     ) -> None:
         self.reads, self.features, self.channels = reads, list(features or ()), channels
-        is_table = reads == "features"
-        self.takes, self.extensions = ("tables", TABLES) if is_table else ("images", IMAGES)
+        self.takes, self.extensions = (
+            ("tables", TABLES) if reads == "features" else ("images", IMAGES)
+        )
         self.criterion = loss or MeanSquared()
         self.metrics = NamedMetrics(metrics, taken=["loss", "mae", "rmse", "r2"])
 
@@ -96,16 +95,22 @@ class Regression(Recipe):
         outputs, label = self._outputs(model, batch)
         return self._each(model, outputs, label).cpu(), outputs.cpu(), label.cpu()
 
-    def scores(self, dataset: Any) -> RegressionScores:
+    def scores(self, dataset: Any) -> Scores:
         return RegressionScores(targets=class_names(dataset), metrics=self.metrics.copy_empty())
 
     def read(self, file: Path) -> dict[str, Any]:
         """Read an image, or all rows of a table, with a placeholder label."""
         if self.reads == "image":
-            image = read_image(file, mode="gray" if self.channels == 1 else "rgb")
-            return {"image": image, "label": 0.0}
-        rows = read_rows(file, self.features, item="sample", setting="FILE")
-        return {"features": numbers_in(rows, self.features), "label": 0.0}
+            return {
+                "image": read_image(file, mode="gray" if self.channels == 1 else "rgb"),
+                "label": 0.0,
+            }
+        return {
+            "features": numbers_in(
+                read_rows(file, self.features, item="sample", setting="FILE"), self.features
+            ),
+            "label": 0.0,
+        }
 
     def predict(self, model: nn.Module, batch: Batch) -> list[Prediction]:
         return [Estimated(x, self.classes) for x in model(batch[self.reads]).double().cpu()]
@@ -156,8 +161,12 @@ class RegressionScores(Scores):
         and the coefficient of determination. Of several targets, each has its own too: `mae/NAME`.
         """
         losses, outputs, labels = map(torch.cat, zip(*self._measured, strict=True))
-        columns = zip(outputs.double().t().tolist(), labels.double().t().tolist(), strict=True)
-        each = [_errors(*column) for column in columns]
+        each = [
+            _errors(*column)
+            for column in zip(
+                outputs.double().t().tolist(), labels.double().t().tolist(), strict=True
+            )
+        ]
         reported = {"loss": math.fsum(losses.tolist()) / len(losses)} | {
             name: math.fsum(errors[name] for errors in each) / len(each) for name in each[0]
         }
@@ -172,8 +181,9 @@ class RegressionScores(Scores):
     def save_pictures(self, folder: Path) -> None:
         """Write `predictions.png`: the outputs over the true values, for each target."""
         _, outputs, labels = map(torch.cat, zip(*self._measured, strict=True))
-        names = _names(self._targets, outputs.shape[1])
-        pictures.save_scatter(folder / "predictions.png", labels, outputs, names)
+        pictures.save_scatter(
+            folder / "predictions.png", labels, outputs, _names(self._targets, outputs.shape[1])
+        )
 
 
 @final
@@ -195,8 +205,10 @@ class Estimated(Prediction):
         """Return a row for each row of the table, numbered from 1."""
         if self.numbers.dim() == 1:
             return [self.values()]
-        rows = enumerate(self.numbers.tolist(), start=1)
-        return [{"row": row, **dict(zip(self.targets, x, strict=True))} for row, x in rows]
+        return [
+            {"row": row, **dict(zip(self.targets, x, strict=True))}
+            for row, x in enumerate(self.numbers.tolist(), start=1)
+        ]
 
 
 def _names(targets: Sequence[str], count: int) -> list[str]:

@@ -103,8 +103,11 @@ class Segmentation(Recipe):
         total = losses["out"]
         if "aux" in losses:
             total = total + self.aux_weight * losses["aux"]
-        parts = {name: part.detach() for name, part in losses.items()} if len(losses) > 1 else {}
-        return Loss(total, count=sum(batch["pixels"]), parts=parts)
+        return Loss(
+            total,
+            count=sum(batch["pixels"]),
+            parts={name: part.detach() for name, part in losses.items()} if len(losses) > 1 else {},
+        )
 
     def measure(self, model: nn.Module, batch: Batch) -> MeasuredSegmentation:
         losses, shown, likely = list[float](), list[Tensor](), list[tuple[Tensor, Tensor]]()
@@ -113,8 +116,11 @@ class Segmentation(Recipe):
             logits = self._outputs(model, images)["out"]
             losses += self._pixel_losses(logits, masks).double().sum((1, 2)).tolist()
             predicted, counts = logits.argmax(1), masks != IGNORED
-            cells = masks[counts].long() * self.num_classes + predicted[counts]
-            confusion += cells.bincount(minlength=len(confusion)).cpu()
+            confusion += (
+                (masks[counts].long() * self.num_classes + predicted[counts])
+                .bincount(minlength=len(confusion))
+                .cpu()
+            )
             if self.metrics:
                 activated = logits.sigmoid() if self._separate else logits.softmax(1)
                 rows = activated.movedim(1, -1)[counts]
@@ -136,10 +142,13 @@ class Segmentation(Recipe):
         """Read an image, with its size as `file_size` and a mask of pixels that do not count."""
         image = read_image(file)
         size = (image.shape[-2], image.shape[-1])
-        mask = tv_tensors.Mask(torch.full(size, IGNORED, dtype=torch.uint8))
         # torchvision's transforms move both
-        sample = {"image": tv_tensors.Image(image), "mask": mask}
-        return {**sample, "file_size": size, "file": str(file)}
+        return {
+            "image": tv_tensors.Image(image),
+            "mask": tv_tensors.Mask(torch.full(size, IGNORED, dtype=torch.uint8)),
+            "file_size": size,
+            "file": str(file),
+        }
 
     def predict(self, model: nn.Module, batch: Batch) -> list[Prediction]:
         logits = [

@@ -116,8 +116,9 @@ class Separation(Recipe):
         Speakers have their best assignment. This is the published formula, whose 1e-8 counts in
         very quiet signals (`si_sdr`); evaluation's is the same at any loudness.
         """
-        estimates = _separate(model, batch["mixture"], batch["sources"].shape[1])
-        pairwise = self._pairwise(estimates, batch)
+        pairwise = self._pairwise(
+            _separate(model, batch["mixture"], batch["sources"].shape[1]), batch
+        )
         reached = select_assigned(pairwise, best_assignment(pairwise)).mean(1)
         return Loss(-reached.sum(), count=len(reached))
 

@@ -1,7 +1,5 @@
 """Text classification: one label for each text, or any number of labels."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
@@ -93,7 +91,7 @@ class TextClassification(Classification):
         """Return the texts' tokens."""
         return batch["tokens"][shown]
 
-    def scores(self, dataset: Any) -> TextScores:
+    def scores(self, dataset: Any) -> ClassificationScores:
         return TextScores(
             self.tokenizer, classes=class_names(dataset), top_k=self.top_k, metrics=self.metrics
         )
@@ -104,8 +102,12 @@ class TextClassification(Classification):
             tokens = self.tokenizer.encode(read_text(file), special=True)
             return {"tokens": torch.tensor(tokens), "label": 0}
         rows = read_rows(file, [self._column], item="text", setting="FILE", tab_quotes=False)
-        texts = (row.text(self._column, setting="text") for row in rows)
-        tokens = [torch.tensor(self.tokenizer.encode(text, special=True)) for text in texts]
+        tokens = [
+            torch.tensor(
+                self.tokenizer.encode(row.text(self._column, setting="text"), special=True)
+            )
+            for row in rows
+        ]
         return {"tokens": pad_sequence(tokens, batch_first=True, padding_value=-1), "label": 0}
 
     def predict(self, model: nn.Module, batch: Batch) -> list[Prediction]:
@@ -146,5 +148,6 @@ class TextScores(ClassificationScores):
             )
             for item in self.sheet.shown()
         ]
-        columns = ("text", "label", "prediction", "probability", "loss")
-        write_csv(folder / "predictions.csv", columns, rows)
+        write_csv(
+            folder / "predictions.csv", ("text", "label", "prediction", "probability", "loss"), rows
+        )

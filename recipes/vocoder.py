@@ -3,8 +3,6 @@
 Source: Kalchbrenner et al. 2018, Efficient Neural Audio Synthesis, arXiv 1802.08435.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -159,7 +157,7 @@ class Vocoder(Recipe):
             surprise, batch["waveform"].shape[1] - 1, labels, self._resynthesise(model, batch)
         )
 
-    def scores(self, dataset: Any) -> VocoderScores:
+    def scores(self, dataset: Any) -> Scores:
         return VocoderScores(sample_rate=self.front_end.sample_rate)
 
     def read(self, file: Path) -> dict[str, Any]:

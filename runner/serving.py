@@ -5,35 +5,21 @@ Nothing in it is code or a pickle of objects; the classes that its config names 
 torch's and those of your own packages, and are made where the user has made or trusts the run.
 """
 
-from __future__ import annotations
-
 import base64
 import os
 import tempfile
 import threading
 from collections.abc import Mapping
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from samewise.runner import api
 from samewise.runner.errors import SamewiseError
-
-if TYPE_CHECKING:
-    import pandas
 
 TRUST = "SAMEWISE_TRUST_MODEL"
 """1: `mlflow models serve` serves models that another user, or you on another machine, logged."""
 FOLDER = "run"
 """The run in the model's folder."""
-
-
-def _load_pyfunc(path: str) -> ServedModel:  # pyright: ignore[reportUnusedFunction] (MLflow calls it by this name)
-    """Load a model from MLflow's folder.
-
-    ConfigError if this user has not made it and `SAMEWISE_TRUST_MODEL` is not 1, or if a part of it
-    cannot be made.
-    """
-    return ServedModel(api.load(Path(path) / FOLDER, trust=os.environ.get(TRUST) == "1"))
 
 
 class ServedModel:
@@ -45,12 +31,12 @@ class ServedModel:
         self._one_at_a_time = threading.Lock()
 
     def predict(
-        self, model_input: pandas.DataFrame, params: Mapping[str, Any] | None = None
+        self, model_input: Any, params: Mapping[str, Any] | None = None
     ) -> list[dict[str, Any]]:
         """Predict each file separately: the values that `samewise predict --json` prints.
 
         Args:
-            model_input: A row for each file: its bytes as `file` and, optionally, its name as
+            model_input: A pandas.DataFrame with a row for each file: its bytes as `file` and, optionally, its name as
                 `name`.
             params: `threshold`, the least score; `files`, to have pictures and sounds in the
                 answer, as base64 by name.
@@ -86,9 +72,10 @@ class ServedModel:
             except SamewiseError as error:
                 from mlflow.exceptions import MlflowException
 
-                message = "; ".join(str(problem) for problem in error.problems)
                 raise MlflowException.invalid_parameter_value(
-                    message.replace(str(file), safe_name)
+                    "; ".join(str(problem) for problem in error.problems).replace(
+                        str(file), safe_name
+                    )
                 ) from None
             values = prediction.values()
             if params.get("files"):
@@ -101,3 +88,12 @@ class ServedModel:
                     else {}
                 )
             return values
+
+
+def _load_pyfunc(path: str) -> ServedModel:  # pyright: ignore[reportUnusedFunction] (MLflow calls it by this name)
+    """Load a model from MLflow's folder.
+
+    ConfigError if this user has not made it and `SAMEWISE_TRUST_MODEL` is not 1, or if a part of it
+    cannot be made.
+    """
+    return ServedModel(api.load(Path(path) / FOLDER, trust=os.environ.get(TRUST) == "1"))

@@ -82,12 +82,11 @@ def read_tensor(path: str | os.PathLike[str]) -> Tensor:
     """
     raw = read_file(path)
     try:
-        value = (
+        tensor = torch.as_tensor(
             _load_npy(raw)
             if raw.startswith(b"\x93NUMPY")
             else torch.load(io.BytesIO(raw), map_location="cpu", weights_only=True)
         )
-        tensor = torch.as_tensor(value)
     # torch.load raises errors of many kinds for a damaged file
     except Exception as error:
         raise DataError(

@@ -160,8 +160,7 @@ def decode_file(raw: bytes, path: str | os.PathLike[str], *, mode: Mode = "rgb")
     try:
         return decode(raw, mode=mode, name=os.fspath(path))
     except (*DAMAGED, Image.DecompressionBombError) as error:
-        expected = f"an image: {', '.join(FORMATS)}"
-        raise undecodable(raw, path, error, expected) from None
+        raise undecodable(raw, path, error, f"an image: {', '.join(FORMATS)}") from None
 
 
 def undecodable(
@@ -383,8 +382,7 @@ def open_image(file: bytes | Path, name: str) -> Image.Image:
     # Pillow refuses more than twice MAX_IMAGE_PIXELS: its limit must not be the lower one
     Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS or 0, PIXELS.most)
     try:
-        content = io.BytesIO(file) if isinstance(file, bytes) else file
-        return Image.open(content, formats=FORMATS)
+        return Image.open(io.BytesIO(file) if isinstance(file, bytes) else file, formats=FORMATS)
     except Image.DecompressionBombError as error:
         PIXELS.check(name, int(next(iter(re.findall(r"\d+", str(error))), 0)))
         raise

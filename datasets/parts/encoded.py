@@ -1,11 +1,9 @@
 """Encoded image files on their way to the device that decodes them."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import torch
 import xxhash
@@ -51,7 +49,7 @@ class EncodedImages:
         )
 
     @classmethod
-    def from_file(cls, raw: bytes, name: str, *, mode: Mode) -> EncodedImages:
+    def from_file(cls, raw: bytes, name: str, *, mode: Mode) -> Self:
         """Return one file: encoded if the device can decode it, else as pixels.
 
         Raises:
@@ -64,7 +62,7 @@ class EncodedImages:
         return cls(torch.frombuffer(bytearray(raw), dtype=torch.uint8), [(len(raw),)], [name], mode)
 
     @classmethod
-    def concatenate(cls, parts: Sequence[EncodedImages]) -> EncodedImages:
+    def concatenate(cls, parts: Sequence[Self]) -> Self:
         """Join several parts, in order."""
         shapes, names = (
             [item for part in parts for item in getattr(part, name)]

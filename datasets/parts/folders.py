@@ -76,9 +76,11 @@ def _list_files(
                 continue
             names, folders, counts = content_of(path, place)
         except OSError as error:
-            where = os.path.join(folder, below.rstrip("/"))
             raise DataError(
-                Problem(where.rstrip("/"), f"the folder cannot be read: {error.strerror}")
+                Problem(
+                    os.path.join(folder, below.rstrip("/")).rstrip("/"),
+                    f"the folder cannot be read: {error.strerror}",
+                )
             ) from None
         paths += [(below, name) for name in names.split("/") if name]
         pending += [f"{below}{name}/" for name in folders.split("/") if name]
@@ -222,7 +224,10 @@ def find_classes(
         if classes is not None
         else class_folders(class_source, content=content)
     )
-    folders = ((f"folder {name}", name) for name in class_folders(split_folder, content=content))
-    require_known(str(split_folder), folders, class_list)
+    require_known(
+        str(split_folder),
+        ((f"folder {name}", name) for name in class_folders(split_folder, content=content)),
+        class_list,
+    )
     require_count(str(split_folder), class_list, num_classes, kind="class folders")
     return class_list

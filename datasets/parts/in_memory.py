@@ -74,8 +74,6 @@ class InMemoryImages(NumberRows):
         classes: Sequence[str],
         transform: Transform | None = None,
     ) -> None:
-        assert images.dtype == torch.uint8 and images.dim() in (4, 5), images.shape
-        assert (labels.dtype, labels.shape) == (torch.int64, images.shape[:1]), labels.shape
         super().__init__(classes, image=images, label=labels)
         self._transform = transform
 

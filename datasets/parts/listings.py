@@ -1,7 +1,5 @@
 """Remembers what folders with many files hold: the next start checks their times only."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

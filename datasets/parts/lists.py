@@ -324,8 +324,9 @@ def _parquet_rows(path: Path, columns: Sequence[str]) -> list[Row]:
     # Repeated values are stored once, so the file's size does not limit their unpacked size:
     # lengths are counted on the dictionaries, before values are unpacked
     rows, size = list[dict[str, Any]](), 0
-    packed = [name for name in requested if "string" in types[name]]
-    with parquet.ParquetFile(path, read_dictionary=packed) as file:
+    with parquet.ParquetFile(
+        path, read_dictionary=[name for name in requested if "string" in types[name]]
+    ) as file:
         for batch in file.iter_batches(_ROWS_AT_ONCE, columns=requested):
             for column in batch.columns:
                 lengths = (

@@ -60,8 +60,13 @@ def decode(encoded: Sequence[bytes], height: int, width: int) -> Tensor:
     """Return uint8[N, H, W] of N masks' run lengths."""
     if not encoded:
         return torch.zeros(0, height, width, dtype=torch.uint8)
-    entries = [{"size": [height, width], "counts": counts} for counts in encoded]
-    return torch.from_numpy(run_lengths.decode(entries)).permute(2, 0, 1).contiguous()
+    return (
+        torch.from_numpy(
+            run_lengths.decode([{"size": [height, width], "counts": counts} for counts in encoded])
+        )
+        .permute(2, 0, 1)
+        .contiguous()
+    )
 
 
 def encode_annotation(segmentation: Any, height: int, width: int) -> bytes:

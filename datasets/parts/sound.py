@@ -222,8 +222,10 @@ def _require_whole(path: str | os.PathLike[str]) -> bool:
             return False
         begin, length = sound
         if begin + length > size:
-            actual = f"{max(0, size - begin)} of the {length} bytes of sound"
-            raise _cut_short(path, f"{actual} that its header promises")
+            raise _cut_short(
+                path,
+                f"{max(0, size - begin)} of the {length} bytes of sound that its header promises",
+            )
         file.seek(begin + length)
         rest = file.read(_REST)
     if _MORE_SOUND.match(rest):

@@ -288,10 +288,12 @@ def _matches(parts: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
 
 
 def _saved_files(state: Path) -> list[Path]:
-    names = _saved(
-        state, lambda content: [Path(x["filename"]).name for x in content["_data_files"]]
-    )
-    return [state.parent / name for name in names]
+    return [
+        state.parent / name
+        for name in _saved(
+            state, lambda content: [Path(x["filename"]).name for x in content["_data_files"]]
+        )
+    ]
 
 
 def _saved(file: Path, names_in: Callable[[Any], list[str]]) -> list[str]:

@@ -235,5 +235,7 @@ class LabelledTexts(Dataset[dict[str, Any]]):
         }
 
     def __getitem__(self, index: int) -> Mapping[str, Any]:
-        tokens = self._tokenizer.encode(self.texts[index], special=True)
-        return {"tokens": torch.tensor(tokens), "label": self.labels[index]}
+        return {
+            "tokens": torch.tensor(self._tokenizer.encode(self.texts[index], special=True)),
+            "label": self.labels[index],
+        }

@@ -62,8 +62,12 @@ class RandomAffine(ImageTransform):
         angle, x, y, scale, shear = (
             choices[name] for name in ("angle", "x", "y", "scale", "shear")
         )
-        matrices = inverse_matrices(angle=angle, x=x, y=y, scale=scale, shear=shear)
-        return warp(images, matrices, interpolation=self.interpolation, fill=self.fill)
+        return warp(
+            images,
+            inverse_matrices(angle=angle, x=x, y=y, scale=scale, shear=shear),
+            interpolation=self.interpolation,
+            fill=self.fill,
+        )
 
 
 def inverse_matrices(

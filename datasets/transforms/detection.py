@@ -139,7 +139,9 @@ class RandomShortestSide(BatchTransform):
             else batch
         )
         if "masks" in batch:
-            pairs = zip(batch["masks"], images, strict=True)
-            masks = [functional.resize_mask(mask, list(x.shape[-2:])) for mask, x in pairs]
+            masks = [
+                functional.resize_mask(mask, list(x.shape[-2:]))
+                for mask, x in zip(batch["masks"], images, strict=True)
+            ]
             sizes = {**sizes, "masks": masks}
         return {**sizes, "image": torch.stack(images) if is_one_size else images, "boxes": boxes}

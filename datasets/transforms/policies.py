@@ -81,10 +81,13 @@ class TrivialAugmentWide(_Policy):
 
     def draw(self, batch: Batch, size: int) -> dict[str, Tensor]:
         operation, bins = torch.randint(len(NAMES), (size, 1)), torch.randint(self.bins, (size, 1))
-        table = magnitudes(
-            self.bins, shear=0.99, shift=(32.0, 32.0), degrees=135.0, strength=0.99, bits=6
+        return self._draw_magnitudes(
+            operation,
+            bins,
+            magnitudes(
+                self.bins, shear=0.99, shift=(32.0, 32.0), degrees=135.0, strength=0.99, bits=6
+            ),
         )
-        return self._draw_magnitudes(operation, bins, table)
 
 
 @final
@@ -191,8 +194,12 @@ def _shift_or_shear(
     if kind.startswith("shear"):
         amount = torch.rad2deg(magnitude.atan())
         centre = (-0.5 * images.shape[-1], -0.5 * images.shape[-2])
-    matrices = inverse_matrices(**{kind: amount}, centre=centre)
-    return warp(images, matrices, interpolation=interpolation, fill=fill)
+    return warp(
+        images,
+        inverse_matrices(**{kind: amount}, centre=centre),
+        interpolation=interpolation,
+        fill=fill,
+    )
 
 
 def _scale_by_factor(operation: Operation, images: Tensor, magnitude: Tensor) -> Tensor:

@@ -127,9 +127,10 @@ class _Mel(FrontEnd):
         self.n_fft = n_fft
         self.hop_length = hop_length
         self.register_buffer("window", torch.hann_window(n_fft), persistent=False)
-        bands = (n_fft // 2 + 1, f_min, highest, n_mels, sample_rate)
-        banks = melscale_fbanks(*bands, mel_scale=mel_scale).t().contiguous()
-        empty = int((banks.sum(1) == 0).sum())
+        banks = melscale_fbanks(
+            n_fft // 2 + 1, f_min, highest, n_mels, sample_rate, mel_scale=mel_scale
+        )
+        empty = int((banks.sum(0) == 0).sum())
         ConfigError.raise_if(
             empty,
             "transforms.n_mels",
@@ -137,7 +138,7 @@ class _Mel(FrontEnd):
             n_mels,
             hint="lower n_mels or raise n_fft",
         )
-        self.register_buffer("banks", banks, persistent=False)
+        self.register_buffer("banks", banks.t().contiguous(), persistent=False)
 
     def energies(self, waveform: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
         """Return float32[B, n_mels, N], not negative, and the valid frames."""

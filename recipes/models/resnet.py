@@ -55,9 +55,15 @@ class SmallImageResNet(nn.Module):
         self._stages = [f"layer{number}" for number in range(1, len(blocks) + 1)]
         inputs = widths[0]
         for name, count, width in zip(self._stages, blocks, widths, strict=True):
-            stride = 1 if name == "layer1" else 2
             self.add_module(
-                name, _stage(inputs, width, count=count, stride=stride, shortcut=shortcut)
+                name,
+                _stage(
+                    inputs,
+                    width,
+                    count=count,
+                    stride=1 if name == "layer1" else 2,
+                    shortcut=shortcut,
+                ),
             )
             inputs = width
         self.avgpool = nn.AdaptiveAvgPool2d(1)
@@ -167,10 +173,9 @@ def resnet18_small(
     Returns:
         The network, float32[B, in_channels, H, W] to float32[B, num_classes].
     """
-    widths = (width, 2 * width, 4 * width, 8 * width)
     return SmallImageResNet(
         blocks=(2, 2, 2, 2),
-        widths=widths,
+        widths=(width, 2 * width, 4 * width, 8 * width),
         shortcut=shortcut,
         num_classes=num_classes,
         in_channels=in_channels,
@@ -198,10 +203,9 @@ def resnet34_small(
     Returns:
         The network, float32[B, in_channels, H, W] to float32[B, num_classes].
     """
-    widths = (width, 2 * width, 4 * width, 8 * width)
     return SmallImageResNet(
         blocks=(3, 4, 6, 3),
-        widths=widths,
+        widths=(width, 2 * width, 4 * width, 8 * width),
         shortcut=shortcut,
         num_classes=num_classes,
         in_channels=in_channels,

@@ -86,7 +86,6 @@ class RetinaNet(TorchvisionRetinaNet):
         The losses are means over the images, as in training; the detections are in pixels of the
         images.
         """
-        assert not self.training
         sizes = [(image.shape[-2], image.shape[-1]) for image in images]
         batched, resized = self.transform(images, targets)
         features = list(self.backbone(batched.tensors).values())
@@ -95,8 +94,9 @@ class RetinaNet(TorchvisionRetinaNet):
         if self.class_loss is None:
             losses = self.compute_loss(resized, outputs, anchors)
         else:
-            boxes = [target["boxes"] for target in resized]
-            losses = dense_losses.of_outputs(self, outputs, anchors[0], boxes, targets)
+            losses = dense_losses.of_outputs(
+                self, outputs, anchors[0], [target["boxes"] for target in resized], targets
+            )
         return losses, self._detections(outputs, anchors, features, batched, sizes)
 
     def postprocess_detections(

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from samewise.recipes.models.activations import activation_function
-from samewise.runner.errors import ConfigError
 
 Norm = Literal["none", "layer"]
 
@@ -32,15 +31,12 @@ class Wav2Letter(nn.Module):
         top_width: Channels of the last two hidden layers.
         depth: Number of layers between the first and the top.
         first_kernel: Frames in the first layer's kernel; its stride is 2.
-        kernel: Frames in a middle layer's kernel; odd.
+        kernel: Frames in a middle layer's kernel; an odd number keeps their number.
         top_kernel: Frames in the kernel of the first top layer.
         norm: "none", as published, or "layer": layer normalisation of each frame's channels (arXiv
             1607.06450), which makes training faster.
         dropout: Share of channel values dropped before the top layers.
         activation: The activation of the hidden layers, a function of torch.nn.functional.
-
-    Raises:
-        ConfigError: `kernel` is even.
     """
 
     def __init__(
@@ -60,7 +56,6 @@ class Wav2Letter(nn.Module):
     ) -> None:
         super().__init__()
         self._activate = activation_function(activation)
-        ConfigError.raise_if(kernel % 2 == 0, "model.kernel", "must be odd", kernel)
         sizes = [(num_features, width, first_kernel, 2, (first_kernel - 1) // 2)]
         sizes += [(width, width, kernel, 1, kernel // 2)] * depth
         sizes += [

@@ -3,13 +3,11 @@
 It runs on the CPU, in the order of images, so results have the same bits each time.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, final
+from typing import Any, Literal, Self, final
 
 import numpy as np
 from torch import Tensor
@@ -80,10 +78,10 @@ class AveragePrecision:
     precision: np.ndarray
     boxes: list[int]
 
-    @staticmethod
+    @classmethod
     def of(
-        images: Sequence[Image], *, classes: int, by: Literal["bbox", "segm"] = "bbox"
-    ) -> AveragePrecision:
+        cls, images: Sequence[Image], *, classes: int, by: Literal["bbox", "segm"] = "bbox"
+    ) -> Self:
         """Evaluate `images`, whose labels are below `classes`, or the highest label plus one.
 
         Objects overlap by their boxes, or with "segm" by their masks.
@@ -106,7 +104,7 @@ class AveragePrecision:
         with contextlib.redirect_stdout(io.StringIO()):
             evaluator = _evaluate(images, classes, by)
         stats = {name: float(value) for name, value in zip(_STATS, evaluator.stats, strict=True)}
-        return AveragePrecision(stats, evaluator.eval["precision"][:, :, :, 0, -1], counts)
+        return cls(stats, evaluator.eval["precision"][:, :, :, 0, -1], counts)
 
     def summary(self) -> dict[str, float]:
         """Return the reported figures: the first three always, others for sizes with boxes.

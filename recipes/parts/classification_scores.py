@@ -132,9 +132,8 @@ class ClassificationScores(Scores):
 
         The last two need images of one label.
         """
-        if self.count:
-            self.save_sheet(folder)
-        if self.count and not self._several:
+        self.save_sheet(folder)
+        if not self._several:
             pictures.save_confusion_matrix(
                 folder / "confusion_matrix.png", self.confusion, self.names()
             )

@@ -1,11 +1,9 @@
 """The predicted class of an image or a text, to write and to draw; the classes of a table's rows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Self, final
 
 from torch import Tensor
 
@@ -79,7 +77,7 @@ class Classified(Prediction):
             for label in self._shown() or [None]
         ]
 
-    def at_least(self, score: float) -> Classified:
+    def at_least(self, score: float) -> Self:
         return Classified(
             self.probabilities, self.classes, self._picture, least=score, separate=self._separate
         )
@@ -127,8 +125,11 @@ class ClassifiedRows(Prediction):
 
     def rows(self) -> list[dict[str, Any]]:
         """Return a row for each class of each row of the table, numbered from 1."""
-        numbered = enumerate(self.predictions, start=1)
-        return [{"row": number, **row} for number, each in numbered for row in each.rows()]
+        return [
+            {"row": number, **row}
+            for number, each in enumerate(self.predictions, start=1)
+            for row in each.rows()
+        ]
 
-    def at_least(self, score: float) -> ClassifiedRows:
+    def at_least(self, score: float) -> Self:
         return ClassifiedRows([each.at_least(score) for each in self.predictions])

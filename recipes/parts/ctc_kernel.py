@@ -211,8 +211,7 @@ def _on_cpu(
     losses, alphas = ctc_loss(*arguments, 0, False)
     if not gradient:
         return losses, torch.empty(0)
-    unit_gradients = torch.ones_like(losses)
-    gradients = ctc_loss_backward(unit_gradients, *arguments, losses, alphas, 0, True)
+    gradients = ctc_loss_backward(torch.ones_like(losses), *arguments, losses, alphas, 0, True)
     return losses, gradients.transpose(0, 1).contiguous()
 
 

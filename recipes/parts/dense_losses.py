@@ -129,8 +129,7 @@ def _image_losses(
         # Any values will do: no anchor is matched to them
         boxes, labels = anchors[:1], classes[:1]
     nearest = matched.clamp(min=0)
-    target = (labels[nearest][:, None] == classes) & foreground[:, None]
-    presence = target.to(logits.dtype)
+    presence = ((labels[nearest][:, None] == classes) & foreground[:, None]).to(logits.dtype)
     focal = (
         ops.sigmoid_focal_loss(logits, presence, reduction="none")
         if model.class_loss is None

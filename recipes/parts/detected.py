@@ -1,11 +1,9 @@
 """The objects detected in an image, to write and to draw."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Self, final
 
 from torch import Tensor
 from torchvision.transforms.v2 import functional
@@ -89,7 +87,7 @@ class Detected(Prediction):
         boxes = [dict(zip(("x1", "y1", "x2", "y2"), x.pop("box"), strict=True)) for x in detections]
         return [x | box for x, box in zip(detections, boxes, strict=True)] or [{}]
 
-    def at_least(self, score: float) -> Detected:
+    def at_least(self, score: float) -> Self:
         image, is_reached = self.detections, self.detections.found_scores >= score
         chosen = replace(
             image,

@@ -3,12 +3,10 @@
 Matplotlib is imported when a picture is drawn, and its global state is not used.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,10 +16,6 @@ from samewise.datasets.parts.masks import decode
 from samewise.recipes.parts.average_precision import AveragePrecision, Image
 from samewise.recipes.parts.figures import make_figure, save_figure, take_literally
 from samewise.recipes.parts.tables import write_csv
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _SCREEN = 900
 """Longest side in pixels of a picture that is viewed without shrinking."""
@@ -75,7 +69,7 @@ def save_prediction(
     # In inches of 100 pixels
     scale = max(1.0, 480 / max(height, width)) / 100
     figure = make_figure(width * scale, height * scale, layout=None)
-    axes: Axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
+    axes: Any = figure.add_axes((0.0, 0.0, 1.0, 1.0))
     axes.set_axis_off()
     _draw(
         axes,
@@ -99,7 +93,7 @@ def save_precision_recall(
     At most `most` classes are drawn, those with the most boxes.
     """
     figure = make_figure(7.5, 5.5)
-    axes: Axes = figure.subplots()
+    axes: Any = figure.subplots()
     chosen = sorted(result.by_class(), key=lambda row: (-result.boxes[row[0]], row[0]))[:most]
     for label, _, at_50 in chosen:
         axes.plot(
@@ -131,7 +125,7 @@ def save_class_precision(path: Path, result: AveragePrecision, names: Sequence[s
 
 
 def _draw(
-    axes: Axes,
+    axes: Any,
     thumbnail: Tensor,
     image: Image,
     names: Sequence[str],
@@ -185,7 +179,7 @@ def _draw(
         ).set_in_layout(False)
 
 
-def _pull_labels_inside(figure: Figure) -> None:
+def _pull_labels_inside(figure: Any) -> None:
     """Move labels that extend beyond their picture inside; too wide ones keep their start."""
     take_literally(figure)
     # The extent of a text is known only once it is drawn

@@ -80,10 +80,9 @@ class DetectionScores(Scores):
 
     def save_pictures(self, folder: Path) -> None:
         """Write `detections.png`, `precision_recall.png` and `class_precision.csv`."""
-        if self.images:
-            result = self.average_precision()
-            pictures.save_detections(
-                folder / "detections.png", self._thumbnails, self.images, self.names
-            )
-            pictures.save_precision_recall(folder / "precision_recall.png", result, self.names)
-            pictures.save_class_precision(folder / "class_precision.csv", result, self.names)
+        result = self.average_precision()
+        pictures.save_detections(
+            folder / "detections.png", self._thumbnails, self.images, self.names
+        )
+        pictures.save_precision_recall(folder / "precision_recall.png", result, self.names)
+        pictures.save_class_precision(folder / "class_precision.csv", result, self.names)

@@ -1,14 +1,12 @@
 """Metrics by name: torchmetrics' classification metrics, in addition to the recipe's own."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import re
 import warnings
 from collections.abc import Collection, Generator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor
 
@@ -55,7 +53,7 @@ class NamedMetrics:
     def __bool__(self) -> bool:
         return bool(self._metrics)
 
-    def copy_empty(self) -> NamedMetrics:
+    def copy_empty(self) -> Self:
         """Return the same metrics without data."""
         fresh = NamedMetrics(
             {name: copy.deepcopy(metric) for name, metric in self._metrics.items()}

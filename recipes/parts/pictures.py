@@ -3,15 +3,13 @@
 Matplotlib is imported when a picture is drawn, and its global state is not used.
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,10 +18,6 @@ from torch import Tensor
 from samewise.recipes.parts.figures import make_figure, save_figure
 from samewise.recipes.parts.tables import write_csv
 from samewise.runner.errors import truncate
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 
 _CELL, _CAPTION, _TITLE, _MARGIN = 1.55, 0.5, 0.45, 0.06
 """Sizes on a sheet of predictions, in inches."""
@@ -65,7 +59,7 @@ def save_classified(
     height, width = image.shape[-2:]
     scale = min(max(1.0, smallest / max(height, width)), largest / max(height, width)) / 100
     figure = make_figure(max(width * scale, 0.2), max(height * scale, 0.2), layout=None)
-    axes: Axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
+    axes: Any = figure.add_axes((0.0, 0.0, 1.0, 1.0))
     axes.set_axis_off()
     axes.imshow(
         image.movedim(0, -1).numpy(),
@@ -140,10 +134,8 @@ class PredictionSheet:
                 Shown(image, label, prediction, confidence, loss),
             ),
         )
-        if len(heap) < self._sizes[right]:
-            heapq.heappush(heap, entry)
-        else:
-            heapq.heappushpop(heap, entry)
+        push = heapq.heappush if len(heap) < self._sizes[right] else heapq.heappushpop
+        push(heap, entry)
 
     def shown(self) -> list[Shown]:
         """Return the predictions, wrong ones first, each kind by falling loss."""
@@ -181,8 +173,13 @@ def save_image_grid(path: Path, images: Tensor, *, columns: int = 8, side: int =
     from torchvision.utils import save_image
 
     times = max(1, side // max(images.shape[-2:]))
-    large = images.repeat_interleave(times, dim=2).repeat_interleave(times, dim=3)
-    save_image(large, path, nrow=columns, normalize=True, pad_value=0.5)
+    save_image(
+        images.repeat_interleave(times, dim=2).repeat_interleave(times, dim=3),
+        path,
+        nrow=columns,
+        normalize=True,
+        pad_value=0.5,
+    )
 
 
 def save_confusion_matrix(path: Path, confusion: Tensor, names: Sequence[str]) -> None:
@@ -195,7 +192,7 @@ def save_confusion_matrix(path: Path, confusion: Tensor, names: Sequence[str]) -
     shares = confusion / confusion.sum(1, keepdim=True).clamp(min=1)
     inches = min(16.0, max(5.0, 0.42 * classes if classes <= 30 else 6.4 + 0.1 * classes))
     figure = make_figure(inches + 1.5, inches + 0.7)
-    axes: Axes = figure.subplots()
+    axes: Any = figure.subplots()
     drawn: Any = axes.imshow(
         shares.numpy(), cmap="Blues", vmin=0.0, vmax=1.0, interpolation="nearest"
     )
@@ -274,7 +271,7 @@ def save_class_accuracy(path: Path, confusion: Tensor, names: Sequence[str]) -> 
 
 
 def _draw_prediction(
-    axes: Axes, item: Shown, names: Sequence[str], *, x_left: float, y_top: float
+    axes: Any, item: Shown, names: Sequence[str], *, x_left: float, y_top: float
 ) -> None:
     picture = item.image.movedim(0, -1).numpy()
     high, wide = picture.shape[:2]

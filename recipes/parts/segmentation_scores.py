@@ -97,8 +97,6 @@ class SegmentationScores(Scores):
 
     def save_pictures(self, folder: Path) -> None:
         """Write `segmentations.png`, `confusion_matrix.png` and `class_iou.csv`."""
-        if not self._pixels:
-            return
         save_segmentations(folder / "segmentations.png", self._shown, len(self.names))
         pictures.save_confusion_matrix(folder / "confusion_matrix.png", self.confusion, self.names)
         rows = (

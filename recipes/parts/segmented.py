@@ -30,8 +30,11 @@ class Segmented(Prediction):
     def values(self) -> dict[str, Any]:
         """Return `width`, `height`, and `classes`: each one's share of the pixels, if any."""
         height, width = self.labels.shape
-        shares = {row["class"]: row["share"] for row in self.rows()}
-        return {"width": width, "height": height, "classes": shares}
+        return {
+            "width": width,
+            "height": height,
+            "classes": {row["class"]: row["share"] for row in self.rows()},
+        }
 
     def rows(self) -> list[dict[str, Any]]:
         """Return a row for each class in the image: `label`, `class`, `pixels` and `share`."""

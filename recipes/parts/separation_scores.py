@@ -106,9 +106,8 @@ class SeparationScores(Scores):
             )
             for heap, order in ((self._worst, -gain), (self._best, gain)):
                 # The number decides between equal gains, so tensors are not compared
-                heapq.heappush(heap, (order, -number, example.signals))
-                if len(heap) > self._most:
-                    heapq.heappop(heap)
+                push = heapq.heappush if len(heap) < self._most else heapq.heappushpop
+                push(heap, (order, -number, example.signals))
 
     def compute(self) -> dict[str, float]:
         """Return means over the mixtures in dB, and `loss`, by default minus `si_sdr`.

@@ -1,12 +1,10 @@
 """Compares references with hypotheses: edit distances, tables, and spectrograms."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,9 +13,6 @@ from torch import Tensor
 from samewise.recipes.parts.figures import make_figure, save_figure
 from samewise.recipes.parts.tables import write_csv
 from samewise.runner.errors import truncate
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 _short = partial(truncate, longest=150, ending="…")
 
@@ -141,7 +136,7 @@ def spectrogram(waveform: Tensor, *, height: int = 64, width: int = 400) -> Tens
     )
 
 
-def _draw(axes: Axes, picture: Tensor, title: str, seconds: float | None, colour: str) -> None:
+def _draw(axes: Any, picture: Tensor, title: str, seconds: float | None, colour: str) -> None:
     extent = (0.0, seconds or picture.shape[1], 0.0, 1.0)
     axes.imshow(
         picture.numpy(),

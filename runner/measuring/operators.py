@@ -1,7 +1,5 @@
 """Tables of what torch's profiler saw: operators by name, layer and function; kernels; messages."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections import Counter, defaultdict

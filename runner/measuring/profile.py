@@ -1,7 +1,5 @@
 """Measure the time and memory of a few training steps. Only the profile is kept."""
 
-from __future__ import annotations
-
 import statistics
 import sys
 import tempfile
@@ -157,8 +155,7 @@ def _measure_steps(run: Run, clock: Clock, *, steps: int, traced: int, out: Path
 
     def step() -> tuple[float, int]:
         began = time.perf_counter()
-        micro_batches = next(batches)
-        outcome = train_step(run, micro_batches, load_next)
+        outcome = train_step(run, next(batches), load_next)
         with clock.range("callbacks"):
             run.recorder.record(outcome)
         return time.perf_counter() - began, outcome.samples

@@ -1,7 +1,5 @@
 """Measure the parts of a step: wrap them with a clock, so that the loop has no timing code."""
 
-from __future__ import annotations
-
 import time
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator

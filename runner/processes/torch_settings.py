@@ -28,8 +28,7 @@ def unchanged_torch_settings() -> Generator[list[str]]:
     Yields:
         Names of the settings that the code changed, complete at the end.
     """
-    was_imported = "torch" in sys.modules
-    values = [switch.read() for switch in _all_switches()] if was_imported else []
+    values = [switch.read() for switch in _all_switches()] if "torch" in sys.modules else []
     changed = list[str]()
     try:
         yield changed

@@ -90,8 +90,9 @@ def prepare(settings: Any) -> None:
             change, perhaps back from the value of an earlier experiment of this process.
     """
     # Without determinism there is no promise that another experiment's variables could break.
-    replaced = _REPLACED if settings.deterministic else {}
-    target = replaced | {name: str(value) for name, value in settings.variables.items()}
+    target = (_REPLACED if settings.deterministic else {}) | {
+        name: str(value) for name, value in settings.variables.items()
+    }
     changed = [name for name, value in target.items() if os.environ.get(name) != value]
     ConfigError.raise_all(
         _too_late(name, target[name]) if name in settings.variables else _from_earlier(name)

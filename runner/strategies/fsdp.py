@@ -82,8 +82,12 @@ class Shards(Layout):
         return whole(state, is_main=self.peers.is_main)
 
     def empty(self, shape: list[int], dtype: torch.dtype) -> Tensor:
-        placements = [*[Replicate()] * (self._mesh.ndim - 1), Shard(0)]
-        return empty(shape, dtype=dtype, device_mesh=self._mesh, placements=placements)
+        return empty(
+            shape,
+            dtype=dtype,
+            device_mesh=self._mesh,
+            placements=[*[Replicate()] * (self._mesh.ndim - 1), Shard(0)],
+        )
 
     def digests(self, tensors: Sequence[Tensor | None], algorithm: str) -> Callable[[], list[int]]:
         """Combine the digests of a sharded tensor's shards."""

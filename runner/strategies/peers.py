@@ -282,8 +282,9 @@ def _collective() -> str:
     with contextlib.suppress(Exception):
         from samewise.runner.torch_private import dump_fr_trace_json
 
-        entries = json.loads(dump_fr_trace_json())["entries"]
-        last = max(entries, key=lambda entry: entry["record_id"])
+        last = max(
+            json.loads(dump_fr_trace_json())["entries"], key=lambda entry: entry["record_id"]
+        )
         return (
             f" ({last['profiling_name']}, collective {last['collective_seq_id']} of this process)"
         )

@@ -1,7 +1,5 @@
 """Start, connection and devices of a run's processes."""
 
-from __future__ import annotations
-
 import abc
 import os
 import re

@@ -320,8 +320,11 @@ class ReplicaStrategy(Strategy):
         if self._share is None:
             return super().carry(micro_batches, forward)
         tallies: list[Tally] = []
-        results = run_side_by_side(self._model, micro_batches, forward, self._share)
-        for micro, (state, tally) in zip(micro_batches, results, strict=True):
+        for micro, (state, tally) in zip(
+            micro_batches,
+            run_side_by_side(self._model, micro_batches, forward, self._share),
+            strict=True,
+        ):
             with self.micro_batch(micro.number):
                 state.give()
             tallies.append(tally())

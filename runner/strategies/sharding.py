@@ -240,11 +240,13 @@ def _shard_states(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     # Torch itself reports groups that do not fit.
     by_number = dict(zip(numbers, parameters, strict=False))
-    shards = {
-        number: _sharded_state(values, by_number.get(number))
-        for number, values in state["state"].items()
+    return {
+        **state,
+        "state": {
+            number: _sharded_state(values, by_number.get(number))
+            for number, values in state["state"].items()
+        },
     }
-    return {**state, "state": shards}
 
 
 def _sharded_state(values: Any, parameter: Any) -> Any:

@@ -1,12 +1,10 @@
 """State around a forward pass, which another process must reproduce."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -23,7 +21,7 @@ class Generators:
     cuda: Tensor | None
 
     @classmethod
-    def now(cls, device: torch.device | None = None) -> Generators:
+    def now(cls, device: torch.device | None = None) -> Self:
         """Return the states of the CPU's generators, and the device's if it is CUDA."""
         cuda = (
             torch.cuda.get_rng_state(device)
@@ -64,7 +62,7 @@ class Surroundings:
     generators: Generators
 
     @classmethod
-    def now(cls, device: torch.device) -> Surroundings:
+    def now(cls, device: torch.device) -> Self:
         kind = device.type
         return cls(
             kind,

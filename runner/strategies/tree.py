@@ -6,8 +6,6 @@ ranks' partial sums are then added in the tree's upper levels. The result thus d
 replicas' numbers alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +21,8 @@ ALIGNMENT = 512
 
 Some CUDA kernels add in another order if a tensor is not aligned.
 """
+Snapshot = tuple[list[Tensor | None], list[Tensor]]
+"""A model's buffer tensors, and copies of their values."""
 
 
 def subtrees(replicas: int, ranks: int) -> list[range]:
@@ -294,10 +294,6 @@ def unchanged_buffers(model: nn.Module) -> Generator[None]:
         yield
     finally:
         buffers.restore()
-
-
-Snapshot = tuple[list[Tensor | None], list[Tensor]]
-"""A model's buffer tensors, and copies of their values."""
 
 
 def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
