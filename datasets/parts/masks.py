@@ -52,8 +52,10 @@ def read_class_map(path: str | os.PathLike[str]) -> Tensor:
 
 def encode(masks: Tensor) -> list[bytes]:
     """Return the run lengths of uint8[N, H, W]."""
-    columns = np.asfortranarray(masks.permute(1, 2, 0).numpy())
-    return [entry["counts"] for entry in run_lengths.encode(columns)]
+    return [
+        entry["counts"]
+        for entry in run_lengths.encode(np.asfortranarray(masks.permute(1, 2, 0).numpy()))
+    ]
 
 
 def decode(encoded: Sequence[bytes], height: int, width: int) -> Tensor:

@@ -103,8 +103,9 @@ def beam_search(log_probs: Tensor, lengths: Tensor, *, letters: str, **settings:
         settings: Further arguments of `beam_decoder`.
     """
     decoder = beam_decoder(letters, **settings)
-    emissions = log_probs.permute(0, 2, 1).float().cpu().contiguous()
-    hypotheses: Sequence[Sequence[Any]] = decoder(emissions, lengths.to("cpu", torch.int64))
+    hypotheses: Sequence[Sequence[Any]] = decoder(
+        log_probs.permute(0, 2, 1).float().cpu().contiguous(), lengths.to("cpu", torch.int64)
+    )
     if settings.get("lexicon"):
         return [" ".join(best[0].words) if best else "" for best in hypotheses]
     # The search begins and ends each text with a silence of its own

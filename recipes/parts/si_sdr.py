@@ -77,10 +77,10 @@ def best_assignment(pairwise: Tensor) -> Tensor:
     # gathering by index does not
     with torch.no_grad():
         orders = itertools.permutations(range(pairwise.shape[-1]))
-        matrices = torch.stack([torch.eye(pairwise.shape[-1])[list(order)].T for order in orders])
-        candidates = matrices.to(pairwise, non_blocking=True)
-        means = (pairwise[:, None] * candidates).sum((2, 3))
-        return candidates[means.argmax(1)]
+        candidates = torch.stack(
+            [torch.eye(pairwise.shape[-1])[list(order)].T for order in orders]
+        ).to(pairwise, non_blocking=True)
+        return candidates[(pairwise[:, None] * candidates).sum((2, 3)).argmax(1)]
 
 
 def select_assigned(values: Tensor, assignment: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ a setting names, by class (`BasicBlock`) or by name (`layer4.*`).
 
 import random
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
@@ -59,10 +59,16 @@ def _forward(module: nn.Module, forward: Callable[..., Any], *inputs: Any, **key
         *inputs,
         # The reentrant kind supports neither keyword arguments nor torch.autograd.grad
         use_reentrant=False,
-        # Contexts of the first and of later computations; a second derivative has two
-        context_fn=lambda: (nullcontext(), _Recomputation(module)),
+        context_fn=partial(_recompute_contexts, module),
         **keywords,
     )
+
+
+def _recompute_contexts(
+    module: nn.Module,
+) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """Return the contexts of the first and of later computations; a second derivative has two."""
+    return nullcontext(), _Recomputation(module)
 
 
 class _Recomputation:
