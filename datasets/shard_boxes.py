@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Mapping, Sequence
+from hashlib import blake2b
 from pathlib import Path
 from typing import Literal, final
 
@@ -12,7 +13,6 @@ from samewise.datasets.coco import add_objects
 from samewise.datasets.parts.annotated_images import Annotated, AnnotatedImages, Cache
 from samewise.datasets.parts.classes import number_classes, object_names, require_count
 from samewise.datasets.parts.folders import IMAGES
-from samewise.datasets.parts.limits import Hash
 from samewise.datasets.parts.shard_samples import ShardSamples
 from samewise.runner.shards.index import class_names
 
@@ -108,5 +108,5 @@ class ShardBoxes(ShardSamples, AnnotatedImages):
     def require_files(self, folder: Path, names: Sequence[str]) -> None:
         """Require nothing: the index has been compared with the shards."""
 
-    def add_contents(self, digest: Hash) -> None:
+    def add_contents(self, digest: blake2b) -> None:
         digest.update(self.hash_shards().encode())

@@ -20,7 +20,6 @@ from torchvision.transforms.v2 import functional
 
 from samewise.datasets.parts.contents import add_files, spaced_indices
 from samewise.datasets.parts.decode import decode_file, image_preparation, read_file
-from samewise.datasets.parts.limits import Hash
 from samewise.datasets.parts.masks import IGNORED, decode
 from samewise.datasets.parts.names import require_listed
 from samewise.datasets.parts.upright import orientation
@@ -298,7 +297,7 @@ class AnnotatedImages(Dataset[dict[str, Any]]):
         """Raise a DataError unless all images exist."""
         require_listed(folder, names, listed_in="the annotations")
 
-    def add_contents(self, digest: Hash) -> None:
+    def add_contents(self, digest: blake2b) -> None:
         """Update a hash with the sizes and contents of the images."""
         add_files(digest, self.path, len(self), most=len(self))
 

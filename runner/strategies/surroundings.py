@@ -1,10 +1,12 @@
 """State around a forward pass, which another process must reproduce."""
 
+from __future__ import annotations
+
 import random
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +23,7 @@ class Generators:
     cuda: Tensor | None
 
     @classmethod
-    def now(cls, device: torch.device | None = None) -> Self:
+    def now(cls, device: torch.device | None = None) -> Generators:
         """Return the states of the CPU's generators, and the device's if it is CUDA."""
         cuda = (
             torch.cuda.get_rng_state(device)
@@ -62,7 +64,7 @@ class Surroundings:
     generators: Generators
 
     @classmethod
-    def now(cls, device: torch.device) -> Self:
+    def now(cls, device: torch.device) -> Surroundings:
         kind = device.type
         return cls(
             kind,
