@@ -19,6 +19,8 @@ from samewise_runner_launched import wait_for_step
 from samewise_tiny import DIGITS, work_in_project
 
 from samewise.datasets.digits import Digits
+from samewise.runner.data.dataset import ByShard
+from samewise.runner.data.order import shuffled
 
 SHAPE = ["dataset.channels=1", "dataset.mode=gray", "dataset.image_size=8", "dataset.mean=[0.5]", "dataset.std=[0.5]"]
 TRAIN = ["train", *DIGITS, "model.width=8", "transforms=images", "batch_size=24", "checkpoint.every_steps=2", *SHAPE]
@@ -288,3 +290,17 @@ def test_the_trace_of_real_data_from_shards_is_that_from_files(data_root: Path, 
         own = files if kind == "files" else [f"dataset={dataset}"]
         samewise("train", *common, *own, *QUIET, f"dataset.root={tmp_path / kind}", f"run_root={tmp_path / 'runs' / kind}", code=0)
     assert {trace(tmp_path / "runs" / kind) for kind in KINDS} == {trace(tmp_path / "runs" / "files")}
+
+
+def test_each_shard_of_a_stream_is_read_once_in_an_epoch_and_a_window_of_them_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    lab: dict[str, Any] = {}
+    exec(STREAMS, lab)
+    reads, data = list[int](), ByShard(lab["Stream"]())
+    monkeypatch.setattr(
+        lab["Stream"], "read_shard", lambda self, number: (reads.append(number), range(100 * number, 100 * number + self.shard_sizes[number]))[1]
+    )
+    for epoch in range(2):
+        reads.clear()
+        samples = [data[index] for index in shuffled(data, seed=0).indices(epoch).tolist()]
+        assert sorted(samples) == [100 * number + place for number, size in enumerate(data.shard_sizes) for place in range(size)]
+        assert len(reads) == len(set(reads)) <= 4, "some are still in memory"
