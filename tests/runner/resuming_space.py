@@ -65,6 +65,7 @@ FURTHER = {
         [ORDER + "RepeatedAugmentation, _partial_: true, repeats: 2, batch_size: 12, replicas: 1}"],
         ["order=weighted"],
         ["order=mixed", MORE, "loader.order.weights={train: 1, train_more: 2}"],
+        ["order=repeated", MORE, "loader.order.repeats={train: 1, train_more: 0.5}"],
     ],
     "evaluate": [[], ["evaluate.every_steps=2"], ["evaluate.every_epochs=null"]],
     "checkpoint": [[], ["checkpoint.background=false"], ["checkpoint.keep_every_steps=2", "checkpoint.keep_last=1"]],

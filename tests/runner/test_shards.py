@@ -3,6 +3,7 @@
 import json
 import random
 import shutil
+import signal
 import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Mapping
@@ -127,7 +128,7 @@ def test_a_mixture_killed_at_random_steps_on_any_ranks_and_workers_has_the_same_
         time.sleep(chance.random() * 0.05)
         for rank in chance.choice([job.ranks, [chance.choice(job.ranks)]]):
             rank.kill()
-        job.wait(60)
+        assert -signal.SIGKILL in job.wait(60)
         assert "Traceback" not in job.errors
     assert_same(run(root, 2, *common, before=NOTES.format(path=str(notes[1]))), whole.parent)
     samples, expected = map(noted_samples, reversed(notes))
