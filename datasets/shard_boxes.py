@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import Literal, final
+from typing import Any, Literal, final
 
 import numpy as np
 
@@ -101,6 +101,9 @@ class ShardBoxes(ShardSamples, AnnotatedImages):
             size=size,
             cache=cache,
         )
+
+    def fields(self, index: int) -> tuple[str, dict[str, Any]]:
+        return self.content(index)[2], super().fields(index)[1]
 
     def file(self, index: int) -> bytes:
         return self.content(index)[0]

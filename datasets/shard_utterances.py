@@ -65,6 +65,11 @@ class ShardUtterances(ShardSamples, Dataset[dict[str, Any]]):
         waveform = decode_audio(raw, f"{shard}, {name}", sample_rate=self.sample_rate)
         return sample(waveform, self._transcripts[self.label_number(index)], name)
 
+    def fields(self, index: int) -> tuple[str, dict[str, Any]]:
+        """Return a sample's key, and its fields as a shard has them."""
+        raw, _, name = self.content(index)
+        return name, {"audio": raw, "text": self._transcripts[self.label_number(index)]}
+
     @property
     def preparation(self) -> dict[str, Any]:
         """How a recording becomes a waveform, for programs that prepare recordings elsewhere."""

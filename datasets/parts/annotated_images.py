@@ -272,8 +272,8 @@ class AnnotatedImages(Dataset[dict[str, Any]]):
         Raises:
             DataError: There are masks.
         """
-        path = self.path(index)
-        DataError.raise_if(self._masks != "none", str(path), "has masks, which are not converted")
+        where, file = str(self.path(index)), self.file(index)
+        DataError.raise_if(self._masks != "none", where, "has masks, which are not converted")
         place = slice(int(self._offsets[index]), int(self._offsets[index + 1]))
         columns = (self._boxes, self._labels, self._crowd, self._areas)
         objects = [
@@ -287,7 +287,10 @@ class AnnotatedImages(Dataset[dict[str, Any]]):
                 *(column[place].tolist() for column in columns), strict=True
             )
         ]
-        return os.fsdecode(self._names[index]), {"image": read_file(path), "objects": objects}
+        return os.fsdecode(self._names[index]), {
+            "image": file if isinstance(file, bytes) else read_file(file),
+            "objects": objects,
+        }
 
     def file(self, index: int) -> Path | bytes:
         """Return the image file of a sample, or its content."""

@@ -1,11 +1,13 @@
-"""Index shards of samples, verify that they have not changed, or convert data to shards."""
+"""Index or verify shards of samples, convert data to shards, or show data on a page."""
 
 import argparse
 import os
 from pathlib import Path
+from typing import Any
 
 from samewise.runner.commands import PROJECT, compose_arguments
 from samewise.runner.errors import DataError, Problem, number_of, require_at_least
+from samewise.runner.records.json_text import to_json
 
 EXAMPLES = """examples:
   samewise data index data/pictures                  the shards in data/pictures, or in train, valid and test below it
@@ -15,6 +17,8 @@ EXAMPLES = """examples:
   samewise data convert dataset=image_folder dataset.root=photos --to tar --out shards
   samewise data convert experiment=resnet50_imagenet dataset.root=/data/imagenet --to mds --out shards --shuffle seed=1
   samewise data convert shards --to parquet --out tables --samples 1000       from one format to another
+  samewise data inspect shards                       how many of which label, how large, and some to look at
+  samewise data inspect dataset=coco dataset.root=/data/coco --out coco.html
 
 convert copies encoded images, recordings and texts as they are, with their keys and labels; nothing
 is encoded again. Each split becomes a folder of shards:
@@ -25,14 +29,15 @@ changes no byte."""
 
 ARGUMENTS = {
     "action": {
-        "choices": ("index", "verify", "convert"),
+        "choices": ("index", "verify", "convert", "inspect"),
         "help": "index: find the samples of new and changed shards; verify: read all bytes again, "
-        "and name the shards that have changed; convert: write the samples of a data set as shards",
+        "and name the shards that have changed; convert: write the samples of a data set as shards; "
+        "inspect: count labels and sizes, and write a page with some samples",
     },
     "overrides": {
         "nargs": "+",
         "metavar": "DATA",
-        "help": "a folder of shards, as for dataset=shards; for convert also experiment=NAME, "
+        "help": "a folder of shards, as for dataset=shards; for convert and inspect also experiment=NAME, "
         "dataset=NAME and dataset.KEY=VALUE, as for train",
     },
     "--label": {
@@ -54,9 +59,9 @@ ARGUMENTS = {
     },
     "--out": {
         "type": Path,
-        "default": Path("shards"),
-        "metavar": "FOLDER",
-        "help": "convert: the folder to write, which does not exist yet (default: shards)",
+        "metavar": "PLACE",
+        "help": "convert: the folder to write, which does not exist yet (default: shards); inspect: "
+        "the page (default: data.html)",
     },
     "--samples": {"type": int, "metavar": "N", "help": "convert: samples of a shard"},
     "--mib": {
@@ -75,6 +80,7 @@ ARGUMENTS = {
         "metavar": "N",
         "help": "convert: how many processes write (default: one for each core)",
     },
+    "--json": {"action": "store_true", "help": "inspect: print labels and sizes as JSON"},
     **PROJECT,
 }
 EXCLUSIVE = ("--samples", "--mib")
@@ -84,8 +90,8 @@ def run(args: argparse.Namespace) -> int:
     from samewise.runner.records.console import show_progress
     from samewise.runner.shards.index import open_index, split_folders, verify
 
-    if args.action == "convert":
-        return _convert(args)
+    if args.action in ("convert", "inspect"):
+        return _convert(args) if args.action == "convert" else _inspect(args)
     roots, differing = [os.path.expanduser(x).rstrip("/") for x in args.overrides], list[Problem]()
     for folder in [x for root in roots for x in (split_folders(root).values() or [root])]:
         if args.action == "verify":
@@ -105,32 +111,57 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _convert(args: argparse.Namespace) -> int:
-    from samewise.runner.conversion.shards import convert, open_splits
+    from samewise.runner.conversion.shards import convert
     from samewise.runner.records.console import show_progress
 
     numbers = [(f"--{x}", getattr(args, x)) for x in ("samples", "mib", "processes")]
     require_at_least({name: number for name, number in numbers if number is not None})
-    # A folder is one of shards, and data have any number of classes, unless an override says another
-    roots = ["" if "=" in x or x[0] == "~" else f"dataset.root='{x}'" for x in args.overrides]
-    chosen = ["dataset=shards"] * (any(roots) and "dataset=" not in " ".join(args.overrides))
-    settings = [root or x for root, x in zip(roots, args.overrides, strict=True)]
-    args.overrides = ["dataset.num_classes=null", *chosen, *settings]
-    composed = compose_arguments(args, strict=False)
-    splits = open_splits(composed)
+    splits, seed = _open(args)
+    out = args.out or Path("shards")
     shards = convert(
         splits,
-        args.out,
+        out,
         args.to,
         samples=args.samples,
         mib=args.mib,
-        seed=composed.cfg.seed if args.shuffle else None,
+        seed=seed if args.shuffle else None,
         processes=args.processes,
         show=show_progress,
     )
     for name, dataset in splits.items():
         sizes = [path.stat().st_size for path in shards if path.parent.name == name]
         print(
-            f"{args.out / name}: {number_of(len(dataset), 'sample')} in "
+            f"{out / name}: {number_of(len(dataset), 'sample')} in "
             f"{number_of(len(sizes), 'shard')}, {sum(sizes):,} bytes"
         )
     return 0
+
+
+def _inspect(args: argparse.Namespace) -> int:
+    from samewise.runner.conversion.page import describe, page
+    from samewise.runner.records.files import write_atomically
+
+    title, out = " ".join(args.overrides), args.out or Path("data.html")
+    splits, _ = _open(args)
+    facts = {name: describe(dataset) for name, dataset in splits.items()}
+    write_atomically(out, page(title, splits, facts))
+    lines = [
+        f"{name}: {number_of(said['samples'], 'sample')}, {number_of(len(said['labels']), 'label')}; "
+        f"{sum(said['bytes']) / len(said['bytes']):,.0f} bytes a sample, at most {max(said['bytes']):,}"
+        for name, said in facts.items()
+    ]
+    print(to_json(facts, indent=2) if args.json else "\n".join([*lines, f"page     {out}"]))
+    return 0
+
+
+def _open(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
+    """Return the data sets of the arguments by split, and the seed."""
+    from samewise.runner.conversion.shards import open_splits
+
+    # A folder is one of shards, and data have any number of classes, unless an override says another
+    roots = ["" if "=" in x or x[0] == "~" else f"dataset.root='{x}'" for x in args.overrides]
+    chosen = ["dataset=shards"] * (any(roots) and "dataset=" not in " ".join(args.overrides))
+    settings = [root or x for root, x in zip(roots, args.overrides, strict=True)]
+    args.overrides = ["dataset.num_classes=null", *chosen, *settings]
+    composed = compose_arguments(args, strict=False)
+    return open_splits(composed), int(composed.cfg.seed)

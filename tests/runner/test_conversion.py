@@ -1,5 +1,6 @@
 """Data sets converted to shards: their files and labels unchanged, the same bytes however the work was done, the same training."""
 
+import io
 import json
 import re
 import subprocess
@@ -7,6 +8,8 @@ import sys
 import tarfile
 import time
 import venv
+from base64 import b64decode
+from collections import Counter
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
@@ -22,6 +25,7 @@ from samewise_tiny import DIGITS
 
 from samewise.datasets.coco import COCO
 from samewise.datasets.shard_boxes import ShardBoxes
+from samewise.runner.conversion.page import describe, page
 from samewise.runner.conversion.shards import convert as convert_splits
 from samewise.runner.records.digest import value_digest
 
@@ -163,11 +167,17 @@ def test_boxes_are_read_from_shards_as_from_cocos_file(kind: str, tmp_path: Path
             described["annotations"].append({"id": len(described["annotations"]), **entry})
     names = [{"id": 2, "name": "ant"}, {"id": 1, "name": "bee"}]
     (tmp_path / "boxes.json").write_text(json.dumps({**described, "categories": names}))
-    splits = {split: COCO(root=str(tmp_path), images="", annotations="boxes.json", training=split == "train") for split in ("train", "valid")}
+    splits: dict[str, Any] = {split: COCO(root=str(tmp_path), images="", annotations="boxes.json", training=split == "train") for split in ("train", "valid")}
     convert_splits(splits, tmp_path / "out", kind, samples=4, mib=1, seed=None, processes=1, show=lambda items, total: items)
     for split, files in splits.items():
         shards = ShardBoxes(root=str(tmp_path / "out"), split=split, training=split == "train", shares={})  # type: ignore[arg-type]
         assert shards.classes == files.classes
+        # A second conversion copies the images, not the shards
+        convert_splits({split: shards}, tmp_path / f"again-{split}", kind, samples=4, mib=1, seed=None, processes=1, show=lambda items, total: items)
+        assert digest(tmp_path / f"again-{split}" / split) == digest(tmp_path / "out" / split)
+        facts = {split: describe(shards)}
+        assert facts[split]["labels"] == dict(Counter(names for x in range(len(files)) for names in [y["category"] for y in files.fields(x)[1]["objects"]]))
+        assert page("", {split: shards}, facts).count("<rect ") == sum(facts[split]["labels"].values()) > 5
         assert value_digest([{**shards[x], "image_id": 0} for x in range(len(shards))]) == value_digest(
             [{**files[x], "image_id": 0} for x in range(len(files))]
         )
@@ -186,6 +196,30 @@ def test_boxes_are_read_from_shards_as_from_cocos_file(kind: str, tmp_path: Path
 def test_what_cannot_be_converted_is_named(arguments: list[str], said: str, here: Path, samewise: Callable[..., Any]) -> None:
     assert said in samewise("data", "convert", *arguments, code=2).stderr
     assert not [*here.iterdir()]
+
+
+def test_a_page_shows_labels_sizes_pictures_sounds_and_texts(photos: Path, here: Path, samewise: Callable[..., Any]) -> None:
+    said = samewise("data", "inspect", "dataset=image_folder", f"dataset.root={photos}", "--out", "photos.html", code=0).stdout
+    assert "train: 50 samples, 3 labels; " in said
+    page_of_photos = Path("photos.html").read_text()
+    pictures = [Image.open(io.BytesIO(b64decode(x))) for x in re.findall(r'data:image/jpeg;base64,([^"]+)"', page_of_photos)]
+    assert [x.size for x in pictures] == [(8, 8)] * (24 + 12)
+    assert "<td>10<td>17<td>" in page_of_photos
+    sound = np.random.default_rng(0).uniform(-1, 1, 800).astype(np.float32)
+    for split in ("train", "valid"):
+        for label in ("<b>", "c"):
+            (here / split / label).mkdir(parents=True)
+            soundfile.write(here / split / label / "1.flac", sound, 8000)
+            (here / split / label / "1.txt").write_text("a & b")
+    recordings = ["dataset=labelled_recordings", "dataset.root=train", "dataset.shares={valid: 0.5, test: 0}", "--out", "sounds.html"]
+    facts = json.loads(samewise("data", "inspect", *recordings, "--json", code=0).stdout)
+    assert sum(x["samples"] for x in facts.values()) == 2
+    embedded = re.findall(r'data:audio/wav;base64,([^"]+)"', Path("sounds.html").read_text())
+    assert [soundfile.read(io.BytesIO(b64decode(x)))[0].tolist() for x in embedded] == [soundfile.read("train/c/1.flac")[0].tolist()] * 2
+    samewise("data", "inspect", "dataset=text_folder", "dataset.root=.", code=0)
+    text = Path("data.html").read_text()
+    assert text.count("&lt;b&gt;<br>a &amp; b") == 2
+    assert "<b>" not in text
 
 
 @pytest.mark.slow
