@@ -119,6 +119,15 @@ class ShardSamples:
         """Return the shard of a sample."""
         return self._index.shard_path(self.row(index))
 
+    def prefetch(self, indices: Sequence[int]) -> float:
+        """Bring the bytes of samples from a store; return how many such calls wait."""
+        return self._index.fetch([self.row(x) for x in indices], [self._column])
+
+    @property
+    def prefetch_samples(self) -> int:
+        """Number of samples to bring before they are needed: a window's, in a store."""
+        return self._index.ahead(self.window)
+
     @property
     def shard_sizes(self) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Numbers int64[U] of samples of each shard or row group."""

@@ -14,7 +14,8 @@ class Throughput(Callback):
     """Logs the speed of training: means over the steps since the last entry.
 
     The metrics are `speed/samples_per_s`, `speed/step_ms` (milliseconds) and, on CUDA,
-    `speed/gpu_memory_mib`, the peak in MiB.
+    `speed/gpu_memory_mib`, the peak in MiB. For shards in an object store,
+    `speed/batches_read_ahead` counts the batches of a replica that are read before their turn.
 
     Args:
         every_steps: Steps between two entries.
@@ -40,6 +41,8 @@ class Throughput(Callback):
             "speed/step_ms": 1000 * seconds / self._steps,
         }
         self._start, self._steps, self._samples = now, 0, 0
+        if run.read_ahead is not None:
+            speeds["speed/batches_read_ahead"] = run.read_ahead
         if run.device == "cuda":
             speeds["speed/gpu_memory_mib"] = torch.cuda.max_memory_allocated() / 2**20
         run.log(speeds)

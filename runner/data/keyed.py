@@ -7,16 +7,22 @@ Neither the number of workers, nor prefetching, nor the process that makes a sam
 import contextlib
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, get_worker_info
 
 from samewise.runner.data import streams
-from samewise.runner.data.dataset import differing_entry, failure, sample_name
+from samewise.runner.data.dataset import (
+    differing_entry,
+    failure,
+    sample_name,
+    without_transforms,
+)
 from samewise.runner.data.device import copied
 from samewise.runner.data.order import Order
 from samewise.runner.data.plan import Plan
@@ -27,6 +33,8 @@ Collate = Callable[[Sequence[Any]], Batch]
 
 # The check that samples repeat: most samples, and seconds after which no further one is made
 _REPEATED, _REPEATING_S = 8, 0.5
+_MOST_WORKERS = 256
+"""Workers that report how far they read ahead; others share a place."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +44,8 @@ class Key:
     epoch: int
     start: int
     indices: tuple[int, ...]
+    later: tuple[tuple[int, ...], ...] = ()
+    """Indices of later keys, for the data set's `prefetch`."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +58,9 @@ class Failure:
 class KeyedDataset(Dataset[Any]):
     """Data set that returns a collated batch for a `Key`, sharing no memory with the user's data.
 
-    A user's data set with a method `batch(indices)` is called once per batch.
+    A user's data set with a method `batch(indices)` is called once per batch. One with an attribute
+    `prefetch_samples` is told the indices of so many samples ahead, by its method
+    `prefetch(indices)`, which starts to read them and returns how many such calls are waiting.
 
     Args:
         dataset: The user's data set, with its transforms.
@@ -87,10 +99,23 @@ class KeyedDataset(Dataset[Any]):
             "samewise."
         )
         self._require = require
+        self.span = int(getattr(without_transforms(dataset), "prefetch_samples", 0))
+        self.distance, self._waiting = 0, torch.zeros(_MOST_WORKERS)
+        if self.span:
+            self._waiting.share_memory_()
         self.says_places = False
         self.must_repeat = False
 
+    @property
+    def read_ahead(self) -> float | None:
+        """Number of batches that are read before their turn; None if the data set does not."""
+        return self.distance - float(self._waiting.sum()) if self.span else None
+
     def __getitem__(self, key: Key) -> Batch | Failure:
+        for indices in key.later:
+            worker: Any = get_worker_info()
+            waiting = without_transforms(self.dataset).prefetch(indices)
+            self._waiting[worker.id % _MOST_WORKERS if worker else 0] = waiting
         try:
             return self._checked(key)
         # The batch holds something that cannot be compared.
@@ -238,6 +263,25 @@ class KeyedDataset(Dataset[Any]):
         except Exception as error:
             return error
         return None
+
+
+def with_later(keys: Callable[[], Iterator[Key]], keyed: KeyedDataset) -> Iterator[Key]:
+    """Yield keys with the indices of those that come `span` positions later.
+
+    The first one has those of all before.
+    """
+    pending, later = deque[Key](), list[tuple[int, ...]]()
+    for key in keys():
+        pending.append(key)
+        later.append(key.indices)
+        epochs = key.epoch - pending[0].epoch
+        if epochs * len(keyed.dataset) + key.start - pending[0].start >= keyed.span:
+            keyed.distance = len(pending) - 1
+            yield replace(pending.popleft(), later=tuple(later))
+            later.clear()
+    for key in pending:
+        yield replace(key, later=tuple(later))
+        later.clear()
 
 
 def training_keys(

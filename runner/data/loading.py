@@ -10,6 +10,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import wait
 from multiprocessing.queues import Queue
 from multiprocessing.reduction import ForkingPickler
@@ -21,7 +22,7 @@ from torch.utils.data import DataLoader
 
 from samewise.runner.config import schema
 from samewise.runner.data.copies import deep_copy, unfit_entry
-from samewise.runner.data.keyed import Failure, Key, KeyedDataset
+from samewise.runner.data.keyed import Failure, Key, KeyedDataset, with_later
 from samewise.runner.errors import DataError, Problem
 from samewise.runner.interfaces import Batch
 from samewise.runner.processes.this_process import end_with_parent, reopen_files
@@ -92,7 +93,7 @@ class Loader:
         persistent: bool = False,
     ) -> None:
         self._keyed = keyed
-        self._keys = keys
+        self._keys = partial(with_later, keys, keyed) if keyed.span else keys
         self._workers: DataLoader[Any] | None = None
         # The DataLoader's iterators, each of which has workers of its own
         self._iterators = weakref.WeakSet[Any]()
@@ -102,7 +103,7 @@ class Loader:
             # Without a generator of its own, each iteration would draw from the global one.
             self._workers = DataLoader(
                 keyed,
-                sampler=_Keys(keys),  # pyright: ignore[reportArgumentType] (any iterable will do)
+                sampler=_Keys(self._keys),  # pyright: ignore[reportArgumentType] (any iterable will do)
                 batch_size=None,
                 collate_fn=_identity,
                 num_workers=settings.num_workers,

@@ -98,6 +98,11 @@ class RunView(Protocol):
         ...
 
     @property
+    def read_ahead(self) -> float | None:
+        """Batches that are read before their turn, of shards in an object store; else None."""
+        ...
+
+    @property
     def left_out(self) -> str:
         """The part of the validation split that `evaluate.limit` takes; empty: all of it."""
         ...

@@ -114,17 +114,26 @@ class ShardIndex:
             offset, length, _, _ = sample.tolist()
             return path, _reader(path).read(path, offset, length, fields, units=units)
 
-    def fetch(self, numbers: Sequence[int], fields: Sequence[str]) -> int:
-        """Read the bytes of some samples ahead of need, as `storage.ahead` does."""
+    def fetch(self, numbers: Sequence[int], fields: Sequence[str]) -> float:
+        """Bring the bytes of some samples from a store, in threads, ahead of need.
+
+        Returns:
+            How many such calls are waiting for a thread.
+        """
         places = dict[str, list[tuple[int, int]]]()
         for number in numbers:
             offset, length, _, _ = self.samples[number].tolist()
             places.setdefault(self.shard_path(number), []).append((offset, length))
-        return (
-            storage.stores()
-            .reading_ahead()
-            .add([partial(_reader(path).fetch, path, x, fields) for path, x in places.items()])
+        return storage.stores().read_ahead(
+            [partial(_reader(path).fetch, path, x, fields) for path, x in places.items()]
         )
+
+    def ahead(self, units: int) -> int:
+        """Return the samples in so many units, at most those in half the cache; 0 on the disk."""
+        if not storage.is_remote(self.folder):
+            return 0
+        share = cache.limit() / 2 / sum(shard.size for shard in self.shards)
+        return 1 + int(min(units / len(self.unit_ends), share, 1) * len(self.samples))
 
     def fits(self, files: Sequence[storage.File]) -> bool:
         """Return whether the shards are those files, by names, sizes and times."""

@@ -53,10 +53,11 @@ def expect(path: str, size: int, hashes: Sequence[str]) -> None:
     _FILES[path] = size, hashes
 
 
-def contents(path: str, size: int) -> Iterator[bytes]:
+def contents(path: str, size: int | None = None) -> Iterator[bytes]:
     """Yield the blocks of a file as they are now in the store, and keep them."""
-    for start in range(0, size, cache.BLOCK):
-        content = _request(path, start, min(start + cache.BLOCK, size))
+    total: int = _call(path, "info")["size"] if size is None else size
+    for start in range(0, total, cache.BLOCK):
+        content = _request(path, start, min(start + cache.BLOCK, total))
         cache.keep(xxhash.xxh3_128_hexdigest(content), content)
         yield content
 
@@ -80,7 +81,7 @@ def fetch(path: str, offset: int, length: int) -> None:
 
 def open_file(path: str) -> BinaryIO:
     """Open a file to read from any byte on. One that was not announced by `expect` is small."""
-    return cast(BinaryIO, _File(path)) if path in _FILES else BytesIO(b"".join(_stream(path)))
+    return cast(BinaryIO, _File(path)) if path in _FILES else BytesIO(b"".join(contents(path)))
 
 
 @final
@@ -103,10 +104,10 @@ def receive(place: str, target: Path) -> None:
     """
     draft, rows = target.with_name("received.shards"), target.with_name("received.samples")
     with suppress(OSError):
-        draft.write_bytes(b"".join(_stream(f"{place}.index")))
+        draft.write_bytes(b"".join(contents(f"{place}.index")))
         with rows.open("wb") as file:
             version = xxhash.xxh3_64_hexdigest(draft.read_bytes())
-            file.writelines(_stream(f"{place}.{version}.rows"))
+            file.writelines(contents(f"{place}.{version}.rows"))
         os.replace(rows, target.with_suffix(".samples"))
         os.replace(draft, target)
 
@@ -126,42 +127,33 @@ def publish(target: Path, place: str) -> None:
         print(f"the index is not written to {place}: {first_line(error)}", file=sys.stderr)
 
 
-@final
-class ReadingAhead:
-    """Threads that do work in its order; `add` returns how many earlier calls are not done."""
+def read_ahead(work: Sequence[Callable[[], object]]) -> float:
+    """Do a batch's work in threads, after earlier work.
 
-    def __init__(self) -> None:
-        self._work = SimpleQueue[Callable[[], object]]()
-        self._lock, self._added, self._done, self._ends = threading.Lock(), 0, 0, list[int]()
-        for _ in range(_READERS):
-            threading.Thread(target=self._run, daemon=True).start()
-
-    def _run(self) -> None:
-        while True:
-            # Who needs the bytes asks again, and says what is wrong
-            with suppress(Exception):
-                self._work.get()()
-            with self._lock:
-                self._done += 1
-
-    def add(self, work: Sequence[Callable[[], object]]) -> int:
-        """Add work."""
-        self._ends = [end for end in self._ends if end > self._done]
-        for part in work:
-            self._work.put(part)
-        self._added += len(work)
-        self._ends.append(self._added)
-        return len(self._ends) - 1
+    Returns:
+        How many such batches of work are waiting for a thread.
+    """
+    queue = _queue(os.getpid())
+    waiting = queue.qsize() / len(work)
+    for part in work:
+        queue.put(part)
+    return waiting
 
 
 @lru_cache(maxsize=1)
-def _reading_ahead(pid: int) -> ReadingAhead:
-    return ReadingAhead()
+def _queue(pid: int) -> SimpleQueue[Callable[[], object]]:
+    """Make the queue of a process's threads, which a fork of it does not have."""
+    queue = SimpleQueue[Callable[[], object]]()
+    for _ in range(_READERS):
+        threading.Thread(target=_work, args=(queue,), daemon=True).start()
+    return queue
 
 
-def reading_ahead() -> ReadingAhead:
-    """Return this process's threads, which a fork does not have."""
-    return _reading_ahead(os.getpid())
+def _work(queue: SimpleQueue[Callable[[], object]]) -> None:
+    while True:
+        # Who needs the bytes asks again, and says what is wrong
+        with suppress(Exception):
+            queue.get()()
 
 
 def _call(
@@ -207,12 +199,6 @@ def _request(path: str, start: int, stop: int, expected: str = "") -> bytes:
             raise ValueError(f"bytes {start:,} to {stop:,} are others than when it was indexed")
 
     return _call(path, "cat_file", check, start=start, end=stop)
-
-
-def _stream(path: str) -> Iterator[bytes]:
-    size = _call(path, "info")["size"]
-    for start in range(0, size, cache.BLOCK):
-        yield _request(path, start, min(start + cache.BLOCK, size))
 
 
 def _read_block(path: str, number: int, start: int, stop: int) -> bytes:

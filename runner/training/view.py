@@ -77,6 +77,11 @@ class View:
         return evaluation_interval(self.__run)
 
     @property
+    def read_ahead(self) -> float | None:
+        train = self.__run.splits.get("train")
+        return train.keyed.read_ahead if train else None
+
+    @property
     def left_out(self) -> str:
         return left_out(self.__run, "valid") if "valid" in self.__run.splits else ""
 

@@ -35,7 +35,7 @@ def positions(plan: Plan, step: int) -> list[range]:
 def test_the_speed_counts_the_samples_of_a_partial_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     plan, logged = Plan(samples=26, batch_size=16, micro_batches=1, drop_last=False), list[dict[str, float]]()
     monkeypatch.setattr("time.perf_counter", iter([0.0, 26.0, 42.0]).__next__)
-    view, speed = SimpleNamespace(device="cpu", log=logged.append), Throughput(every_steps=2)
+    view, speed = SimpleNamespace(device="cpu", read_ahead=None, log=logged.append), Throughput(every_steps=2)
     speed.on_start(view)
     for step in range(4):
         speed.on_step(view, Outcome(step + 1, {}, 1.0, {}, 0, 0, plan.size(step)))

@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,10 +19,19 @@ import pytest
 import torch
 from PIL import Image
 from samewise_datasets_shard_files import rows_of, write
+from samewise_forked import Forked
+from samewise_runner_launched import wait_for_step
 from samewise_s3_server import Store, serve
+from samewise_tiny import DIGITS
+from torch.utils.data import default_collate
 
 from samewise.datasets.digits import Digits
 from samewise.datasets.shards import ShardImages
+from samewise.runner.config import schema
+from samewise.runner.data.keyed import Key, KeyedDataset, training_keys
+from samewise.runner.data.loading import Loader
+from samewise.runner.data.order import ByReplica
+from samewise.runner.data.plan import Plan
 from samewise.runner.errors import ConfigError, DataError
 from samewise.runner.shards import cache, stores
 from samewise.runner.shards.index import open_index
@@ -178,3 +188,62 @@ def test_processes_that_are_killed_keep_the_cache_within_its_bound(store: Store,
     assert 6 < most <= 12
     assert all(block.stat().st_size <= cache.BLOCK for block in blocks.iterdir())
     assert len(data[7]["image"])
+
+
+def small_blocks(tmp_path: Path) -> set[str]:
+    return {path.name for path in (tmp_path / "cache" / "blocks").glob("*")}
+
+
+@pytest.mark.parametrize(("kind", "workers"), [("tar", 0), ("parquet", 2)])
+def test_what_comes_next_is_read_before_it_is_needed(store: Store, tmp_path: Path, kind: str, workers: int) -> None:
+    data = ShardImages(root=f"s3://bucket/{kind}", split="train", shares={}, mode="gray", window=100)
+    keyed = KeyedDataset(data, default_collate, seed=0, stream="sample")
+    forget(tmp_path)
+    assert sum(len(data.content(place)[0]) for place in range(130))
+    needed = small_blocks(tmp_path)
+    forget(tmp_path)
+    keys = [Key(epoch, start, tuple(range(start, start + 10))) for epoch in range(3) for start in range(0, 130, 10)]
+    batches = iter(Loader(keyed, lambda: iter(keys), schema.Loader(num_workers=workers)))
+    first, end = next(batches), time.monotonic() + 30
+    assert torch.equal(first["image"][3], data[3]["image"])
+    while small_blocks(tmp_path) != needed:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    before = len(store.gets())
+    assert sum(len(batch["image"]) for batch in batches) == 380
+    assert len(store.gets()) == before
+    assert keyed.distance == keyed.read_ahead == 14
+
+
+def test_a_rank_of_two_reads_about_half_of_the_bytes(store: Store, tmp_path: Path) -> None:
+    data = ShardImages(root=ROOT, split="train", shares={}, mode="gray", window=1)
+    order, plan = ByReplica(data, seed=0, batch_size=20, replicas=2), Plan(samples=130, batch_size=20, micro_batches=2, drop_last=True)
+    forget(tmp_path)
+    before = store.served
+    assert sum(len(data.content(place)[0]) for place in range(130))
+    every = store.served - before
+    for rank in range(2):
+        forget(tmp_path)
+        before = store.served
+        keyed = KeyedDataset(data, default_collate, seed=0, stream="sample")
+        assert len([*Loader(keyed, partial(training_keys, order, plan, first_step=0, steps=6, micro_batches=[rank]))]) == 6
+        assert 0.4 < (store.served - before) / every < 0.65
+
+
+@pytest.mark.slow
+def test_a_training_from_a_faulty_store_killed_twice_has_the_trace_of_one_from_the_disk(
+    store: Store, written: Path, tmp_path: Path, samewise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "BLOCK", 1 << 22)
+    shape = ["dataset.channels=1", "dataset.mode=gray", "dataset.mean=[0.5]", "dataset.std=[0.5]", "dataset.window=3"]
+    common = ["train", *DIGITS, "model.width=8", "transforms=images", "dataset=shards", *shape, "batch_size=24", "max_steps=18", "checkpoint.every_steps=2"]
+    remote, disk = tmp_path / "remote", tmp_path / "disk"
+    samewise(*common, f"dataset.root={written / 'tar'}", f"run_root={disk}", code=0)
+    store.fail_one_in_ten()
+    for workers, step in ((2, 4), (1, 9)):
+        process = Forked(*common, f"dataset.root={ROOT}", f"run_root={remote}", f"loader.num_workers={workers}", said=tmp_path / f"said-{workers}")
+        wait_for_step(process, remote, step)
+        process.kill()
+    samewise(*common, f"dataset.root={ROOT}", f"run_root={remote}", "loader.num_workers=0", code=0)
+    traces = [next(root.glob("*/*/trace.jsonl")).read_bytes().partition(b"\n")[2] for root in (remote, disk)]
+    assert traces[0] == traces[1]
