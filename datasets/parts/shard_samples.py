@@ -1,7 +1,7 @@
 """Base of data sets in shards: a split's index, labels as texts, and contents."""
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, Literal
 
