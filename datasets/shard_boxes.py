@@ -79,8 +79,9 @@ class ShardBoxes(ShardSamples, AnnotatedImages):
         )
         require_count(root, names, num_classes, labels=len(names) + 1)
         labels, images = {number: number + 1 for number in numbers.values()}, list[Annotated]()
+        self._orientations = list[int]()
         for index in range(len(self)):
-            height, width, listed = described[self.own_labels[self.label_number(index)]]
+            height, width, turned, listed = described[self.own_labels[self.label_number(index)]]
             row = self.row(index)
             annotated = Annotated(
                 f"{os.path.basename(self.path(index))}, sample {row}", width, height, row
@@ -91,6 +92,7 @@ class ShardBoxes(ShardSamples, AnnotatedImages):
             add_objects(entries, {row: annotated}, labels, f"{root}/{annotated.name}", masks=False)
             if not training or not all(annotated.crowd):
                 images.append(annotated)
+                self._orientations.append(turned)
         self.rows = np.array([x.number for x in images], dtype=np.int64)
         AnnotatedImages.__init__(
             self,
@@ -107,6 +109,9 @@ class ShardBoxes(ShardSamples, AnnotatedImages):
 
     def file(self, index: int) -> bytes:
         return self.content(index)[0]
+
+    def orientation(self, index: int) -> int:
+        return self._orientations[index]
 
     def require_files(self, folder: Path, names: Sequence[str]) -> None:
         """Require nothing: the index has been compared with the shards."""

@@ -296,6 +296,10 @@ class AnnotatedImages(Dataset[dict[str, Any]]):
         """Return the image file of a sample, or its content."""
         return self.path(index)
 
+    def orientation(self, index: int) -> int:
+        """Return the EXIF orientation of a sample's image, 1 to 8."""
+        return orientation(self.path(index))
+
     def require_files(self, folder: Path, names: Sequence[str]) -> None:
         """Raise a DataError unless all images exist."""
         require_listed(folder, names, listed_in="the annotations")
@@ -323,7 +327,7 @@ class AnnotatedImages(Dataset[dict[str, Any]]):
         return [
             os.fsdecode(self._names[index])
             for index in spaced_indices(len(self), _HEADERS)
-            if 1 < orientation(self.file(index)) < (9 if square[index] else 5)
+            if 1 < self.orientation(index) < (9 if square[index] else 5)
         ]
 
     def fingerprint(self) -> str:
@@ -365,7 +369,7 @@ class AnnotatedImages(Dataset[dict[str, Any]]):
         image = decode_file(file if isinstance(file, bytes) else read_file(file), where)
         height, width = self._sizes[index].tolist()
         if image.shape[-2:] != (height, width):
-            turned = image.shape[-2:] == (width, height) and orientation(file) != 1
+            turned = image.shape[-2:] == (width, height) and self.orientation(index) != 1
             raise DataError(
                 Problem(
                     where,

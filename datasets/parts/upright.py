@@ -28,13 +28,13 @@ _IN_PNG = (b"eXIf", b"exif", b"adobe")
 """Marks, at least one of which is in each PNG that has an orientation."""
 
 
-def orientation(file: Path | bytes) -> int:
+def orientation(path: Path) -> int:
     """Return a JPEG's EXIF orientation, 1 (as stored) to 8; 1 for other files.
 
     Only the header is read; damage shows when the file is decoded.
     """
     try:
-        with open_image(file, "image") as image:
+        with open_image(path, str(path)) as image:
             value = image.getexif().get(ExifTags.Base.Orientation) if image.format == "JPEG" else 1
     except (*DAMAGED, DataError, Image.DecompressionBombError):
         return 1

@@ -3,11 +3,12 @@
 import abc
 import io
 import json
+import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from PIL import Image, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 
 from samewise.runner.errors import DataError, Problem, nearest
 from samewise.runner.shards import storage
@@ -59,7 +60,7 @@ class Label(NamedTuple):
 
         It is the field of that name, else one of the object in the field `json`; if the name is
         `label`, else the field `cls`. Objects are a list, or lists side by side in an object as in
-        Hugging Face's columns. Their text is JSON: the image's height and width, and the objects
+        Hugging Face's columns. Their text is JSON: the image's height, width and EXIF orientation, and the objects
         with `bbox`, `category` as a text, and, if they have them, `area` and `iscrowd`.
 
         Raises:
@@ -137,14 +138,16 @@ def _unpacked(value: Any) -> Any:
     return json.loads(value) if isinstance(value, bytes | str) and value else value
 
 
-def _size(fields: Mapping[str, Any], name: str, where: str) -> tuple[int, int]:
-    """Return the height and width of a sample's image in pixels, from its header."""
+def _size(fields: Mapping[str, Any], name: str, where: str) -> tuple[int, int, int]:
+    """Return the height and width of a sample's image in pixels, and its EXIF orientation."""
     if name not in fields:
         name = next((x for x in fields if f".{x}" in Image.registered_extensions()), "")
     try:
         with Image.open(io.BytesIO(content_of(fields.get(name)))) as image:
-            return image.height, image.width
-    except (TypeError, UnidentifiedImageError):
+            # Pillow would decode a whole PNG to look for an orientation
+            exif = image.getexif() if image.format == "JPEG" else {}
+            return image.height, image.width, exif.get(ExifTags.Base.Orientation, 1)
+    except (TypeError, SyntaxError, struct.error, UnidentifiedImageError):
         hint = "dataset.image=NAME names the column, or the member's ending"
         raise DataError(Problem(where, "has no image", sorted(fields), hint=hint)) from None
 

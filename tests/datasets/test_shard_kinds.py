@@ -84,6 +84,14 @@ def test_boxes_in_shards_are_those_of_cocos_files(tmp_path: Path, kind: str, tra
     assert shards.fingerprint() != ShardBoxes(root=str(tmp_path / "shards"), split="test", classes=["platelet", "red", "white"], shares={}).fingerprint()
 
 
+def test_images_that_exif_would_turn_are_known_from_the_index(tmp_path: Path) -> None:
+    rows, exif, stored = cells(tmp_path / "files"), Image.Exif(), io.BytesIO()
+    exif[0x0112] = 3
+    Image.new("RGB", (40, 40)).save(stored, "JPEG", exif=exif)
+    root = write(tmp_path / "shards", [rows[0], rows[3] | {"image": stored.getvalue()}], "parquet")
+    assert ShardBoxes(root=str(root), split="train", shares={}).turned == ["0000.parquet, sample 1"]
+
+
 def test_a_hash_splits_images_with_boxes(tmp_path: Path) -> None:
     root = write(tmp_path / "shards", cells(tmp_path / "files"), "mds")
     parts = [ShardBoxes(root=str(root), split=split, shares=SHARES) for split in ("train", "valid")]  # type: ignore[arg-type]
