@@ -164,8 +164,10 @@ _FORMATS: Mapping[str, Callable[[Keyed], bytes]] = {"tar": _tar, "parquet": _par
 class _Shards(dict[Path, tuple[Any, Indices]]):
     """The data set of each shard, and its samples' numbers there, by file.
 
-    When a shard is requested it is written.
+    When a shard is requested it is written. `Loader` reads `span`: nothing is read ahead.
     """
+
+    span = 0
 
     def __getitem__(self, path: Path) -> Any:
         dataset, places = super().__getitem__(path)
@@ -218,9 +220,10 @@ def convert(
         "classes": max((class_names(x) for x in splits.values()), key=len),
     }
     unfinished = out.with_name(f"{out.name}.partial")
-    for folder in (out, unfinished):
+    # The command may have been stopped before it wrote the plan
+    for folder, plans in ((out, [plan]), (unfinished, [plan, {}])):
         ConfigError.raise_if(
-            folder.exists() and read_mapping(folder / PLAN) != plan,
+            folder.exists() and read_mapping(folder / PLAN) not in plans,
             "--out",
             "exists, and does not hold these data with these options",
             str(folder),
