@@ -112,7 +112,7 @@ class Reader(abc.ABC):
             fields: The requested fields.
         """
         for offset, length in places:
-            storage.stores().fetch(path, offset, length)
+            storage.read(path, offset, length)
 
     @abc.abstractmethod
     def read(

@@ -73,12 +73,6 @@ def read(path: str, offset: int, length: int) -> bytes:
     )
 
 
-def fetch(path: str, offset: int, length: int) -> None:
-    """Read a range of bytes of a file into the cache."""
-    for number in range(offset // cache.BLOCK, (offset + length - 1) // cache.BLOCK + 1):
-        _read_block(path, number, 0, 0)
-
-
 def open_file(path: str) -> BinaryIO:
     """Open a file to read from any byte on. One that was not announced by `expect` is small."""
     return cast(BinaryIO, _File(path)) if path in _FILES else BytesIO(b"".join(contents(path)))
