@@ -37,7 +37,7 @@ class _Column(NamedTuple):
 
 
 @final
-class Chunks(Reader):
+class ChunkReader(Reader):
     """Reads a sample's bytes by its offset and length.
 
     Args:

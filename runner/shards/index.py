@@ -24,7 +24,7 @@ from filelock import FileLock
 
 from samewise.runner.errors import DataError, Problem, number_of
 from samewise.runner.shards import cache, storage
-from samewise.runner.shards.chunks import Chunks, litdata_columns, mds_columns
+from samewise.runner.shards.chunks import ChunkReader, litdata_columns, mds_columns
 from samewise.runner.shards.reader import PLAN, Label, Reader, Sample
 from samewise.runner.shards.tables import Arrow, Parquet
 from samewise.runner.shards.tar import Tar
@@ -33,8 +33,8 @@ READERS: Mapping[str, Reader] = {
     ".tar": Tar(),
     ".parquet": Parquet(),
     ".arrow": Arrow(),
-    ".mds": Chunks(mds_columns),
-    ".bin": Chunks(litdata_columns),
+    ".mds": ChunkReader(mds_columns),
+    ".bin": ChunkReader(litdata_columns),
 }
 """The formats, by the endings of their files."""
 SAMPLE = np.dtype([("offset", "<u8"), ("length", "<u8"), ("label", "<i4"), ("key", "<u8")])
