@@ -158,7 +158,7 @@ def _call(
         store, path = fsspec.url_to_fs(place, use_listings_cache=False)
     except (ImportError, ValueError) as error:
         extra = _EXTRAS.get(place.partition(":")[0])
-        hint = f"pip install 'samewise[{extra}]'" if extra else ""
+        hint = f"pip install '.[{extra}]' in samewise's folder" if extra else ""
         raise ConfigError(Problem(place, first_line(error), hint=hint)) from None
     limit, reason = {"timeout": LIMIT_S} if store.async_impl else {}, ""
     for tries in range(1, TRIES + 1):

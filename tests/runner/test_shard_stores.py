@@ -152,7 +152,7 @@ def test_what_cannot_be_written_or_found_is_said(store: Store, monkeypatch: pyte
     with pytest.raises(ConfigError, match="none://bucket: Protocol not known: none"):
         images("none://bucket")
     monkeypatch.setitem(sys.modules, "s3fs", None)
-    with pytest.raises(ConfigError, match=r"Install s3fs to access S3; hint: pip install 'samewise\[s3\]'"):
+    with pytest.raises(ConfigError, match=r"Install s3fs to access S3; hint: pip install '\.\[s3\]'"):
         images("s3a://bucket")
 
 
