@@ -36,6 +36,7 @@ API = (
     "predict",
     "evaluate",
     "verify",
+    "compare",
     "diff",
     "export",
     "runs",

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import pandas
     from torch import nn
 
+    from samewise.runner.compare.comparison import PairedComparison
     from samewise.runner.config.compose import Composed
     from samewise.runner.interfaces import Batch, Prediction
     from samewise.runner.records.folder import RunFolder
@@ -447,6 +448,58 @@ def diff(
     from samewise.runner.verify.two_runs import compare
 
     return compare(*(saved.find(_name_of(run), run_root=Path(run_root)) for run in (first, second)))
+
+
+@for_python
+def compare(
+    first: str | Path | Trained,
+    second: str | Path | Trained,
+    *overrides: str,
+    metrics: Sequence[str] = (),
+    seeds: int | None = None,
+    until: float | None = None,
+    budget: int | None = None,
+    run_root: str | Path = "runs",
+    packages: Sequence[str] = (),
+    config_dirs: Sequence[str | Path] = (),
+    trust: bool = False,
+) -> list[PairedComparison]:
+    """Compare settings by pairs of runs with the same seed, as `samewise compare` does.
+
+    Returns a comparison for each setting of `first` and each metric; `print` shows its sentence.
+
+    Args:
+        first: Overrides in one string, a run, a bundle, a sweep, or a setting of a sweep.
+        second: The baseline, likewise; one setting.
+        overrides: Overrides of both.
+        metrics: Metrics at the best step; `final/...`: at the last; `seconds`, `steps`: cost. ():
+            `evaluate.monitor`.
+        seeds: Train what is missing for so many pairs.
+        until: Train pairs until the difference is settled, or known to plus and minus this.
+        budget: Most optimizer steps to train, of all runs together.
+        run_root: Where the runs are.
+        packages: As in `compose`.
+        config_dirs: As in `compose`.
+        trust: As in `load`.
+
+    Raises:
+        ConfigError: there are no such settings, no pairs or no such metric.
+        Interrupted: asked to stop; call again to resume.
+    """
+    from samewise.runner.compare.comparison import compare
+    from samewise.runner.compare.sides import Place
+
+    own_project = project.find(packages=several(packages), configs=several(config_dirs))
+    with filter_output():
+        return compare(
+            _name_of(first),
+            _name_of(second),
+            Place(own_project, Path(run_root), overrides, trust),
+            metrics=several(metrics),
+            seeds=seeds,
+            until=until,
+            budget=budget,
+        )
 
 
 @for_python

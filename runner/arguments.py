@@ -23,8 +23,21 @@ _VALUED = {
     "package": 'packages=["%s"]',
     "config-dir": 'config_dirs=["%s"]',
     "where": 'where=["%s"]',
+    "metric": 'metrics=["%s"]',
     **{name: f'{name}="%s"' for name in ("checkpoint", "weights", "sort", "output")},
-    **{name: f"{name}=%s" for name in ("threshold", "batch", "steps", "audit", "tolerance")},
+    **{
+        name: f"{name}=%s"
+        for name in (
+            "threshold",
+            "batch",
+            "steps",
+            "audit",
+            "tolerance",
+            "seeds",
+            "until",
+            "budget",
+        )
+    },
     "out": 'output="%s"',
 }
 _SWITCHES = {
@@ -53,10 +66,14 @@ _TAKES: Mapping[str, tuple[str, str, tuple[type, ...]]] = {
     "batch": ("is not a valid number of files", "a whole number from 1", (Integral,)),
     "steps": ("is not a number of steps", "a whole number from 1", (Integral,)),
     "audit": ("is not a number of parts", "a whole number from 1", (Integral,)),
+    "seeds": ("is not a number of pairs", "a whole number from 1", (Integral,)),
+    "until": ("is not a width", "a number", (Real,)),
+    "budget": ("is not a number of steps", "a whole number from 1", (Integral,)),
     "tolerance": ("is not a share", "a number from 0 to 1", (Real,)),
 }
 _SEVERAL: Mapping[str, tuple[str, str, tuple[type, ...]]] = {
     "where": ("is not a condition", "a string, or a list of strings: 'state=finished'", (str,)),
+    "metrics": ("is not a metric", "a name, or a list of names: 'valid/loss'", (str,)),
     "to": ("is not a format", "a name, or a list of names: 'onnx'", (str,)),
     "packages": ("is not a package", "a name, or a list of names: 'mylab'", (str,)),
     "config_dirs": ("is not a folder", "a string or a path, or a list of them", PATH),

@@ -13,7 +13,7 @@ from samewise.runner.records.files import require_no_link
 from samewise.runner.records.json_text import to_json
 from samewise.runner.records.sweep_folder import SweepFolder, find
 from samewise.runner.sweeps.results import PointResult, current_results
-from samewise.runner.sweeps.settings import pareto, rank_settings
+from samewise.runner.sweeps.settings import pareto, rank_settings, rivals
 
 EXAMPLES = """examples:
   samewise report resnet18_digits-1a2b3c4d            print the tables; write CSV to the sweep's folder
@@ -92,10 +92,12 @@ def _report_values(
     """Return the whole report as plain values, with None for NaN."""
     from samewise.runner.sweeps.report.tables import as_plain_values, setting_values
 
+    ranked = rank_settings(results)
     return {
         "id": folder.id,
         "folder": str(folder.path),
-        "settings": [setting_values(x) for x in rank_settings(results)],
+        "settings": [setting_values(x) for x in ranked],
+        "undecided": [dict(x[0].point.values) for x, _ in rivals(ranked)],
         "pareto": [setting_values(x) for x in pareto(results)],
         "points": [as_plain_values(x) for x in results],
     }

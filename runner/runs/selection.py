@@ -209,12 +209,7 @@ def varying(runs: Sequence[ListedRun], run_root: Path) -> dict[str, dict[str, An
     A damaged config gives a warning.
     """
     folders = [run.folder for run in runs]
-    texts = dict(index.entries(run_root, "identity", ("config.yaml",), folders, _read_identity))
-    # Other files, which may have changed, decide too where weights are taken over
-    with_files = {
-        x: json.loads(text)["whole and names"] for x, text in texts.items() if text[:1] == "{"
-    }
-    texts |= {x: as_lines(flat(identity(whole))) for x, (whole, _) in with_files.items()}
+    texts, with_files = _identities(run_root, folders)
     settings = differing({folder: texts.get(folder, "") for folder in folders})
     # Files by the users' names
     for path in SOURCES:
@@ -224,6 +219,28 @@ def varying(runs: Sequence[ListedRun], run_root: Path) -> dict[str, dict[str, An
         for folder, name in zip(naming, named_contents(path, values, configs), strict=True):
             settings[folder][path] = name
     return settings
+
+
+def identities(run_root: Path, folders: Sequence[str]) -> dict[str, str]:
+    """Return the settings of runs that affect the result, `as_lines`, by folder.
+
+    A damaged config gives a warning and an empty text.
+    """
+    return _identities(run_root, folders)[0]
+
+
+def _identities(
+    run_root: Path, folders: Sequence[str]
+) -> tuple[dict[str, str], dict[str, tuple[Any, Any]]]:
+    """Return `identities`, and the whole config and names of files of runs that need them."""
+    texts = dict(index.entries(run_root, "identity", ("config.yaml",), folders, _read_identity))
+    # Other files, which may have changed, decide too where weights are taken over
+    with_files = {
+        x: json.loads(text)["whole and names"] for x, text in texts.items() if text[:1] == "{"
+    }
+    return texts | {
+        x: as_lines(flat(identity(whole))) for x, (whole, _) in with_files.items()
+    }, with_files
 
 
 def _read_identity(folder: RunFolder) -> str:

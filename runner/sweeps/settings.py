@@ -6,12 +6,12 @@ Imports neither torch nor mlflow.
 from __future__ import annotations
 
 import math
-import re
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from samewise.runner.paired import LEVEL, estimate, is_share, pairs_needed
 from samewise.runner.sweeps.results import PointResult, State
 
 
@@ -57,13 +57,9 @@ class Spread:
         low, high = self.mean - self.margin, self.mean + self.margin
         return (
             (max(low, 0.0), min(high, 1.0))
-            if _SHARE.search(metric) and 0.0 <= self.mean <= 1.0
+            if is_share(metric) and 0.0 <= self.mean <= 1.0
             else (low, high)
         )
-
-
-_SHARE = re.compile(r"(^|[/_])(accuracy|top\d+|precision|recall|f1|map)$")
-"""Metrics from 0 to 1."""
 
 
 def _student(freedom: int) -> float:
@@ -158,6 +154,32 @@ def rank_settings(results: Sequence[PointResult]) -> list[list[PointResult]]:
         return (math.isnan(mean), lacks_seeds(setting), sign * mean)
 
     return sorted(settings, key=place)
+
+
+def rivals(
+    ranked: Sequence[Sequence[PointResult]],
+) -> list[tuple[Sequence[PointResult], int | None]]:
+    """Return the settings that may be as good as the first, by pairs of runs with the same seed.
+
+    Args:
+        ranked: Settings, the best mean first. As that was chosen among them, the level is shared
+            among all pairs of settings.
+
+    Returns:
+        Each such setting, with the number of further seeds that would settle it: None if it is more
+        than 1000, or unknown from one seed.
+    """
+    values = [
+        {x.point.seed: x.value for x in setting if math.isfinite(x.value)} for setting in ranked
+    ]
+    level, undecided = LEVEL / max(1, math.comb(len(ranked), 2)), list[Any]()
+    for setting, own in zip(ranked[1:], values[1:], strict=True):
+        seeds = [seed for seed in values[0] if seed in own]
+        pairs = [values[0][x] for x in seeds], [own[x] for x in seeds]
+        now = estimate(*pairs, level=level) if seeds else None
+        if now is None or now.sign * (1 if setting[0].mode == "max" else -1) <= 0:
+            undecided.append((setting, pairs_needed(now, level=level) if now else None))
+    return undecided
 
 
 def pareto(results: Sequence[PointResult]) -> list[list[PointResult]]:

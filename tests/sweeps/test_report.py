@@ -14,7 +14,8 @@ from samewise_forked import run
 from samewise.runner.commands import sweep
 from samewise.runner.config.project import Project
 from samewise.runner.records.sweep_folder import Point, SweepFolder
-from samewise.runner.sweeps.results import LOCAL
+from samewise.runner.sweeps.results import LOCAL, PointResult, State
+from samewise.runner.sweeps.settings import rivals
 
 BARE = Project(Path(__file__).parent)
 TINY = ("experiment=resnet18_digits", "debug=tiny", "model.width=4", "max_steps=4", "optimizer.lr=0.01,0.2", "seed=range(2)", "launcher.jobs=2")
@@ -55,6 +56,7 @@ def test_settings_are_ranked_by_the_sweepers_objectives_in_their_means_over_seed
     judged = list(objectives or ["valid/accuracy"])
     assert [one["values"]["lr"] for one in told["settings"]] == best
     assert [one["mean"] for one in told["settings"]] == [pytest.approx(means[rate][judged[0]]) for rate in best]
+    assert [one["lr"] for one in told["undecided"]] == best[1:]
     assert [one["values"]["lr"] for one in told["pareto"]] == front
     assert [one["objectives"] for one in told["pareto"]] == [pytest.approx({name: means[rate][name] for name in judged}) for rate in front]
     values = dict(zip(("valid/accuracy", "final/valid/loss"), SEEDS["0.1"][0], strict=True))
@@ -64,12 +66,27 @@ def test_settings_are_ranked_by_the_sweepers_objectives_in_their_means_over_seed
     sweep._report(folder, BARE, as_json=True)  # pyright: ignore[reportPrivateUsage]
     assert json.loads(capfd.readouterr().out)["pareto"] == told["pareto"]
     printed = samewise("report", folder.path).stdout
-    assert f"best     lr={best[0]}\n" in printed
+    assert f"ranked   by {judged[0]} " in printed
+    assert f"best     not distinguishable: lr={best[0]} has the best mean, but 2 others may be as good, first lr={best[1]}" in printed
     assert re.search(rf"^lr +{judged[0]} +std .*{judged[-1] if len(judged) > 1 else ''} +state", printed, re.M)
     shown = [line.split() for line in printed.partition("Pareto set")[2].splitlines()[2 : 2 + len(front)]]
     assert shown == [[rate, *(f"{means[rate][name]:.4g}" for name in judged)] for rate in front]
     assert printed.count("Pareto set") == bool(front)
     assert re.search(rf"^ +point +state +step +{judged[0]}", samewise("sweep", "--status", folder.path).stdout, re.M)
+
+
+def test_settings_that_may_be_as_good_as_the_best_are_told_by_pairs_of_seeds() -> None:
+    noise = (0.0, 0.04, -0.02, 0.05, 0.01)
+    offsets = {"a": (0.5,) * 5, "b": (0.49, 0.5, 0.495, 0.5, 0.489), "c": (0.4, 0.401, 0.402, 0.4, 0.399)}
+    settings = []
+    for setting, (name, seeds) in enumerate(offsets.items()):
+        points = [Point(x, setting, str(x), {"x": name}, [], "some", "f" * 64, f"{name}{x}", "valid/accuracy", "max", {}) for x in range(5)]
+        settings.append([PointResult(x, State.finished, best={"valid/accuracy": seeds[x.number] + noise[x.number]}) for x in points])
+    ((rival, needed),) = rivals(settings)
+    assert rival == settings[1]
+    assert 0 < (needed or 0) < 100
+    assert rivals([settings[0], settings[2]]) == []
+    assert rivals([x[:1] for x in settings]) == [(settings[1][:1], None), (settings[2][:1], None)]
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +114,7 @@ def test_the_report_and_the_csv_hold_the_runs_values(reported: tuple[Path, str, 
     rows = list(csv.DictReader(io.StringIO((written / "points.csv").read_text())))
     assert [float(row["valid/accuracy"]) for row in rows] == [one["value"] for one in told["points"]]
     assert [row["weights sha256"] for row in rows] == [one["weights_sha256"] for one in told["points"]]
-    assert "best     lr=" in said
+    assert "best     not distinguishable: lr=" in said
 
 
 def test_a_missing_sweep_is_reported(samewise, tmp_path) -> None:

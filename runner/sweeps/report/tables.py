@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.text import Text
 
+from samewise.runner.errors import number_of
 from samewise.runner.records.console import PlainConsole, align, width_of
 from samewise.runner.records.sweep_folder import Point, SweepFolder, label
 from samewise.runner.sweeps.report.rows import (
@@ -28,6 +29,7 @@ from samewise.runner.sweeps.settings import (
     lacks_seeds,
     objective_means,
     rank_settings,
+    rivals,
     spread,
 )
 
@@ -116,11 +118,10 @@ def print_settings(folder: SweepFolder, results: Sequence[PointResult], *, more:
         else None
     )
     if best:
-        ties = sum(spread(setting).mean == spread(ranked[0]).mean for setting in ranked) - 1
-        tie_note = f"   (the first of {ties + 1} settings with this result)" if ties else ""
-        console.print(
-            f"best     {label(best.point.values)}{tie_note}\nfolder   {best.point.folder}"
-        )
+        chosen = ", which also chose that step" if best.objective == best.point.monitor else ""
+        at = "at the last step" if best.objective.startswith("final/") else "at the best step"
+        console.print(f"ranked   by {best.objective} ({best.mode}) of each run {at}{chosen}")
+        console.print(f"best     {_describe_best(ranked)}\nfolder   {best.point.folder}")
         if more:
             console.print(f"report   {more}")
     if front := front_rows(results):
@@ -134,6 +135,23 @@ def print_settings(folder: SweepFolder, results: Sequence[PointResult], *, more:
                 f"{result.reason}{f' ({log})' if log.exists() else ''}",
                 style="red",
             )
+
+
+def _describe_best(ranked: Sequence[Sequence[PointResult]]) -> str:
+    """Return the best setting in words, or that it cannot be told from others."""
+    name, undecided = label(ranked[0][0].point.values), rivals(ranked)
+    if not undecided:
+        return name
+    if spread(ranked[0]).count < 2:
+        ties = sum(spread(setting).mean == spread(ranked[0]).mean for setting in ranked) - 1
+        tie_note = f"; the first of {ties + 1} settings with this result" if ties else ""
+        return f"{name}   (by one seed, which does not tell settings apart{tie_note})"
+    rival, needed = undecided[0]
+    return (
+        f"not distinguishable: {name} has the best mean, but {number_of(len(undecided), 'other')} "
+        f"may be as good, first {label(rival[0].point.values)}"
+        + (f"; about {number_of(needed, 'more seed')} would settle that" if needed else "")
+    )
 
 
 def print_points(

@@ -1,0 +1,1 @@
+"""Compares settings by pairs of runs. Private: it may change at any time."""
