@@ -187,14 +187,14 @@ def compose(overrides: Sequence[str], *, project: Project, strict: bool = True) 
     chosen = reader.choices(good)
     # Before anything resolves them: a few lines can exceed any memory
     require_modest_references(cfg)
-    cautions = other_choice.settle(
-        cfg, other_choice.changes(reader, good, chosen.get("experiment")), good
-    )
-    cautions += repeated(well)
+    changes = other_choice.changes(reader, good, chosen.get("experiment"))
+    cautions = (*other_choice.settle(cfg, changes, good), *repeated(well))
     sources = named_sources(cfg)
     monitored, taken = settle(cfg, good, replaced_value("evaluate.monitor", reader, good))
-    problems += monitored
-    problems += locate_problems([*faults.unresolvable(cfg), *taken], good, project)
+    problems += [
+        *monitored,
+        *locate_problems([*faults.unresolvable(cfg), *taken], good, project),
+    ]
     if problems and strict:
         raise ConfigError(*problems)
     return Composed(
@@ -204,7 +204,7 @@ def compose(overrides: Sequence[str], *, project: Project, strict: bool = True) 
         project,
         tuple(problems),
         label_of(good),
-        cautions=tuple(cautions),
+        cautions=cautions,
         sources=sources,
     )
 

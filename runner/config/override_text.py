@@ -172,11 +172,16 @@ def remove_split_overrides(overrides: Sequence[str]) -> tuple[list[str], list[Pr
             whole.append(first)
             continue
         key, _, value = joined.partition("=")
-        is_list = value.startswith(("[", "{"))
-        hint = f"quote it: '{joined}'" if is_list else f"write the values without spaces: {key}="
-        hint += "" if is_list else value.replace(" ", "")
         problems.append(
-            Problem(key, "the shell has split this at its spaces", joined, "one argument", hint)
+            Problem(
+                key,
+                "the shell has split this at its spaces",
+                joined,
+                "one argument",
+                f"quote it: '{joined}'"
+                if value.startswith(("[", "{"))
+                else f"write the values without spaces: {key}={value.replace(' ', '')}",
+            )
         )
     return whole, problems
 

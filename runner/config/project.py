@@ -95,17 +95,21 @@ def find(
         *config_folders,
         *([(root / settings["configs"]).resolve()] if "configs" in settings else []),
     ]
-    problems += [_missing_package(name, root) for name in package_names if not _importable(name)]
-    problems += [
-        Problem(
-            str(folder),
-            "this config folder does not exist",
-            hint="make it, or correct `configs` or --config-dir",
-        )
-        for folder in folders
-        if not folder.is_dir()
-    ]
-    ConfigError.raise_all(problems)
+    missing = [_missing_package(name, root) for name in package_names if not _importable(name)]
+    ConfigError.raise_all(
+        [
+            *missing,
+            *(
+                Problem(
+                    str(folder),
+                    "this config folder does not exist",
+                    hint="make it, or correct `configs` or --config-dir",
+                )
+                for folder in folders
+                if not folder.is_dir()
+            ),
+        ]
+    )
     return Project(
         root,
         tuple(dict.fromkeys(package_names)),

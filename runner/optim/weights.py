@@ -426,8 +426,7 @@ def _load(
                 PATH, f"the model's '{name}' is not in the file", hint=nearest(name, unexpected)
             )
             for name in missing
-        ]
-        problems += _unused_problems(unexpected, missing, own_state)
+        ] + _unused_problems(unexpected, missing, own_state)
     if not common and not merged:
         problems = [
             Problem(

@@ -39,21 +39,24 @@ def settings_cautions(run: Run, later: Sequence[Waiting]) -> list[Problem]:
         *run.precision.cautions(),
         *run.strategy.cautions(),
         *continued.cautions(cfg, schedule),
+        *(data_cautions(train) if train else ()),
+        *(_decoding_cautions(cfg, train, run.transforms) if train else ()),
+        *idle_options(rules),
+        *_max_steps_cautions(composed, plan),
+        *_every_epochs_cautions(composed),
     ]
-    if train:
-        cautions += [*data_cautions(train), *_decoding_cautions(cfg, train, run.transforms)]
-    cautions += idle_options(rules)
-    cautions += [*_max_steps_cautions(composed, plan), *_every_epochs_cautions(composed)]
     # A reduced training is shorter on purpose
     if "debug" in composed.choices:
         return cautions
     if train:
         cautions += _mixing_cautions(run.transforms, plan)
     if run.total_steps:
-        cautions += schedule.cautions()
-        cautions += unfreezing.cautions(
-            rules, later, steps_per_epoch=plan.steps_per_epoch, total_steps=run.total_steps
-        )
+        cautions += [
+            *schedule.cautions(),
+            *unfreezing.cautions(
+                rules, later, steps_per_epoch=plan.steps_per_epoch, total_steps=run.total_steps
+            ),
+        ]
     return cautions
 
 

@@ -162,9 +162,9 @@ def _plan(first: Strategy, of_last: Sequence[int], size: int) -> list[str]:
 
     lines = [
         f"{size} processes, tried as rank 0 with the others simulated: rank 0 takes "
-        f"{_span(first.micro_batches)}, rank {size - 1} {_span(of_last)}"
+        f"{_span(first.micro_batches)}, rank {size - 1} {_span(of_last)}",
+        *first.describe(),
     ]
-    lines += first.describe()
     devices = torch.cuda.device_count() if first.device.type == "cuda" else 0
     if devices and devices < size:
         lines.append(

@@ -120,8 +120,7 @@ def _attention_operations(
 
 def table_lines(layers: Sequence[Layer]) -> Iterator[str]:
     """Yield the layers as a table."""
-    rows = [("layer", "type", "output", "parameters", "Mflop")]
-    rows += [
+    rows = (
         (
             x["name"] or "model",
             x["type"],
@@ -133,5 +132,5 @@ def table_lines(layers: Sequence[Layer]) -> Iterator[str]:
             f"{x['operations'] / 1e6:,.2f}",
         )
         for x in layers
-    ]
-    return align(rows, "<<<>>")
+    )
+    return align([("layer", "type", "output", "parameters", "Mflop"), *rows], "<<<>>")

@@ -132,13 +132,8 @@ def weights_digest(run: Run) -> str:
 
 def summarise(run: Run) -> dict[str, Any]:
     """Return the run's summary, as in `summary.json`."""
-    seconds, evaluated = run.progress.seconds, left_out(run, "valid")
-    metrics = {
-        "final": run.progress.metrics,
-        "best": run.progress.best,
-        "monitor": run.evaluate.monitor,
-    }
-    metrics |= {"also": run.progress.also} if run.progress.also else {}
+    seconds = run.progress.seconds
+    sometimes = {"also": run.progress.also, "evaluated": left_out(run, "valid")}
     return {
         "status": "finished",
         "fingerprint": run.fingerprint,
@@ -147,7 +142,12 @@ def summarise(run: Run) -> dict[str, Any]:
         "steps": run.step,
         "epochs": run.epoch,
         "stopped_early": run.recorder.stop_reason(),
-        "metrics": {**metrics, "evaluated": evaluated} if evaluated else metrics,
+        "metrics": {
+            "final": run.progress.metrics,
+            "best": run.progress.best,
+            "monitor": run.evaluate.monitor,
+            **{name: value for name, value in sometimes.items() if value},
+        },
         **(
             {"predicts": False}
             if type(run.recipe).read is Recipe.read or type(run.recipe).predict is Recipe.predict

@@ -147,9 +147,14 @@ def numbers_are_possible(cfg: Config) -> Iterator[Problem]:
     by_phase = [f"clip_norms.{name}" for name in cfg.get("clip_norms") or ()]
     for path in (*_POSITIVE, *by_phase, "checkpoint.every_minutes"):
         if _is_number(value := at(cfg, path)) and not 0 < value < math.inf:
-            expected = "a positive number, or null"
-            expected += " for no clipping" * path.startswith("clip")
-            yield Problem(path, "must be a positive number", value, expected)
+            yield Problem(
+                path,
+                "must be a positive number",
+                value,
+                "a positive number, or null for no clipping"
+                if path.startswith("clip")
+                else "a positive number, or null",
+            )
     if _is_number(interval := at(cfg, "tracking.send_every_s")) and not 0 < interval < math.inf:
         yield Problem(
             "tracking.send_every_s",
@@ -178,20 +183,22 @@ def batch_can_be_cut(cfg: Config) -> Iterator[Problem]:
 
 
 def monitor_has_a_mode(cfg: Config) -> Iterator[Problem]:
-    also, places = (
-        at(cfg, "evaluate.also") or {},
-        [("callbacks.early_stopping", "monitor"), ("scheduler", "metric")],
-    )
     monitors = [
-        ("evaluate.monitor", "evaluate.mode", at(cfg, "evaluate.monitor"), at(cfg, "evaluate.mode"))
-    ]
-    monitors += [
-        ("evaluate.also", f"evaluate.also.{name}", name, mode) for name, mode in also.items()
-    ]
-    monitors += [
-        (f"{part}.{key}", f"{part}.mode", at(cfg, f"{part}.{key}"), at(cfg, f"{part}.mode"))
-        for part, key in places
-        if at(cfg, f"{part}.{key}")
+        (
+            "evaluate.monitor",
+            "evaluate.mode",
+            at(cfg, "evaluate.monitor"),
+            at(cfg, "evaluate.mode"),
+        ),
+        *(
+            ("evaluate.also", f"evaluate.also.{name}", name, mode)
+            for name, mode in (at(cfg, "evaluate.also") or {}).items()
+        ),
+        *(
+            (f"{part}.{key}", f"{part}.mode", at(cfg, f"{part}.{key}"), at(cfg, f"{part}.mode"))
+            for part, key in (("callbacks.early_stopping", "monitor"), ("scheduler", "metric"))
+            if at(cfg, f"{part}.{key}")
+        ),
     ]
     for path, of_mode, monitor, mode in monitors:
         usual = mode_of(str(monitor))

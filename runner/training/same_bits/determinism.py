@@ -178,19 +178,19 @@ def _require_no_block() -> None:
     """Raise a ConfigError for blocks around the call that cannot be undone here."""
     import torch
 
-    blocks = [
-        f"torch.autocast('{device}')"
-        for device in ("cpu", "cuda")
-        if torch.is_autocast_enabled(device)
-    ]
-    blocks += ["torch.device(...)"] if torch.get_default_device().type != "cpu" else []
+    blocks = {
+        "torch.autocast('cpu')": torch.is_autocast_enabled("cpu"),
+        "torch.autocast('cuda')": torch.is_autocast_enabled("cuda"),
+        "torch.device(...)": torch.get_default_device().type != "cpu",
+    }
     ConfigError.raise_all(
         Problem(
             f"with {block}",
             "changes the bits of what runs within it",
             hint="call samewise outside of the block",
         )
-        for block in blocks
+        for block, is_around in blocks.items()
+        if is_around
     )
 
 
