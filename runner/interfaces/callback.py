@@ -4,7 +4,7 @@ import abc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -45,128 +45,133 @@ class Outcome:
         return list(self.gradient_norms.values())[-1]
 
 
-class RunView(Protocol):
+class RunView(abc.ABC):
     """A callback's view of the run.
 
     Everything it returns is a copy: changes do not reach training.
     """
 
+    __slots__ = ()
+
     @property
+    @abc.abstractmethod
     def step(self) -> int:
         """Optimizer steps done."""
-        ...
 
     @property
+    @abc.abstractmethod
     def epoch(self) -> float:
         """Epochs done, with their fraction."""
-        ...
 
     @property
+    @abc.abstractmethod
     def total_steps(self) -> int:
         """Steps of the whole run, unless it ends sooner."""
-        ...
 
     @property
+    @abc.abstractmethod
     def steps_per_epoch(self) -> int: ...
 
     @property
+    @abc.abstractmethod
     def max_epochs(self) -> int: ...
 
     @property
+    @abc.abstractmethod
     def batch_size(self) -> int:
         """Samples that an optimizer step sees, over all replicas."""
-        ...
 
     @property
+    @abc.abstractmethod
     def samples(self) -> int:
         """Number of samples of the training split."""
-        ...
 
     @property
+    @abc.abstractmethod
     def parameters(self) -> int:
         """Number of trainable weights of the model."""
-        ...
 
     @property
+    @abc.abstractmethod
     def label(self) -> str:
         """The experiment's name, and what was overridden."""
-        ...
 
     @property
+    @abc.abstractmethod
     def evaluation_interval(self) -> int:
         """Steps between two evaluations; 0: only at the end."""
-        ...
 
     @property
+    @abc.abstractmethod
     def read_ahead(self) -> float | None:
         """Batches that are read before their turn, of shards in an object store; else None."""
-        ...
 
     @property
+    @abc.abstractmethod
     def left_out(self) -> str:
         """The part of the validation split that `evaluate.limit` takes; empty: all of it."""
-        ...
 
     @property
+    @abc.abstractmethod
     def metrics(self) -> Mapping[str, float]:
         """Metrics of the last evaluation; names carry their split."""
-        ...
 
     @property
+    @abc.abstractmethod
     def best(self) -> Mapping[str, float]:
         """Metrics of the best evaluation by `evaluate.monitor`, with its `step`; empty at first."""
-        ...
 
     @property
+    @abc.abstractmethod
     def folder(self) -> Path:
         """The run's."""
-        ...
 
     @property
+    @abc.abstractmethod
     def device(self) -> str:
         """The kind of device it computes on: cpu or cuda."""
-        ...
 
     @property
+    @abc.abstractmethod
     def is_main(self) -> bool:
         """True in the process that logs, draws and writes."""
-        ...
 
     @property
+    @abc.abstractmethod
     def is_saved(self) -> bool:
         """True if a checkpoint of the current step exists."""
-        ...
 
     @property
+    @abc.abstractmethod
     def is_over(self) -> bool:
         """True if no step is left, or a callback ends training."""
-        ...
 
     @property
+    @abc.abstractmethod
     def is_stopping(self) -> bool:
         """True if a signal or `interrupt` asked this process to stop."""
-        ...
 
     @property
+    @abc.abstractmethod
     def traced(self) -> Mapping[str, Any]:
         """The last line of the trace."""
-        ...
 
+    @abc.abstractmethod
     def learning_rates(self) -> Mapping[str, Sequence[float]]:
         """Learning rates of each phase's parameter groups, without repeats, in order."""
-        ...
 
+    @abc.abstractmethod
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Names and copies of the model's parameters and buffers, made one by one.
 
         A tied one once, under its first name.
         """
-        ...
 
+    @abc.abstractmethod
     def copy_model(self) -> nn.Module:
         """Copy the model with its layout (sharded if the model is), to average its weights."""
-        ...
 
+    @abc.abstractmethod
     def evaluation_batch(
         self,
         outputs: Callable[[nn.Module, Batch], Any] | None = None,
@@ -183,8 +188,8 @@ class RunView(Protocol):
                 batch. It may not change the model. None: `Recipe.measure`.
             weights: The name of a callback's weights, such as `ema`; None: the trained ones.
         """
-        ...
 
+    @abc.abstractmethod
     def log(self, metrics: Mapping[str, float]) -> None:
         """Log metrics at the current step.
 
@@ -194,21 +199,20 @@ class RunView(Protocol):
         `samewise verify` compares them, except those whose names begin with `speed/`, `time/`,
         `memory/` or `system/`: these may depend on the machine.
         """
-        ...
 
+    @abc.abstractmethod
     def warn(self, caution: Problem) -> None:
         """Add a warning to those that `check` and `train` print before the first step.
 
         For `on_build`.
         """
-        ...
 
+    @abc.abstractmethod
     def interrupt(self, reason: str) -> None:
         """Save and stop after this step, in all processes; the same command resumes the run.
 
         `stop_reason` ends the run for good.
         """
-        ...
 
 
 class Callback(abc.ABC):

@@ -22,11 +22,8 @@ from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImport
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
-from torch.distributed.elastic.rendezvous import (
-    RendezvousHandler,
-    RendezvousInfo,
-    RendezvousStoreInfo,
-)
+from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousStoreInfo
+from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
 from samewise.runner.config.compose import Composed
 from samewise.runner.config.fingerprint import targets
@@ -173,40 +170,21 @@ def become_rank(
 
 
 @final
-class _Here(RendezvousHandler):
+class _Here(StaticTCPRendezvous):
     """The rendezvous of the agent and its ranks, on a store for this machine only."""
 
-    # Torch's own rendezvous accepts any connection, and unpickles what it receives
-    use_agent_store = True  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
-
     def __init__(self, timeout_s: float) -> None:
-        self._id, self._store = uuid.uuid4().hex, store_on_this_machine(0, timeout_s)
-
-    def get_backend(self) -> str:
-        return "here"
+        # Torch's own store accepts any connection, and unpickles what it receives
+        self._here = store_on_this_machine(0, timeout_s)
+        super().__init__(LOOPBACK, self._here.port, 0, 1, uuid.uuid4().hex, int(timeout_s))
 
     def next_rendezvous(self) -> RendezvousInfo:
         return RendezvousInfo(
-            PrefixStore(self._id, self._store),
-            0,
-            1,
-            RendezvousStoreInfo(LOOPBACK, self._store.port),
+            PrefixStore(self.run_id, self._here),
+            self.rank,
+            self.world_size,
+            RendezvousStoreInfo(LOOPBACK, self._here.port),
         )
-
-    def is_closed(self) -> bool:
-        return False
-
-    def set_closed(self) -> None:
-        pass
-
-    def num_nodes_waiting(self) -> int:
-        return 0
-
-    def get_run_id(self) -> str:
-        return self._id
-
-    def shutdown(self) -> bool:
-        return True
 
 
 def _first_to_die(result: Any) -> tuple[int, Any]:

@@ -13,7 +13,7 @@ from samewise.runner.training.run import Run, at_end, evaluation_interval
 
 
 @final
-class View:
+class View(RunView):
     """Implements `RunView` for a run."""
 
     # Two underscores mangle the names, so that no callback reaches the run by mistake
