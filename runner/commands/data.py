@@ -146,9 +146,9 @@ def _inspect(args: argparse.Namespace) -> int:
     facts = {name: describe(dataset) for name, dataset in splits.items()}
     write_atomically(out, page(title, splits, facts))
     lines = [
-        f"{name}: {number_of(said['samples'], 'sample')}, {number_of(len(said['labels']), 'label')}; "
-        f"{sum(said['bytes']) / len(said['bytes']):,.0f} bytes a sample, at most {max(said['bytes']):,}"
-        for name, said in facts.items()
+        f"{name}: {number_of(fact['samples'], 'sample')}, {number_of(len(fact['labels']), 'label')}; "
+        f"{sum(fact['bytes']) / len(fact['bytes']):,.0f} bytes a sample, at most {max(fact['bytes']):,}"
+        for name, fact in facts.items()
     ]
     print(to_json(facts, indent=2) if args.json else "\n".join([*lines, f"page     {out}"]))
     return 0

@@ -36,7 +36,7 @@ _SEED = re.compile(r'^\["seed", (-?\d+)\]$', re.MULTILINE)
 
 @dataclass(frozen=True)
 class Place:
-    """Where runs are looked for and trained.
+    """Place in which runs are looked for and trained.
 
     Args:
         project: The user's project.
@@ -75,7 +75,7 @@ class Side:
 
     @property
     def key(self) -> str:
-        """What its runs have in common: the config without the seed, and the code."""
+        """Config without the seed, and code: all that its runs have in common."""
         return _key(as_lines(flat(identity(self.config.whole))), self.code)
 
     def folders(self) -> dict[int, RunFolder]:

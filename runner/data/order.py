@@ -312,14 +312,14 @@ class Interleaved(InOrder):
             size = min(self.BLOCK, self._length - first)
             before, after = _divide(first, counts), _divide(first + size, counts)
             turns = Bijection(range(size), seed=streams.key(self._seed, "block", block) >> 1)
-            sets = np.repeat(np.arange(len(counts)), np.subtract(after, before))
-            sets = sets[turns.at(epoch, np.arange(size))]
-            of_set = np.empty_like(sets)
+            set_numbers = np.repeat(np.arange(len(counts)), np.subtract(after, before))
+            set_numbers = set_numbers[turns.at(epoch, np.arange(size))]
+            of_set = np.empty_like(set_numbers)
             # A set's samples keep its order
-            of_set[np.argsort(sets, kind="stable")] = np.concatenate(
+            of_set[np.argsort(set_numbers, kind="stable")] = np.concatenate(
                 [*map(np.arange, before, after)]
             )
-            numbers[inside] = sets[positions[inside] - first]
+            numbers[inside] = set_numbers[positions[inside] - first]
             places[inside] = of_set[positions[inside] - first]
         for number in np.unique(numbers).tolist():
             order, chosen = self._orders[number], numbers == number

@@ -247,10 +247,10 @@ def verify(
 def _places(folder: str, label: Label) -> list[Path]:
     """Return where the index may lie: beside the shards on the disk, in the cache."""
     name = os.fsencode(folder if storage.is_remote(folder) else os.path.realpath(folder))
-    kept = cache.folder() / blake2b(name, digest_size=16).hexdigest()
+    cached = cache.folder() / blake2b(name, digest_size=16).hexdigest()
     # A comma is in no quoted name
     file = ",".join(quote(x, safe="") for x in label).removesuffix(",") or ","
-    return [place / f"{file}.shards" for place in (Path(folder, ".samewise"), kept)]
+    return [place / f"{file}.shards" for place in (Path(folder, ".samewise"), cached)]
 
 
 def _fitting(

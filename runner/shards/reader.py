@@ -33,7 +33,7 @@ class Sample(NamedTuple):
 
 
 class Label(NamedTuple):
-    """What the index notes of each sample: a number, a text, or the objects in an image.
+    """Kind of what the index notes of each sample: a number, a text, or the objects in an image.
 
     Args:
         name: The field that has it; empty: samples have none.

@@ -59,18 +59,18 @@ class _Tables(Reader):
     def read(
         self, path: str, offset: int, length: int, fields: Sequence[str], *, units: int
     ) -> dict[str, Any]:
-        key, kept = (path, offset, tuple(fields)), _KEPT[os.path.dirname(path)]
-        if key not in kept:
+        key, groups = (path, offset, tuple(fields)), _KEPT[os.path.dirname(path)]
+        if key not in groups:
             with self.opened(path) as (names, _, read_group):
                 for field in fields:
                     require_column(path, field, names)
-                kept[key] = read_group(offset, [x for x in (*fields, KEY) if x in names])
+                groups[key] = read_group(offset, [x for x in (*fields, KEY) if x in names])
             # Offsets of a damaged file may point beyond the buffer
-            kept[key].validate(full=True)
-        kept.move_to_end(key)
-        while len(kept) > units:
-            kept.popitem(last=False)
-        (row,) = kept[key].slice(length, 1).to_pylist()
+            groups[key].validate(full=True)
+        groups.move_to_end(key)
+        while len(groups) > units:
+            groups.popitem(last=False)
+        (row,) = groups[key].slice(length, 1).to_pylist()
         content = {x: content_of(y) for x, y in row.items()}
         return {KEY: f"row {length} of group {offset}", **content}
 
