@@ -76,6 +76,9 @@ class ImageFolder(ImageFiles):
             str(split_folder),
             "has no images",
             expected=f"folders by class with files {', '.join(endings)}",
+            hint=f"dataset=shards dataset.root={root} reads them as they are"
+            if ".tar file" in left_out
+            else "",
         )
         names = (
             list(label_of_file)

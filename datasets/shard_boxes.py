@@ -14,7 +14,7 @@ from samewise.datasets.parts.annotated_images import Annotated, AnnotatedImages,
 from samewise.datasets.parts.classes import number_classes, object_names, require_count
 from samewise.datasets.parts.folders import IMAGES
 from samewise.datasets.parts.shard_samples import ShardSamples
-from samewise.runner.shards.index import class_names
+from samewise.runner.shards.index import plan_of
 
 
 @final
@@ -55,7 +55,7 @@ class ShardBoxes(ShardSamples, AnnotatedImages):
         training: bool = False,
         size: Sequence[int] | None = None,
         cache: Cache = "none",
-        shares: Mapping[str, float],
+        shares: Mapping[str, float] | None = None,
         key: str = "",
         window: int = 16,
     ) -> None:
@@ -71,7 +71,7 @@ class ShardBoxes(ShardSamples, AnnotatedImages):
             key=key,
             window=window,
         )
-        classes = class_names(root) if classes is None else classes
+        classes = plan_of(root).get("classes") or None if classes is None else classes
         described = {text: json.loads(text) for text in self.all_labels}
         categories = {x["category"] for *_, listed in described.values() for x in listed}
         names, numbers = number_classes(

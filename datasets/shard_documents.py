@@ -30,7 +30,7 @@ class ShardDocuments(TokenBlocks):
         split: Literal["train", "valid", "test"],
         text: str = "text",
         separator: str = "\n",
-        shares: Mapping[str, float],
+        shares: Mapping[str, float] | None = None,
         key: str = "",
         tokenizer: str | None = None,
         vocabulary: int | None = None,
@@ -39,9 +39,14 @@ class ShardDocuments(TokenBlocks):
         masked: float = 0.15,
         anywhere: bool = False,
     ) -> None:
-        content = ("text", text)
         samples = ShardSamples(
-            root, split, content=content, endings=TEXTS, label="", shares=shares, key=key
+            root,
+            split,
+            content=("text", text),
+            endings=TEXTS,
+            label="",
+            shares=shares,
+            key=key,
         )
         contents = map(samples.content, range(len(samples)))
         super().__init__(

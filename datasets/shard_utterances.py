@@ -42,7 +42,7 @@ class ShardUtterances(ShardSamples, Dataset[dict[str, Any]]):
         letters: str = LETTERS,
         lowercase: bool = True,
         ignore: str = "",
-        shares: Mapping[str, float],
+        shares: Mapping[str, float] | None = None,
         key: str = "",
         window: int = 16,
     ) -> None:

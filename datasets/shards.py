@@ -17,7 +17,7 @@ from samewise.datasets.parts.lists import text_of
 from samewise.datasets.parts.shard_samples import ShardSamples
 from samewise.datasets.parts.tokens import TEXTS, Tokenizer
 from samewise.runner.errors import ConfigError, DataError, Problem
-from samewise.runner.shards.index import class_names
+from samewise.runner.shards.index import plan_of
 
 
 class _Shards(ShardSamples, EncodedSamples):
@@ -42,7 +42,7 @@ class _Shards(ShardSamples, EncodedSamples):
         content: tuple[str, str],
         endings: Collection[str],
         label: str = "label",
-        shares: Mapping[str, float],
+        shares: Mapping[str, float] | None = None,
         key: str = "",
         classes: Sequence[str] | None = None,
         num_classes: int | None = None,
@@ -58,7 +58,7 @@ class _Shards(ShardSamples, EncodedSamples):
             key=key,
             window=window,
         )
-        classes = class_names(root) if classes is None else classes
+        classes = plan_of(root).get("classes") or None if classes is None else classes
         self.classes, number_of = number_classes(root, self.all_labels, classes)
         require_count(root, self.classes, num_classes)
         self._numbers = np.array([number_of[x] for x in self.own_labels], dtype=np.int64)
@@ -112,7 +112,7 @@ class ShardImages(ImageSamples, _Shards):
         decode: DecodedBy = "worker",
         transform: Transform | None = None,
         label: str = "label",
-        shares: Mapping[str, float],
+        shares: Mapping[str, float] | None = None,
         key: str = "",
         classes: Sequence[str] | None = None,
         num_classes: int | None = None,
@@ -164,7 +164,7 @@ class ShardRecordings(RecordingSamples, _Shards):
         seconds: float,
         sample_rate: int,
         label: str = "label",
-        shares: Mapping[str, float],
+        shares: Mapping[str, float] | None = None,
         key: str = "",
         classes: Sequence[str] | None = None,
         num_classes: int | None = None,
@@ -213,7 +213,7 @@ class ShardTexts(_Shards):
         vocabulary: int | None = None,
         length: int | None = None,
         label: str = "label",
-        shares: Mapping[str, float],
+        shares: Mapping[str, float] | None = None,
         key: str = "",
         classes: Sequence[str] | None = None,
         num_classes: int | None = None,

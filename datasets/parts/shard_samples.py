@@ -10,7 +10,7 @@ import numpy as np
 from samewise.datasets.parts.keyed_split import in_split
 from samewise.runner.errors import DataError, Problem
 from samewise.runner.shards.index import open_index, split_folders
-from samewise.runner.shards.reader import KEY
+from samewise.runner.shards.reader import KEY, choice_hint
 
 
 class ShardSamples:
@@ -29,7 +29,7 @@ class ShardSamples:
         label: The column, the ending of a member, or the field of the JSON in `.json` with the
             label; for the name `label`, else `.cls` has it. Empty: samples have none.
         has_objects: Whether the label is the objects in the image that is the content.
-        shares: Shares of `valid` and `test`, parts of 1, by hash.
+        shares: Shares of `valid` and `test`, parts of 1, by hash; None: all samples are for training.
         key: The hash's key: another key splits differently.
         window: Shards, or row groups of tables, whose samples are mixed in training. So many row
             groups are in memory.
@@ -55,7 +55,7 @@ class ShardSamples:
         endings: Collection[str],
         label: str,
         has_objects: bool = False,
-        shares: Mapping[str, float],
+        shares: Mapping[str, float] | None,
         key: str,
         window: int = 16,
     ) -> None:
@@ -74,7 +74,7 @@ class ShardSamples:
         self.rows: np.ndarray[Any, np.dtype[np.int64]] | None = None
         if not folders:
             hashes = (f"{number:016x}" for number in self._index.samples["key"])
-            chosen = in_split(hashes, split, shares, key=key, where=root)
+            chosen = in_split(hashes, split, shares or {}, key=key, where=root)
             self.rows = np.flatnonzero(chosen)
         elif split not in folders:
             self.rows = np.arange(0)
@@ -105,11 +105,12 @@ class ShardSamples:
                     f"{shard}, {fields[KEY]}",
                     f"has no {self._setting}",
                     sorted(fields.keys() - {KEY}),
-                    hint=f"dataset.{self._setting}=NAME names the column, or the member's ending",
+                    hint=choice_hint(fields)
+                    or f"dataset.{self._setting}=NAME names the column, or the member's ending",
                 )
             )
-        sample = fields[KEY]
-        return content, shard, f"{sample}.{name}" if f".{name}" in self._endings else str(sample)
+        ending = f".{name}" if f".{name}" in self._endings else ""
+        return content, shard, f"{fields[KEY]}{ending}"
 
     def label_number(self, index: int) -> int:
         """Return the number of a sample's label among `own_labels`."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from samewise.runner.commands import PROJECT, compose_arguments
-from samewise.runner.errors import DataError, Problem, number_of, require_at_least
+from samewise.runner.errors import ConfigError, DataError, Problem, number_of, require_at_least
 from samewise.runner.records.json_text import to_json
 
 EXAMPLES = """examples:
@@ -58,7 +58,6 @@ ARGUMENTS = {
         "help": "convert: the format; tar is WebDataset's (default), mds MosaicML streaming's",
     },
     "--out": {
-        "type": Path,
         "metavar": "PLACE",
         "help": "convert: the folder to write, which does not exist yet (default: shards); inspect: "
         "the page (default: data.html)",
@@ -91,6 +90,13 @@ def run(args: argparse.Namespace) -> int:
     from samewise.runner.shards.index import open_index, split_folders, verify
 
     if args.action in ("convert", "inspect"):
+        ConfigError.raise_if(
+            "://" in (args.out or ""),
+            "--out",
+            "is not a place on this disk",
+            args.out,
+            hint="write here, then copy it, for example with `aws s3 sync` or `rclone copy`",
+        )
         return _convert(args) if args.action == "convert" else _inspect(args)
     roots, differing = [os.path.expanduser(x).rstrip("/") for x in args.overrides], list[Problem]()
     for folder in [x for root in roots for x in (split_folders(root).values() or [root])]:
@@ -101,23 +107,28 @@ def run(args: argparse.Namespace) -> int:
             index = open_index(
                 folder, args.label, image=args.image, accepts_changes=True, show=show_progress
             )
-        size = sum(shard.size for shard in index.shards)
         print(
             f"{folder}: {number_of(len(index.samples), 'sample')} in {number_of(len(index.shards), 'shard')}, "
-            f"{size:,} bytes, {number_of(len(index.labels), 'label')}; {index.path}"
+            f"{sum(shard.size for shard in index.shards):,} bytes, {number_of(len(index.labels), 'label')}; {index.path}"
         )
     DataError.raise_all(differing)
     return 0
 
 
 def _convert(args: argparse.Namespace) -> int:
-    from samewise.runner.conversion.shards import convert
+    from samewise.runner.conversion.shards import convert, require_plan
     from samewise.runner.records.console import show_progress
 
-    numbers = [(f"--{x}", getattr(args, x)) for x in ("samples", "mib", "processes")]
-    require_at_least({name: number for name, number in numbers if number is not None})
+    require_at_least(
+        {
+            f"--{name}": number
+            for name in ("samples", "mib", "processes")
+            if (number := getattr(args, name)) is not None
+        }
+    )
+    out = Path(args.out or "shards")
+    require_plan(out, {"format": args.to})
     splits, seed = _open(args)
-    out = args.out or Path("shards")
     shards = convert(
         splits,
         out,
@@ -141,12 +152,13 @@ def _inspect(args: argparse.Namespace) -> int:
     from samewise.runner.conversion.page import describe, page
     from samewise.runner.records.files import write_atomically
 
-    title, out = " ".join(args.overrides), args.out or Path("data.html")
+    title, out = " ".join(args.overrides), Path(args.out or "data.html")
     splits, _ = _open(args)
     facts = {name: describe(dataset) for name, dataset in splits.items()}
     write_atomically(out, page(title, splits, facts))
     lines = [
-        f"{name}: {number_of(fact['samples'], 'sample')}, {number_of(len(fact['labels']), 'label')}; "
+        f"{name}: {number_of(fact['samples'], 'sample')}"
+        f"{', ' + number_of(len(fact['labels']), 'label') if fact['labels'] else ''}; "
         f"{sum(fact['bytes']) / len(fact['bytes']):,.0f} bytes a sample, at most {max(fact['bytes']):,}"
         for name, fact in facts.items()
     ]
@@ -157,11 +169,16 @@ def _inspect(args: argparse.Namespace) -> int:
 def _open(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
     """Return the data sets of the arguments by split, and the seed."""
     from samewise.runner.conversion.shards import open_splits
+    from samewise.runner.shards.index import plan_of
 
     # A folder is one of shards, and data have any number of classes, unless an override says another
-    roots = ["" if "=" in x or x[0] == "~" else f"dataset.root='{x}'" for x in args.overrides]
-    chosen = ["dataset=shards"] * (any(roots) and "dataset=" not in " ".join(args.overrides))
-    settings = [root or x for root, x in zip(roots, args.overrides, strict=True)]
+    folders = [x for x in args.overrides if "=" not in x and x[0] != "~"]
+    chosen = [
+        f"dataset={plan_of(x).get('dataset', 'shards')}"
+        for x in folders[:1]
+        if "dataset=" not in " ".join(args.overrides)
+    ]
+    settings = [f"dataset.root='{x}'" if x in folders else x for x in args.overrides]
     args.overrides = ["dataset.num_classes=null", *chosen, *settings]
     composed = compose_arguments(args, strict=False)
     return open_splits(composed), int(composed.cfg.seed)

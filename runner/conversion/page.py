@@ -21,6 +21,7 @@ _HEAD = """<!DOCTYPE html><meta charset="utf-8"><title>{title}</title><style>
 body {{font: 14px sans-serif; margin: 2em}} td {{padding: 0 1em 0 0}} meter {{width: 20em}}
 figure {{display: inline-block; margin: 4px; vertical-align: top; max-width: 320px}}
 figcaption {{overflow-wrap: anywhere}} rect {{fill: none; stroke: red; stroke-width: .5%}}
+text {{paint-order: stroke; stroke: white; fill: red}}
 </style><h1>{title}</h1>"""
 
 
@@ -90,8 +91,10 @@ def _figure(key: str, fields: Mapping[str, Any]) -> str:
             shown = _image(fields["image"], fields.get("objects", ()))
         elif "audio" in fields:
             shown = _recording(fields["audio"])
-    caption = "<br>".join(escape(truncate(x, 500)) for x in texts)
-    return f"<figure>{shown}<figcaption>{caption}</figcaption></figure>"
+    return (
+        f"<figure>{shown}<figcaption>{'<br>'.join(escape(truncate(x, 500)) for x in texts)}"
+        "</figcaption></figure>"
+    )
 
 
 def _image(content: bytes, objects: Sequence[Mapping[str, Any]]) -> str:
@@ -100,8 +103,9 @@ def _image(content: bytes, objects: Sequence[Mapping[str, Any]]) -> str:
     image.thumbnail((320, 320))
     image.save(small, "JPEG")
     boxes = "".join(
-        f'<rect x="{x}" y="{y}" width="{w}" height="{h}">'
-        f"<title>{escape(str(item['category']))}</title></rect>"
+        f'<rect x="{x}" y="{y}" width="{w}" height="{h}"/>'
+        f'<text x="{x}" y="{y}" dy="1em" font-size="{width / 20}">'
+        f"{escape(str(item['category']))}</text>"
         for item in objects
         for x, y, w, h in [item["bbox"]]
     )

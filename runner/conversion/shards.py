@@ -25,7 +25,7 @@ from samewise.runner.errors import ConfigError, DataError, SamewiseError
 from samewise.runner.interfaces import class_names
 from samewise.runner.records.files import read_mapping, write_atomically, write_json
 from samewise.runner.shards import storage
-from samewise.runner.shards.reader import KEY, PLAN
+from samewise.runner.shards.reader import KEY, PLAN, choice_for
 from samewise.runner.training.components import make_dataset, make_part
 
 Keyed = Sequence[tuple[str, Mapping[str, Any]]]
@@ -53,6 +53,29 @@ def open_splits(composed: Composed) -> dict[str, Any]:
             "fields(index)",
         )
     return {name: x for name, x in splits.items() if len(x)}
+
+
+def require_plan(out: Path, plan: Mapping[str, Any]) -> None:
+    """Raise a ConfigError if there is a folder of shards, also unfinished, with another plan.
+
+    Args:
+        out: The folder.
+        plan: What `conversion.json` has to say, or a part of it.
+    """
+    for folder in (out, _unfinished(out)):
+        present = read_mapping(folder / PLAN)
+        # The command may have been stopped before it wrote the plan
+        ConfigError.raise_if(
+            folder.exists() and (present or folder == out) and not plan.items() <= present.items(),
+            "--out",
+            "exists, and does not hold these data with these options",
+            str(folder),
+            hint="choose another folder, or remove it",
+        )
+
+
+def _unfinished(out: Path) -> Path:
+    return out.with_name(f"{out.name}.partial")
 
 
 def spaced_samples(dataset: Any, most: int) -> Keyed:
@@ -146,16 +169,18 @@ def _mds_columns(fields: Mapping[str, Any]) -> dict[str, Any]:
 def _mds_index(folder: Path, dataset: Any) -> dict[str, Any]:
     """Return the content of `index.json`, which MosaicML's streaming reads first."""
     columns, shards = _mds_columns(dataset.fields(0)[1]), sorted(folder.glob("*.mds"))
-    described = [
-        {
-            **columns,
-            "samples": int.from_bytes(storage.read(str(path), 0, 4), "little"),
-            "raw_data": {"basename": path.name, "bytes": path.stat().st_size, "hashes": {}},
-            "zip_data": None,
-        }
-        for path in shards
-    ]
-    return {"version": 2, "shards": described}
+    return {
+        "version": 2,
+        "shards": [
+            {
+                **columns,
+                "samples": int.from_bytes(storage.read(str(path), 0, 4), "little"),
+                "raw_data": {"basename": path.name, "bytes": path.stat().st_size, "hashes": {}},
+                "zip_data": None,
+            }
+            for path in shards
+        ],
+    }
 
 
 _FORMATS: Mapping[str, Callable[[Keyed], bytes]] = {"tar": _tar, "parquet": _parquet, "mds": _mds}
@@ -172,8 +197,9 @@ class _Shards(dict[Path, tuple[Any, Indices]]):
     def __getitem__(self, path: Path) -> Any:
         dataset, places = super().__getitem__(path)
         try:
-            samples = [dataset.fields(place) for place in places.tolist()]
-            return write_atomically(path, _FORMATS[path.suffix[1:]](samples))
+            return write_atomically(
+                path, _FORMATS[path.suffix[1:]]([*map(dataset.fields, places.tolist())])
+            )
         except SamewiseError as error:
             return Failure(error.problems)
 
@@ -214,21 +240,14 @@ def convert(
     count = samples or max(1, round(mib * 2**20 / np.mean(sizes)))
     plan = {
         "format": kind,
+        "dataset": choice_for(next(iter(splits.values())).fields(0)[1]),
         "samples": count,
         "seed": seed,
         "splits": {x: [len(y), fingerprint(y, f"dataset.{x}")] for x, y in splits.items()},
         "classes": max((class_names(x) for x in splits.values()), key=len),
     }
-    unfinished = out.with_name(f"{out.name}.partial")
-    # The command may have been stopped before it wrote the plan
-    for folder, plans in ((out, [plan]), (unfinished, [plan, {}])):
-        ConfigError.raise_if(
-            folder.exists() and read_mapping(folder / PLAN) not in plans,
-            "--out",
-            "exists, and does not hold these data with these options",
-            str(folder),
-            hint="choose another folder, or remove it",
-        )
+    unfinished = _unfinished(out)
+    require_plan(out, plan)
     if not out.exists():
         for name in splits:
             (unfinished / name).mkdir(parents=True, exist_ok=True)
@@ -250,11 +269,11 @@ def _missing(
     """Return the shards that are not there, after removing files that are not whole."""
     for temporary in folder.glob("*/.*.tmp"):
         temporary.unlink()
-    order = InOrder if seed is None else Shuffled
     return _Shards(
         {
             path: (dataset, indices[start : start + count])
             for name, dataset in splits.items()
+            for order in [InOrder if seed is None else Shuffled]
             for indices in [order(dataset, seed=seed or 0).indices(0).numpy()]
             for start in range(0, len(indices), count)
             if not (path := folder / name / f"{start // count:05}.{kind}").exists()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from samewise.runner.data import streams
 from samewise.runner.data.order import Interleaved, Order
-from samewise.runner.errors import ConfigError, first_few
+from samewise.runner.errors import ConfigError, first_few, nearest
 from samewise.runner.interfaces import class_names
 
 _MOST_WEIGHTS = 2**24
@@ -144,15 +144,27 @@ def _shares(
     weights: Any, names: Sequence[str], setting: str = "weights", *, epoch: int = 0
 ) -> Tensor:
     """Return a weight for each name in an epoch, float64[names]."""
-    fits = isinstance(weights, Mapping) and {*weights} == {*names}
+    pairs = weights if isinstance(weights, Mapping) else {}
     expected = first_few(names, 20) or "several training sets: dataset.train, dataset.train_NAME"
-    stages = [weights[name] for name in names] if fits else ()
+    stages = [weights[name] for name in names] if {*pairs} == {*names} else ()
     values = [x[min(epoch, len(x) - 1)] if isinstance(x, Sequence) else x for x in stages]
-    return _numbers(values, weights, len(names), f"a number for each of {expected}", setting)
+    return _numbers(
+        values,
+        weights,
+        len(names),
+        f"a number for each of {expected}",
+        setting,
+        next((f"{x}: {nearest(x, names)}" for x in pairs if names and x not in names), ""),
+    )
 
 
 def _numbers(
-    values: Iterable[Any], weights: Any, count: int, expected: str, setting: str = "weights"
+    values: Iterable[Any],
+    weights: Any,
+    count: int,
+    expected: str,
+    setting: str = "weights",
+    hint: str = "",
 ) -> Tensor:
     """Return so many weights, float64[count], of which one is not 0."""
     numbers = torch.tensor([*map(float, values)], dtype=torch.float64)
@@ -163,6 +175,7 @@ def _numbers(
         "are not weights",
         weights,
         expected,
+        hint,
     )
     return numbers
 

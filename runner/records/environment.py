@@ -112,7 +112,7 @@ def record(
 
 def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
     """Describe the differences between two records that can change bits, a sentence each."""
-    decided, decides = first.get("decides", {}), second.get("decides", {})
+    decided, decides = _decides(first), _decides(second)
     # Runs of 0.1 did not record the processor's generation
     unknown = {"cpu.generation"} - (decided.keys() & decides.keys())
     sentences = [
@@ -127,6 +127,15 @@ def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str
         if name in present and libraries[name] != present[name]
     ]
     return sentences + own_code.differences(first, second)
+
+
+def _decides(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what decides bits; a split without samples decides none."""
+    return {
+        name: value
+        for name, value in record.get("decides", {}).items()
+        if record.get("data", {}).get(name.removeprefix("data."), {}).get("size") != 0
+    }
 
 
 def _value_of(name: str, record: Mapping[str, Any]) -> str:

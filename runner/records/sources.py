@@ -235,7 +235,7 @@ def list_changes(record: Path) -> list[str]:
 def describe_changes(before: Files, now: Files) -> list[str]:
     """Describe the differences between two states of code, a sentence for each file."""
     sentences = [
-        f"{label} has changed{_describe_change(before[label], now[label])}"
+        f"{label} {_describe_change(before[label], now[label])}"
         for label in before
         if label in now and before[label] != now[label]
     ]
@@ -403,7 +403,9 @@ def _describe_change(before: Mapping[str, str], now: Mapping[str, str]) -> str:
     parts = [name for name in names if name] + (
         ["its top level"] if "" in names and len(before) + len(now) > 2 else []
     )
-    return f": {', '.join(parts)}" if parts else ""
+    is_edited = any(name in before and name in now for name in names)
+    reason = "has changed" if is_edited else "has changed, or other parts of it are used"
+    return f"{reason}: {', '.join(parts)}" if parts else reason
 
 
 def _is_opaque(file: Path) -> bool:

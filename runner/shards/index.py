@@ -147,11 +147,14 @@ def split_folders(root: str) -> dict[str, str]:
     return {name: f"{root}/{name}" for name in splits} if "train" in names else {}
 
 
-def class_names(root: str) -> list[str] | None:
-    """Return the classes of the data that were converted to the shards; None if it is not known."""
-    with suppress(FileNotFoundError), storage.open(f"{os.path.expanduser(root)}/{PLAN}") as file:
-        return json.load(file)["classes"] or None
-    return None
+def plan_of(root: str) -> dict[str, Any]:
+    """Return what `samewise data convert` notes of shards that it writes; empty for others."""
+    with (
+        suppress(FileNotFoundError, NotADirectoryError),
+        storage.open(f"{os.path.expanduser(root)}/{PLAN}") as file,
+    ):
+        return json.load(file)
+    return {}
 
 
 def digest(path: str, size: int) -> tuple[str, list[str]]:

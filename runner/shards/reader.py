@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from PIL import ExifTags, Image, UnidentifiedImageError
 
-from samewise.runner.errors import DataError, Problem, nearest
+from samewise.runner.errors import DataError, Problem, did_you_mean
 from samewise.runner.shards import storage
 
 KEY = "__key__"
@@ -19,6 +19,13 @@ PLAN = "conversion.json"
 """File above the splits' folders: what the shards were made from, and the names of the classes."""
 CLASS = "cls"
 """The field with a sample's class, as in WebDataset."""
+_CHOICES = (
+    ({"objects"}, "shard_boxes", "shard_boxes"),
+    ({"image", "jpg", "jpeg", "png", "webp"}, "shards", "shards"),
+    ({"audio", "wav", "flac", "mp3", "ogg", "opus"}, "shard_utterances", "shard_recordings"),
+    ({"text", "txt"}, "shard_documents", "shard_texts"),
+)
+"""Fields, and the choices of `dataset` for samples with one of them: without and with a label."""
 _CATEGORY = ("category", "category_id", "categories")
 """Fields of an object, one of which has its category."""
 
@@ -69,8 +76,10 @@ class Label(NamedTuple):
         if not self.name:
             return ""
         described = _unpacked(fields.get("json")) or {}
-        other = fields.get(CLASS) if self.name == "label" else None
-        value = fields.get(self.name, described.get(self.name, other))
+        value = fields.get(
+            self.name,
+            described.get(self.name, fields.get(CLASS) if self.name == "label" else None),
+        )
         if self.image:
             return json.dumps([*_size(fields, self.image, where), _objects(value, where)])
         # Other bytes than a text's, such as an image's, stay bytes
@@ -83,7 +92,8 @@ class Label(NamedTuple):
                     f"has no single label {self.name!r}",
                     value,
                     "a number or a text",
-                    "dataset.label=NAME names the column, the member or the field of .json",
+                    choice_hint({*fields, *described})
+                    or "dataset.label=NAME names the column, the member or the field of .json",
                 )
             )
         return str(value)
@@ -191,4 +201,17 @@ def require_column(path: str, name: str, names: Collection[str]) -> None:
     """Raise a DataError that shows the nearest name unless a table has the column."""
     if name not in names:
         reason, expected = "has no column of this name", ", ".join(names)
-        raise DataError(Problem(path, reason, name, expected, nearest(name, names)))
+        hint = did_you_mean(name, names) or choice_hint(names)
+        raise DataError(Problem(path, reason, name, expected, hint))
+
+
+def choice_for(names: Collection[str]) -> str:
+    """Return the choice of `dataset` that reads samples with fields of these names."""
+    has_label = "label" in names or CLASS in names
+    return next((x[has_label] for fields, *x in _CHOICES if not fields.isdisjoint(names)), "shards")
+
+
+def choice_hint(names: Collection[str]) -> str:
+    """Return a hint for `dataset=shards`; empty if another choice would not help."""
+    choice = choice_for(names)
+    return "" if choice == "shards" else f"dataset={choice} dataset.root=FOLDER reads such samples"

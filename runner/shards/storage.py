@@ -94,6 +94,10 @@ def list_files(folder: str, endings: Collection[str]) -> list[File]:
                 f"has no shards ({first_few(names, 5) or 'it is empty'})",
                 expected=f"files {', '.join(endings)} directly in this folder, or in train, valid "
                 "and test below it",
+                hint="dataset=image_folder dataset.root=FOLDER reads images in train/CLASS, "
+                "dataset=class_folders in CLASS"
+                if list_folders(folder)
+                else "",
             )
         )
     return files

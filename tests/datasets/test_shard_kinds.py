@@ -126,12 +126,12 @@ def test_texts_in_shards_are_those_of_files(tmp_path: Path, kind: str) -> None:
     root = write(tmp_path / "shards", rows, kind, size=4)
     (tmp_path / "table.jsonl").write_text("".join(json.dumps({"text": text.replace("\r", ""), "label": label}) + "\n" for text, label in TEXTS))
     files = TextTable(file=str(tmp_path / "table.jsonl"), train_file=str(tmp_path / "table.jsonl"), length=9)
-    shards = ShardTexts(root=str(root), split="train", shares={}, length=9)
+    shards = ShardTexts(root=str(root), split="train", length=9)
     require_same(files, shards)
     assert shards.classes == files.classes == ["no", "yes"]
     for number, (text, _) in enumerate(TEXTS):
         (tmp_path / f"{number:02}.txt").write_text(text, newline="")
-    documents = ShardDocuments(root=str(root), split="train", shares={}, length=7)
+    documents = ShardDocuments(root=str(root), split="train", length=7)
     require_same(TextFiles(path=str(tmp_path), split="train", held_out=0, length=7), documents)
     parts = [ShardDocuments(root=str(root), split=split, shares=SHARES, length=1, separator="") for split in ("train", "valid")]  # type: ignore[arg-type]
     assert sum(len(part) + 1 for part in parts) == sum(len(text.replace("\r", "").encode()) for text, _ in TEXTS)
@@ -149,7 +149,7 @@ def test_transcripts_in_shards_are_those_of_a_manifest(tmp_path: Path, kind: str
     (tmp_path / "list.jsonl").write_text("".join(lines))
     root = write(tmp_path / "shards", rows, kind, size=3)
     text = "txt" if kind == "tar" else "text"
-    shards = ShardUtterances(root=str(root), split="train", shares={}, sample_rate=4000, text=text)
+    shards = ShardUtterances(root=str(root), split="train", sample_rate=4000, text=text)
     files = Manifest(file=str(tmp_path / "list.jsonl"), sample_rate=4000)
     # The name is the key of a row, or a position
     for place in range(4):

@@ -223,7 +223,7 @@ def change_a_byte(place: Path) -> None:
 def test_a_shard_that_changed_is_named(tmp_path: Path, samewise: Callable[..., Any], change: Callable[[Path], Any], message: str) -> None:
     folder = write(tmp_path / "shards", pictures(tmp_path / "files"))
     before = open_index(str(folder), "label").path.read_bytes()
-    data = ShardImages(root=str(folder), split="train", shares={})
+    data = ShardImages(root=str(folder), split="train")
     os.utime(folder / "0000.tar", ns=(1, 1))  # a copy has another time and the same content
     assert len(open_index(str(folder), "label").samples) == 24
     change(folder / "0010.tar")
@@ -266,7 +266,9 @@ def test_verify_names_all_shards_that_differ_and_leaves_the_index_as_it_is(tmp_p
         ([("a.png", "", b"")], {}, r"sample a: has no single label 'label'; hint: dataset\.label=NAME"),
         ([("a.png", "1", b"")], {"label": "kind"}, r"sample a: has no single label 'kind'; hint: dataset\.label=NAME"),
         ([("a.png", "1", b"\x89PNG")], {"label": "png"}, r"sample a: has no single label 'png'; hint: dataset\.label=NAME"),
-        ([("a.txt", "1", b"")], {}, r"0000\.tar, a: has no image; hint: dataset\.image=NAME(.|\n)*'cls', 'txt'"),
+        ([("a.dat", "1", b"")], {}, r"0000\.tar, a: has no image; hint: dataset\.image=NAME(.|\n)*'cls', 'dat'"),
+        ([("a.txt", "", b"")], {}, r"sample a: has no single label 'label'; hint: dataset=shard_texts"),
+        ([("a.txt", "1", b"")], {}, r"0000\.tar, a: has no image; hint: dataset=shard_texts dataset\.root=FOLDER reads such samples(.|\n)*'cls', 'txt'"),
         ([("a.png", "1", b"x")], {}, r"0000\.tar, a\.png: is a text file, not an image"),
         ([("a.png", "1", b"")], {"num_classes": 2}, r"has 1 classes \(1\); hint: set dataset\.num_classes=1"),
         ([("a.png", "1", b"")], {"classes": ["x"]}, r"belongs to an unknown class"),

@@ -126,13 +126,19 @@ def test_a_conversion_killed_on_two_processes_is_finished_on_one_with_the_same_b
     assert digest(out) == digest(tmp_path / "whole")
     assert not partial.exists()
     assert "50 samples in 50 shards" in samewise(*command, code=0).stdout
+    assert "does not hold these data with these options" in samewise(*command, "seed=4", code=2).stderr
+    order = [raw for _, _, raw in read_tar(out / "train")] if kind == "tar" else []
     if kind == "tar":
         samewise("data", "convert", out, "--to", "parquet", "--out", tmp_path / "again", "--mib", 1, code=0)
         assert read_parquet(tmp_path / "again" / "train") == read_tar(out / "train")
-    order = [raw for _, _, raw in read_tar(out / "train")] if kind == "tar" else []
+        # Shards where folders of classes are expected
+        (tmp_path / "classes" / "train").mkdir(parents=True)
+        (out / "train").rename(tmp_path / "classes" / "train" / "cat")
+        assert (
+            "hint: dataset=shards dataset.root=" in samewise("data", "inspect", "dataset=image_folder", f"dataset.root={tmp_path / 'classes'}", code=2).stderr
+        )
     assert order != [raw for _, _, raw in files(photos, "train")]
     assert len(set(order)) in (0, 50)
-    assert "does not hold these data with these options" in samewise(*command, "seed=4", code=2).stderr
 
 
 def test_recordings_with_transcripts_and_texts_are_converted(tmp_path: Path, samewise: Callable[..., Any]) -> None:
@@ -149,6 +155,11 @@ def test_recordings_with_transcripts_and_texts_are_converted(tmp_path: Path, sam
     assert recordings == [
         {"__key__": f"{number}.flac", "audio": (tmp_path / f"{number}.flac").read_bytes(), "text": f"{'abcd'[number]} word"} for number in range(4)
     ]
+    assert "train: 4 samples; " in samewise("data", "inspect", tmp_path / "a", "--out", tmp_path / "a.html", code=0).stdout
+    (tmp_path / "a" / "conversion.json").unlink()
+    assert "hint: dataset=shard_utterances dataset.root=FOLDER reads such samples" in samewise("data", "inspect", tmp_path / "a", code=2).stderr
+    # Before the data are looked for
+    assert "--out: exists" in samewise("data", "convert", "dataset=manifest", "--out", tmp_path / "a", code=2).stderr
     tables = [f"dataset.{split}_file={tmp_path / split}.csv" for split in ("train", "valid")]
     samewise("data", "convert", "dataset=text_table", *tables, "--to", "tar", "--out", tmp_path / "b", "--processes", 1, code=0)
     assert read_tar(tmp_path / "b" / "train") == [(f"{number:08}.txt", "xy"[number % 2], f"text, {number}".encode()) for number in range(4)]
@@ -176,7 +187,9 @@ def test_boxes_are_read_from_shards_as_from_cocos_file(kind: str, tmp_path: Path
         assert digest(tmp_path / f"again-{split}" / split) == digest(tmp_path / "out" / split)
         facts = {split: describe(shards)}
         assert facts[split]["labels"] == dict(Counter(names for x in range(len(files)) for names in [y["category"] for y in files.fields(x)[1]["objects"]]))
-        assert page("", {split: shards}, facts).count("<rect ") == sum(facts[split]["labels"].values()) > 5
+        shown = page("", {split: shards}, facts)
+        assert shown.count("<rect ") == sum(facts[split]["labels"].values()) > 5
+        assert {x: shown.count(f">{x}</text>") for x in ("ant", "bee")} == facts[split]["labels"]
         assert value_digest([{**shards[x], "image_id": 0} for x in range(len(shards))]) == value_digest(
             [{**files[x], "image_id": 0} for x in range(len(files))]
         )
@@ -190,6 +203,7 @@ def test_boxes_are_read_from_shards_as_from_cocos_file(kind: str, tmp_path: Path
         (["dataset=image_folder", "--to", "tar", "--out", "x", "--samples", "0"], "--samples: must be at least 1"),
         (["dataset=image_foldr", "--to", "tar", "--out", "x"], "did you mean 'image_folder'?"),
         (["dataset=image_folder", "--to", "tar", "--out", "x"], "dataset.root: this folder does not exist"),
+        (["x", "--out", "s3://bucket/x"], "--out: is not a place on this disk; hint: write here, then copy it"),
     ],
 )
 def test_what_cannot_be_converted_is_named(arguments: list[str], said: str, here: Path, samewise: Callable[..., Any]) -> None:
@@ -204,6 +218,7 @@ def test_a_page_shows_labels_sizes_pictures_sounds_and_texts(photos: Path, here:
     pictures = [Image.open(io.BytesIO(b64decode(x))) for x in re.findall(r'data:image/jpeg;base64,([^"]+)"', page_of_photos)]
     assert [x.size for x in pictures] == [(8, 8)] * (24 + 12)
     assert "<td>10<td>17<td>" in page_of_photos
+    assert "hint: dataset=image_folder dataset.root=FOLDER" in samewise("data", "inspect", photos, code=2).stderr
     sound = np.random.default_rng(0).uniform(-1, 1, 800).astype(np.float32)
     for split in ("train", "valid"):
         for label in ("<b>", "c"):

@@ -437,6 +437,7 @@ def test_joined_sets_have_the_names_files_and_contents_of_each() -> None:
         (Weighted, {"cat": 1, "dog": 1}, "a number for each of cat, dog, hen"),
         (Weighted, {"cat": -1, "dog": 1, "hen": 1}, "a number for each of cat, dog, hen"),
         (Weighted, "balanced", "draws from at most 99 samples; hint: order=mixed draws"),
+        (Weighted, {"cat": 1, "dog": 1, "henn": 1}, "weights: are not weights; hint: henn: did you mean 'hen'"),
         (Mixed, {"train": 1}, "several training sets: dataset.train, dataset.train_NAME"),
         (Mixed, {"train": [1, 0]}, "loader.order.weights: are not weights"),
         (Repeated, {"train": 1}, "several training sets: dataset.train, dataset.train_NAME"),
