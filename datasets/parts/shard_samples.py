@@ -60,6 +60,12 @@ class ShardSamples:
         window: int = 16,
     ) -> None:
         base = os.path.expanduser(root).rstrip("/")
+        DataError.raise_if(
+            not base or root.endswith("://"),
+            "dataset.root",
+            "names no bucket" if base else "names no folder",
+            root,
+        )
         folders = split_folders(base)
         # There may be no test split
         splits = folders | ({split: f"{base}/{split}"} if folders and split != "test" else {})

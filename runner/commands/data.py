@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
             )
         print(
             f"{folder}: {number_of(len(index.samples), 'sample')} in {number_of(len(index.shards), 'shard')}, "
-            f"{sum(shard.size for shard in index.shards):,} bytes, {number_of(len(index.labels), 'label')}; {index.path}"
+            f"{sum(shard.size for shard in index.shards):,} bytes, {number_of(len(index.labels), 'label')}; {index.place}"
         )
     DataError.raise_all(differing)
     return 0

@@ -58,7 +58,7 @@ def page(title: str, splits: Mapping[str, Any], facts: Mapping[str, Mapping[str,
         f"<h2>{escape(name)}: {facts[name]['samples']:,} samples</h2>"
         + _bars("Labels", facts[name]["labels"])
         + _bars("Bytes of a sample", _histogram(facts[name]["bytes"]))
-        + _bars("Samples of a shard", _histogram(facts[name]["shards"]))
+        + _bars("Samples of a shard, or of a row group of it", _histogram(facts[name]["shards"]))
         + "".join(_figure(*sample) for sample in spaced_samples(dataset, 24))
         for name, dataset in splits.items()
     )

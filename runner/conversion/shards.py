@@ -122,12 +122,13 @@ def _tar(samples: Keyed) -> bytes:
 
 
 def _parquet(samples: Keyed) -> bytes:
-    """Return a table with a column for each field, in eight row groups."""
+    """Return a table with a column for each field, in at most eight row groups."""
     raw, rows = io.BytesIO(), [{KEY: key, **fields} for key, fields in samples]
     parquet.write_table(
         Table.from_pylist(rows),
         raw,
-        row_group_size=-(-len(rows) // 8),
+        # In training, a group is read at once and counts as a shard
+        row_group_size=max(256, -(-len(rows) // 8)),
         # Files are compressed already, and no two are alike
         compression="none",
         use_dictionary=False,
@@ -201,7 +202,7 @@ class _Shards(dict[Path, tuple[Any, Indices]]):
                 path, _FORMATS[path.suffix[1:]]([*map(dataset.fields, places.tolist())])
             )
         except SamewiseError as error:
-            return Failure(error.problems)
+            return Failure(error.problems, type(error))
 
 
 def convert(

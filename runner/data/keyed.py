@@ -26,7 +26,7 @@ from samewise.runner.data.dataset import (
 from samewise.runner.data.device import copied
 from samewise.runner.data.order import Order
 from samewise.runner.data.plan import Plan
-from samewise.runner.errors import Problem, SamewiseError
+from samewise.runner.errors import DataError, Problem, SamewiseError
 from samewise.runner.interfaces import Batch
 
 Collate = Callable[[Sequence[Any]], Batch]
@@ -53,6 +53,7 @@ class Failure:
     """An error in a worker, sent to the main process, which raises it without a traceback."""
 
     problems: tuple[Problem | str, ...]
+    kind: type[SamewiseError] = DataError
 
 
 class KeyedDataset(Dataset[Any]):
@@ -120,7 +121,7 @@ class KeyedDataset(Dataset[Any]):
             return self._checked(key)
         # The batch holds something that cannot be compared.
         except SamewiseError as error:
-            return Failure(error.problems)
+            return Failure(error.problems, type(error))
 
     def _checked(self, key: Key) -> Batch | Failure:
         if self.must_repeat:
@@ -167,7 +168,8 @@ class KeyedDataset(Dataset[Any]):
             return Failure(
                 error.problems
                 if len(samples) < len(key.indices)
-                else self._locate_fault(error, key.indices, samples)
+                else self._locate_fault(error, key.indices, samples),
+                type(error),
             )
         except SystemExit as error:
             return Failure((failure(self.dataset, self._name, "", error),))

@@ -123,7 +123,7 @@ class Loader:
         try:
             for batch in batches:
                 if isinstance(batch, Failure):
-                    raise DataError(*batch.problems)
+                    raise batch.kind(*batch.problems)
                 yield batch
         finally:
             # Ends the workers now. An error's traceback may keep this frame; then the garbage

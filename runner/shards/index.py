@@ -71,6 +71,7 @@ class ShardIndex:
         shards: The shards, by name.
         labels: All labels that occur.
         samples: `SAMPLE`[N], mapped into memory.
+        place: Where the index lies: its path, or after `open_index` its address in the store.
         unit_ends: int64[U], the number of samples up to the end of each unit.
 
     Raises:
@@ -78,7 +79,7 @@ class ShardIndex:
     """
 
     def __init__(self, path: Path, folder: str) -> None:
-        self.path, self.folder = path, folder
+        self.path, self.folder, self.place = path, folder, str(path)
         with storage.readable(str(path)):
             self.shards = [Shard(*json.loads(line)) for line in path.read_text().splitlines()]
             units = [size for shard in self.shards for size in shard.units]
@@ -178,7 +179,8 @@ def open_index(
     """Open the index of a folder's shards, and make it first if there is none.
 
     It lies in the folder `.samewise` beside the shards; if that cannot be written, in the user's
-    cache. Shards that are done are kept if the work is interrupted.
+    cache. In a store, a new index, and with `accepts_changes` any, is written there too. Shards that
+    are done are kept if the work is interrupted.
 
     Args:
         folder: The folder.
@@ -194,7 +196,7 @@ def open_index(
     files, places = storage.list_files(folder, READERS), _places(folder, noted)
     beside = places[0].parent
     target = places[not os.access(beside if beside.exists() else beside.parent, os.W_OK)]
-    in_store = f"{folder}/.samewise/{target.stem}"
+    in_store, is_published = f"{folder}/.samewise/{target.stem}", accepts_changes
     if (index := _fitting(places, folder, files)) is None:
         target.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(target.with_suffix(".lock")):
@@ -211,8 +213,9 @@ def open_index(
                     {} if older is None or accepts_changes else {x[0]: x[3] for x in older.shards}
                 )
                 index = _make(target, folder, files, noted, older, before, show)
-                if storage.is_remote(folder):
-                    storage.stores().publish(target, in_store)
+                is_published = True
+    if is_published and storage.is_remote(folder):
+        index.place = storage.stores().publish(index.path, in_store)
     return index
 
 
@@ -230,8 +233,13 @@ def verify(
         places[-1].parent.mkdir(parents=True, exist_ok=True)
         storage.stores().receive(f"{folder}/.samewise/{places[-1].stem}", places[-1])
     place = next((place for place in places if place.exists()), None)
-    hint = f"`samewise data index {folder}{noted.options}` makes it"
-    DataError.raise_if(place is None, folder, "has no index of this label", label, hint=hint)
+    DataError.raise_if(
+        place is None,
+        folder,
+        "has no index of this label",
+        label,
+        hint=f"`samewise data index {folder}{noted.options}` makes it",
+    )
     index = ShardIndex(cast(Path, place), folder)
     sizes = {file.name: file.size for file in storage.list_files(folder, READERS)}
     reasons = {
@@ -299,7 +307,8 @@ def _make(
         shutil.copy(base.path, draft)
     numbers = {name: number for number, name in enumerate(base.labels if base else ())}
     count, pending = len(base.samples) if base else 0, files[len(done) :]
-    print(f"indexing {number_of(len(pending), 'shard')} in {folder}", file=sys.stderr)
+    if pending:
+        print(f"indexing {number_of(len(pending), 'shard')} in {folder}", file=sys.stderr)
     pool = ThreadPoolExecutor(os.cpu_count())
     try:
         paths = [f"{folder}/{file.name}" for file in pending]

@@ -33,7 +33,10 @@ def readable(path: str) -> Generator[None]:
     # The last four are those of pyarrow and of unpacking
     except (OSError, ValueError, KeyError, TypeError, IndexError, NotImplementedError) as error:
         reason = getattr(error, "strerror", None) or first_line(error)
-        raise DataError(Problem(path, f"cannot be read, or is damaged: {reason}")) from None
+        is_whole = isinstance(error, FileNotFoundError | PermissionError)
+        raise DataError(
+            Problem(path, f"cannot be read{', or is damaged' * (not is_whole)}: {reason}")
+        ) from None
 
 
 def stores() -> Any:
@@ -52,7 +55,7 @@ def list_folders(place: str) -> set[str]:
     """Return the names of the folders in a place; none if there is no such place.
 
     Raises:
-        DataError: The store does not answer.
+        TrainingError: The store does not answer.
     """
     with suppress(OSError):
         if is_remote(place):
@@ -74,10 +77,9 @@ def list_files(folder: str, endings: Collection[str]) -> list[File]:
         names = sorted(name for name in entries if not name.startswith("."))
         chosen = [name for name in names if os.path.splitext(name)[1] in endings]
         files = [File(name, *(entries[name] or _state(f"{folder}/{name}"))) for name in chosen]
-    splits = [(name, *os.path.splitext(name)) for name in names]
     packed = [
         name
-        for name, inner, ending in splits
+        for name, inner, ending in ((name, *os.path.splitext(name)) for name in names)
         if ending in _PACKED and inner.endswith((*endings,)) and inner not in chosen
     ]
     DataError.raise_if(
@@ -85,7 +87,7 @@ def list_files(folder: str, endings: Collection[str]) -> list[File]:
         folder,
         "has compressed shards, in which no sample can be read alone",
         packed[:5],
-        hint="unpack them here",
+        hint="unpack them: gunzip, bunzip2, unxz or unzstd",
     )
     if not chosen:
         raise DataError(

@@ -18,7 +18,7 @@ import fsspec
 import xxhash
 from fsspec.spec import AbstractBufferedFile
 
-from samewise.runner.errors import ConfigError, DataError, Problem, first_line
+from samewise.runner.errors import ConfigError, DataError, Problem, TrainingError, first_line
 from samewise.runner.shards import cache
 
 TRIES, LIMIT_S = 6, 60.0
@@ -28,6 +28,8 @@ _READERS = 8
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 _VERSIONS = ("ETag", "etag", "LastModified", "last_modified", "mtime", "updated", "created")
 """Names under which stores give an object's version or time."""
+_LASTING = ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound")
+"""Errors of botocore that no further try mends, besides those of permissions."""
 _FILES = dict[str, tuple[int, Sequence[str]]]()
 """Size and hashes of the blocks, by file."""
 
@@ -37,7 +39,7 @@ def list_folder(place: str) -> dict[str, tuple[int, str] | None]:
 
     Raises:
         OSError: The folder does not exist, or may not be read.
-        DataError: The store does not answer.
+        TrainingError: The store does not answer.
     """
     entries = {x["name"].rstrip("/").rpartition("/")[2]: x for x in _call(place, "ls", detail=True)}
     return {
@@ -106,19 +108,27 @@ def receive(place: str, target: Path) -> None:
         os.replace(draft, target)
 
 
-def publish(target: Path, place: str) -> None:
+def publish(target: Path, place: str) -> str:
     """Write the files of an index into the store, if this user may; arguments as of `receive`.
 
     The name of the file of samples says to which file of shards it belongs. An index on a disk has
     other names, so that neither is taken for the other where files are copied.
+
+    Returns:
+        Where the index lies: in the store, or else on the disk.
     """
-    version = xxhash.xxh3_64_hexdigest(target.read_bytes())
+    content = target.read_bytes()
+    rows = f"{xxhash.xxh3_64_hexdigest(content)}.rows"
     try:
-        for ending, source in ((f"{version}.rows", ".samples"), ("index", ".shards")):
-            store, path = fsspec.url_to_fs(f"{place}.{ending}")
-            store.put_file(str(target.with_suffix(source)), path)
+        store, path = fsspec.url_to_fs(place, use_listings_cache=False)
+        # The index is written last, so if it is there, the rows are too
+        if not store.exists(f"{path}.index") or store.cat_file(f"{path}.index") != content:
+            for ending, source in ((rows, ".samples"), ("index", ".shards")):
+                store.put_file(str(target.with_suffix(source)), f"{path}.{ending}")
     except Exception as error:
         print(f"the index is not written to {place}: {first_line(error)}", file=sys.stderr)
+        return str(target)
+    return f"{place}.index"
 
 
 def read_ahead(work: Sequence[Callable[[], object]]) -> float:
@@ -160,18 +170,21 @@ def _call(
         extra = _EXTRAS.get(place.partition(":")[0])
         hint = f"pip install '.[{extra}]' in samewise's folder" if extra else ""
         raise ConfigError(Problem(place, first_line(error), hint=hint)) from None
-    limit, reason = {"timeout": LIMIT_S} if store.async_impl else {}, ""
+    limit, reason, is_content = {"timeout": LIMIT_S} if store.async_impl else {}, "", False
     for tries in range(1, TRIES + 1):
         try:
             result = getattr(store, method)(path, **settings, **limit)
             check(result)
             return result
         except FileNotFoundError:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), place) from None
-        except PermissionError:
-            raise
+            raise FileNotFoundError(
+                errno.ENOENT, "there is no such bucket, folder or file", place
+            ) from None
         # Stores raise errors of many packages
         except Exception as error:
+            if isinstance(error, PermissionError) or type(error).__name__ in _LASTING:
+                raise PermissionError(errno.EACCES, first_line(error), place) from None
+            is_content = isinstance(error, ValueError)
             reason = (
                 f"gives no answer in {LIMIT_S:.0f} s"
                 if isinstance(error, TimeoutError)
@@ -180,7 +193,15 @@ def _call(
         if tries < TRIES:
             # Not at the same time as other machines; training's own generators stay as they are
             time.sleep(2 ** (tries - 2) * Random().uniform(0.5, 1))
-    raise DataError(Problem(place, f"cannot be read, after {TRIES} tries: {reason}"))
+    raise (DataError if is_content else TrainingError)(
+        Problem(
+            place,
+            f"cannot be read, after {TRIES} tries: {reason}",
+            hint=""
+            if is_content
+            else "when the store answers, run the same command again to resume",
+        )
+    )
 
 
 def _request(path: str, start: int, stop: int, expected: str = "") -> bytes:

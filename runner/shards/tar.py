@@ -3,6 +3,7 @@
 import io
 import re
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import groupby
 from operator import attrgetter
 from typing import Any, BinaryIO, NamedTuple, final
@@ -66,12 +67,17 @@ def _members(file: BinaryIO) -> Iterator[_Member]:
     """Yield the files among the members, in a fraction of the time of `tarfile`.
 
     Raises:
-        ValueError: It is not a tar file, or is cut short.
+        ValueError: It is not a tar file, is cut short, has a damaged header, or goes on after its
+            end.
     """
     start, place, long_name = 0, 0, b""
     while len(header := file.read(_BLOCK)) == _BLOCK and any(header):
         if header[257:262] != b"ustar":
             raise ValueError(f"byte {place:,} begins no member of an uncompressed tar file")
+        # The sum counts its own field as spaces
+        checksum = sum(header[:148]) + sum(header[156:]) + 8 * ord(" ")
+        if header[148:156].strip(b" \0").lstrip(b"0") != b"%o" % checksum:
+            raise ValueError(f"the header checksum at byte {place:,} is wrong")
         stop = place + _BLOCK + int(header[124:136].rstrip(b" \0") or b"0", 8)
         content = file.read(stop - place - _BLOCK)
         place, kind = -(-stop // _BLOCK) * _BLOCK, header[156:157]
@@ -90,3 +96,8 @@ def _members(file: BinaryIO) -> Iterator[_Member]:
             start, long_name = place, b""
     if len(header) < _BLOCK:
         raise ValueError(f"it is cut short: it ends before byte {place + _BLOCK:,}")
+    if any(map(any, iter(partial(file.read, 1 << 20), b""))):
+        raise ValueError(
+            f"bytes follow the end of the archive at byte {place:,}: it is damaged there, or was "
+            "joined by cat (`tar --concatenate` joins archives)"
+        )

@@ -6,7 +6,9 @@ import pickle
 import shutil
 import subprocess
 import sys
+import tarfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -300,7 +302,7 @@ def test_the_nearest_column_is_named(tmp_path: Path, name: str, message: str) ->
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        (lambda place: shutil.move(place, f"{place}.zstd"), r"has compressed shards, .* hint: unpack them here"),
+        (lambda place: shutil.move(place, f"{place}.zstd"), r"has compressed shards, .* hint: unpack them: gunzip"),
         (lambda place: place.write_bytes(place.read_bytes()[:-9]), r"0000\.mds: cannot be read, or is damaged: a sample has"),
         (lambda place: place.write_bytes(place.read_bytes()[:9]), r"0000\.mds: cannot be read, or is damaged: "),
         (lambda place: mds(place, [{"image": b"a", "label": "b"}], "pkl"), r"column image: has an encoding that is not read; expected: bytes,(.|\n)*'pkl'"),
@@ -315,6 +317,43 @@ def test_chunks_that_cannot_be_read_are_refused(tmp_path: Path, how: Callable[[P
     how(root / "0000.mds")
     with pytest.raises(DataError, match=message):
         ShardImages(root=str(root), split="train", shares={})[0]
+
+
+def join(place: Path) -> None:
+    place.write_bytes(place.read_bytes() + (place.parent / "0010.tar").read_bytes())
+
+
+def damage(header: int, start: int, content: bytes, place: Path) -> None:
+    """Write over a member's header."""
+    with tarfile.open(place) as archive:
+        offset = archive.getmembers()[header].offset
+    raw = place.read_bytes()
+    place.write_bytes(raw[: offset + start] + content + raw[offset + start + len(content) :])
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        (join, r"bytes follow the end of the archive at byte 20,480: it is damaged there, or was joined by cat"),
+        (partial(damage, 4, 0, bytes(1024)), r"bytes follow the end of the archive at byte 4,096: it is damaged there"),
+        (partial(damage, 4, 2, b"\0\0"), r"the header checksum at byte 4,096 is wrong"),
+        (partial(damage, 4, 148, b"x"), r"the header checksum at byte 4,096 is wrong"),
+    ],
+)
+def test_no_sample_of_a_damaged_tar_file_is_lost_in_silence(tmp_path: Path, how: Callable[[Path], Any], message: str) -> None:
+    root = write(tmp_path / "shards", pictures(tmp_path / "files"))
+    how(root / "0000.tar")
+    with pytest.raises(DataError, match=rf"0000\.tar: cannot be read, or is damaged: {message}"):
+        ShardImages(root=str(root), split="train", shares={})
+
+
+@pytest.mark.parametrize(("root", "message"), [("", "dataset.root: names no folder"), ("s3://", "dataset.root: names no bucket")])
+def test_a_root_without_a_name_is_named(samewise: Callable[..., Any], root: str, message: str) -> None:
+    assert (
+        samewise("check", "experiment=resnet18_digits", "dataset=shards", f"dataset.root={root}", code=2)
+        .stderr.splitlines()[-2]
+        .startswith(f"error: {message}")
+    )
 
 
 def test_two_sets_read_by_turns_unpack_each_row_group_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,6 +97,8 @@ def test_the_files_are_copied_as_they_are_and_train_as_before(
         # A member's ending begins at the first dot, and samples that differ only in theirs get a number
         names = [re.sub(r"-\d+(?=\.)", "", row[0]).replace("_a", ".a") if kind == "tar" else row[0] for row in rows]
         assert names == [row[0] for row in expected]
+    if kind == "parquet":
+        assert {parquet.ParquetFile(x).num_row_groups for x in tmp_path.glob("shards/*/*.parquet")} == {1}
     for name, dataset in (("shards", "shards"), ("files", "image_folder")):
         root = tmp_path / "shards" if name == "shards" else photos
         samewise(*TRAIN, f"dataset={dataset}", f"dataset.root={root}", "dataset.num_classes=3", f"run_root={tmp_path / name}-runs", code=0)

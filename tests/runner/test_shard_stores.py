@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from s3fs import S3FileSystem
 from samewise_datasets_shard_files import rows_of, write
 from samewise_forked import Forked
 from samewise_runner_launched import wait_for_step
@@ -32,7 +33,7 @@ from samewise.runner.data.keyed import Key, KeyedDataset, training_keys
 from samewise.runner.data.loading import Loader
 from samewise.runner.data.order import ByReplica
 from samewise.runner.data.plan import Plan
-from samewise.runner.errors import ConfigError, DataError
+from samewise.runner.errors import ConfigError, DataError, TrainingError
 from samewise.runner.shards import cache, stores
 from samewise.runner.shards.index import open_index
 
@@ -103,10 +104,10 @@ def test_a_block_with_other_bytes_is_fetched_again_and_in_the_end_refused(store:
         block.write_bytes(block.read_bytes()[:-1] + b"?")
     cache._CHECKED.clear()
     assert torch.equal(data[0]["image"], sample)
-    for fault, words in (
-        ("other", "bytes 0 to 4,096 are others than when it was indexed"),
-        ("short", "the store gives 2,048 of 4,096 bytes"),
-        ("500", "internal error"),
+    for fault, words, kind in (
+        ("other", "bytes 0 to 4,096 are others than when it was indexed", DataError),
+        ("short", "the store gives 2,048 of 4,096 bytes", DataError),
+        ("500", "internal error; hint: when the store answers, run the same command again to resume", TrainingError),
     ):
         forget(tmp_path)
         failing = len(store.requests) + 2
@@ -114,8 +115,10 @@ def test_a_block_with_other_bytes_is_fetched_again_and_in_the_end_refused(store:
         assert torch.equal(data[0]["image"], sample)
         forget(tmp_path)
         store.fault = lambda number, method, key, fault=fault: fault
-        with pytest.raises(DataError, match=rf"^{ROOT}/train/0000\.tar: cannot be read, after 6 tries: .*{words}"):
-            data[0]
+        keyed = KeyedDataset(data, default_collate, seed=0, stream="sample")
+        for workers in (0, 1):
+            with pytest.raises(kind, match=rf"^{ROOT}/train/0000\.tar: cannot be read, after 6 tries: .*{words}"):
+                [*Loader(keyed, lambda: iter([Key(0, 0, (0,))]), schema.Loader(num_workers=workers))]
 
 
 def test_a_store_that_does_not_answer_is_given_up(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +126,7 @@ def test_a_store_that_does_not_answer_is_given_up(store: Store, tmp_path: Path, 
     forget(tmp_path)
     monkeypatch.setattr(stores, "LIMIT_S", 0.2)
     store.fault = lambda number, method, key: "never"
-    with pytest.raises(DataError, match=r"0000\.tar: cannot be read, after 6 tries: gives no answer in 0 s"):
+    with pytest.raises(TrainingError, match=r"0000\.tar: cannot be read, after 6 tries: gives no answer in 0 s"):
         data[0]
 
 
@@ -145,10 +148,21 @@ def test_a_changed_shard_is_noticed_by_its_size_and_etag(store: Store, samewise:
 
 def test_what_cannot_be_written_or_found_is_said(store: Store, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     store.is_writable = False
-    assert len(open_index(f"{ROOT}/valid", "label").samples) == 30
+    index = open_index(f"{ROOT}/valid", "label")
+    assert len(index.samples) == 30
     assert "the index is not written to s3://bucket/tar/valid/.samewise/label: Access Denied" in capfd.readouterr().err
-    with pytest.raises(DataError, match="s3://bucket/none: cannot be read, or is damaged: No such file"):
+    assert index.place == open_index(f"{ROOT}/valid", "label", accepts_changes=True).place == str(index.path)
+    store.is_writable = True
+    for writes in (2, 0):
+        before = len(store.requests)
+        assert open_index(f"{ROOT}/valid", "label", accepts_changes=True).place == f"{ROOT}/valid/.samewise/label.index"
+        assert [x[0] for x in store.requests[before:]].count("PUT") == writes
+    with pytest.raises(DataError, match=r"^s3://bucket/none: cannot be read: there is no such bucket, folder or file$"):
         images("s3://bucket/none")
+    monkeypatch.setenv("AWS_PROFILE", "none")
+    S3FileSystem.clear_instance_cache()
+    with pytest.raises(DataError, match=r"^s3://bucket/tar: cannot be read: The config profile \(none\) could not be found$"):
+        images(ROOT)
     with pytest.raises(ConfigError, match="none://bucket: Protocol not known: none"):
         images("none://bucket")
     monkeypatch.setitem(sys.modules, "s3fs", None)
