@@ -282,7 +282,7 @@ def _help() -> str:
             "exit codes:",
             "  0  done",
             "  1  training failed; or, for verify, diff and reproduce: the bits differ or "
-            "cannot be compared",
+            "cannot be compared; for gate: not accepted",
             "  2  the input was wrong: a config, an option, a file that is damaged or was altered",
             "  3  interrupted; run the same command again to resume",
             "  4  reproduce: the bundle is intact, but nothing was run without --trust",

@@ -165,14 +165,17 @@ def pairs_needed(now: Estimate, looks: Looks = (), level: float = LEVEL) -> int 
     Returns:
         The number; None if it is more than 1000, or unknown from one pair.
     """
+    import numpy as np
     from scipy.stats import norm, t
 
+    if not now.deviation > 0:
+        return None
     spent = looks[-1][1] if looks else 0.0
     half = level * PLANNED * (1 - spent) / 2
-    for n in range(now.pairs + 1, MOST_PAIRS + now.pairs if now.deviation > 0 else 0):
-        if abs(now.mean) / now.deviation * math.sqrt(n) > t.isf(half, n - 1) + norm.ppf(POWER):
-            return n - now.pairs
-    return None
+    counts = np.arange(now.pairs + 1, MOST_PAIRS + now.pairs)
+    drift = abs(now.mean) / now.deviation * np.sqrt(counts)
+    settles = drift > t.isf(half, counts - 1) + norm.ppf(POWER)
+    return int(settles.argmax()) + 1 if settles.any() else None
 
 
 def _limits(mean: float, scale: float, looks: Looks, level: float) -> tuple[float, float, float]:

@@ -8,6 +8,10 @@ from pathlib import Path
 from samewise.runner.commands import add_project, add_trust, project_from
 from samewise.runner.records.json_text import to_json
 
+METRIC = (
+    "at the best step; final/NAME: at the last; seconds, steps: cost (default: evaluate.monitor, "
+    "which also chose the best step)"
+)
 EXAMPLES = """examples:
   samewise compare optimizer.momentum=0.5 optimizer.momentum=0.9 experiment=resnet18_digits --seeds 5
   samewise compare 'optimizer=adamw optimizer.lr=1e-3' '' experiment=resnet18_digits --until 0.2   '': without changes
@@ -20,18 +24,32 @@ gain holds however often you look: each look is recorded in RUN_ROOT/comparisons
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    side = "overrides in quotes, a run, a bundle, a sweep, or its setting (SWEEP:lr=0.1)"
-    parser.add_argument("first", metavar="A", help=side)
-    parser.add_argument("second", metavar="B", help="the baseline, as A; one setting")
-    parser.add_argument("shared", nargs="*", metavar="OVERRIDE", help="overrides of both sides")
+    add_pairs(parser, "", "")
     parser.add_argument(
         "--metric",
         action="append",
         default=[],
         metavar="NAME",
-        help="at the best step; final/NAME: at the last; seconds, steps: cost (may be repeated; "
-        "default: evaluate.monitor, which also chose the best step)",
+        help=f"{METRIC} (may be repeated)",
     )
+    parser.add_argument(
+        "--out", type=Path, metavar="FOLDER", help="write Markdown, LaTeX, SVG and PDF there"
+    )
+    parser.add_argument("--json", action="store_true", help="print a list of JSON objects")
+
+
+def add_pairs(parser: argparse.ArgumentParser, proposal: str, more: str) -> None:
+    """Add the arguments that name two sides, and say how many pairs to train.
+
+    Args:
+        parser: The parser.
+        proposal: What A is, before how it is named.
+        more: What else the run root has.
+    """
+    side = "overrides in quotes, a run, a bundle, a sweep, or its setting (SWEEP:lr=0.1)"
+    parser.add_argument("first", metavar="A", help=proposal + side)
+    parser.add_argument("second", metavar="B", help="the baseline, as A; one setting")
+    parser.add_argument("shared", nargs="*", metavar="OVERRIDE", help="overrides of both sides")
     parser.add_argument(
         "--seeds",
         type=int,
@@ -49,11 +67,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--budget", type=int, metavar="STEPS", help="most optimizer steps to train, of all runs"
     )
     parser.add_argument(
-        "--out", type=Path, metavar="FOLDER", help="write Markdown, LaTeX, SVG and PDF there"
-    )
-    parser.add_argument("--json", action="store_true", help="print a list of JSON objects")
-    parser.add_argument(
-        "--run-root", type=Path, default=Path("runs"), help="where the runs are (default: runs)"
+        "--run-root",
+        type=Path,
+        default=Path("runs"),
+        help=f"where the runs {more}are (default: runs)",
     )
     add_project(parser)
     add_trust(parser)

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from samewise.runner.compare.sides import FOLDER, Place, Side, find_sides
+from samewise.runner.compare.sides import FOLDER, Place, Side, find_side, find_sides
 from samewise.runner.config.monitors import mode_of
 from samewise.runner.errors import ConfigError, TrainingError, nearest, number_of
 from samewise.runner.paired import (
@@ -143,21 +143,14 @@ def compare(
     Raises:
         ConfigError: There are no such settings or no pairs, or a run lacks a metric.
     """
-    baselines = find_sides(second, place)
-    ConfigError.raise_if(
-        len(baselines) > 1,
-        second,
-        f"has {len(baselines)} settings",
-        expected="one setting as the baseline",
-        hint=f"{second}:{baselines[0].name.replace(' ', ',')}",
-    )
-    sides = [x for x in find_sides(first, place) if x.key != baselines[0].key]
+    baseline = find_side(second, place)
+    sides = [x for x in find_sides(first, place) if x.key != baseline.key]
     ConfigError.raise_if(
         not sides, first, f"is the same setting as {second}", expected="another setting"
     )
     results = list[PairedComparison]()
-    for metric in dict.fromkeys(metrics or [str(baselines[0].config.cfg.evaluate.monitor)]):
-        studies = [_Study(side, baselines[0], metric) for side in sides]
+    for metric in dict.fromkeys(metrics or [str(baseline.config.cfg.evaluate.monitor)]):
+        studies = [Study(side, baseline, metric) for side in sides]
         # The first metric decides how long to train
         if not results and (seeds or until is not None or budget is not None):
             for study in studies:
@@ -172,7 +165,7 @@ def compare(
     return results
 
 
-class _Study:
+class Study:
     """Two settings compared by one metric, and the looks at them.
 
     Args:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from samewise.runner.compare.comparison import PairedComparison
+from samewise.runner.compare.gate import Verdict
 from samewise.runner.records.files import write_atomically
 from samewise.runner.secrets import redact
 
@@ -57,6 +58,24 @@ def save(comparisons: Sequence[PairedComparison], folder: Path) -> list[Path]:
     write_atomically(files[1], redact(pandas.DataFrame(table).to_latex(index=False, escape=True)))
     _draw(comparisons, files[2:])
     return files
+
+
+def plain_verdict(verdict: Verdict) -> dict[str, Any]:
+    """Return a verdict for programs."""
+    comparison = verdict.comparison
+    plain = plain_values(comparison) if comparison else None
+    return {**vars(verdict), "comparison": plain}
+
+
+def save_verdict(verdict: Verdict, folder: Path) -> None:
+    """Write a verdict as gate.md, and its comparison's files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    head, *lines = str(verdict).splitlines()
+    table = ""
+    if verdict.comparison:
+        table = save([verdict.comparison], folder)[0].read_text().partition("\n\n")[2]
+    items = "\n".join(f"- {x}" for x in [*lines, f"ledger {verdict.ledger_sha256}"])
+    write_atomically(folder / "gate.md", redact(f"# {head}\n\n{items}\n\n{table}"))
 
 
 def _spread(comparison: PairedComparison, side: int) -> str:

@@ -180,6 +180,27 @@ def find_sides(text: str, place: Place) -> list[Side]:
     return [side]
 
 
+def find_side(text: str, place: Place) -> Side:
+    """Return the setting that a text names.
+
+    Args:
+        text: As in `find_sides`.
+        place: Where to look.
+
+    Raises:
+        ConfigError: It names none, or several.
+    """
+    sides = find_sides(text, place)
+    ConfigError.raise_if(
+        len(sides) > 1,
+        text,
+        f"has {len(sides)} settings",
+        expected="one setting",
+        hint=f"{text}:{sides[0].name.replace(' ', ',')}",
+    )
+    return sides[0]
+
+
 def _side_of(text: str, changes: Sequence[str], place: Place) -> Side:
     """Return the setting of overrides."""
     root = [] if place.run_root == Path("runs") else [f"run_root={place.run_root}"]
