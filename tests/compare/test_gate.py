@@ -2,6 +2,10 @@
 
 import hashlib
 import json
+import os
+import shlex
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from samewise_runner_lab_of_code import at_work_in, edit, trainer
+import yaml
+from samewise_runner_lab_of_code import EXPERIMENT, at_work_in, edit, trainer
 from scipy.special import expit
 
 from samewise.runner import paired
@@ -34,18 +39,10 @@ class Recorded:
     accuracies: Sequence[float]
     trained: set[int] = field(default_factory=set)
 
-    @property
-    def key(self) -> str:
-        return self.name
-
-    @property
-    def place(self) -> Any:
-        return SimpleNamespace(run_root=self.root)
-
-    @property
-    def config(self) -> Any:
+    def __post_init__(self) -> None:
         settings = SimpleNamespace(monitor="valid/accuracy", mode=SimpleNamespace(value="max"), also={})
-        return SimpleNamespace(cfg=SimpleNamespace(evaluate=settings))
+        self.key, self.place = self.name, SimpleNamespace(run_root=self.root)
+        self.config = SimpleNamespace(cfg=SimpleNamespace(evaluate=settings))
 
     def folders(self) -> dict[int, Any]:
         return {}
@@ -168,3 +165,27 @@ def test_changed_code_is_accepted_with_the_same_bits_and_other_bits_must_be_bett
     assert all(line in page for line in (done.splitlines()[1], Ledger(Path("runs")).read()[1], "| metric |"))
     Path("runs/gate.jsonl").unlink()
     assert "runs/gate.jsonl: was rewritten: line 3 is not the one that was written" in samewise("gate", refactored, base, code=2).stderr
+
+
+@pytest.mark.slow
+def test_the_workflow_to_copy_accepts_a_refactoring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repository: Path) -> None:
+    """Its shell steps, in a clone with a commit more than its base."""
+    job = yaml.safe_load((repository / "docs/examples/agents/gate.yml").read_text())["jobs"]["gate"]
+    steps = {step["name"]: step["run"] for step in job["steps"] if "name" in step}
+    with at_work_in(tmp_path / "project", monkeypatch) as lab:
+
+        def commit() -> str:
+            identity = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+            for words in (("init", "-q"), ("add", "."), (*identity, "commit", "-qm", "change")):
+                subprocess.run(["git", *words], check=True)
+            return subprocess.run(["git", "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+
+        base = commit()
+        edit(lab / "lab_of_code/parts/layers.py", "nn.Linear(WIDTH, 10)", "nn.Linear(out_features=10, in_features=WIDTH)")
+        variables = {"BASE": base, "PROPOSAL": commit(), "OVERRIDES": " ".join(EXPERIMENT), "SEEDS": "0,1", "GITHUB_WORKSPACE": str(lab)}
+        for name in ("train", "gate"):
+            script = f'set -e; samewise() {{ {shlex.quote(sys.executable)} -m samewise "$@"; }}\n{steps[name]}'
+            subprocess.run(["bash", "-c", script], check=True, env={**os.environ, **variables})
+    page = (lab / "gate/gate.md").read_text()
+    assert page.startswith("# accepted: same bits\n")
+    assert "have the same bits in 2 pairs (seed 0, 1)" in page
