@@ -118,6 +118,7 @@ def run(args: argparse.Namespace) -> int:
 def _convert(args: argparse.Namespace) -> int:
     from samewise.runner.conversion.shards import convert, require_plan
     from samewise.runner.records.console import show_progress
+    from samewise.runner.shards.index import plan_of
 
     require_at_least(
         {
@@ -145,6 +146,7 @@ def _convert(args: argparse.Namespace) -> int:
             f"{out / name}: {number_of(len(dataset), 'sample')} in "
             f"{number_of(len(sizes), 'shard')}, {sum(sizes):,} bytes"
         )
+    print(f"train on them with dataset={plan_of(str(out))['dataset']} dataset.root={out}")
     return 0
 
 
@@ -156,12 +158,12 @@ def _inspect(args: argparse.Namespace) -> int:
     splits, _ = _open(args)
     facts = {name: describe(dataset) for name, dataset in splits.items()}
     write_atomically(out, page(title, splits, facts))
-    lines = [
+    lines = (
         f"{name}: {number_of(fact['samples'], 'sample')}"
         f"{', ' + number_of(len(fact['labels']), 'label') if fact['labels'] else ''}; "
         f"{sum(fact['bytes']) / len(fact['bytes']):,.0f} bytes a sample, at most {max(fact['bytes']):,}"
         for name, fact in facts.items()
-    ]
+    )
     print(to_json(facts, indent=2) if args.json else "\n".join([*lines, f"page     {out}"]))
     return 0
 

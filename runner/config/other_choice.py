@@ -127,7 +127,7 @@ def settle(cfg: DictConfig, changed: Sequence[Change], overrides: Sequence[str])
         }
         misfits |= here
         # First the one that changes results unnoticed
-        retained = [x for x in settings if not removed[x.path] and _is_news(x, change)]
+        retained = [x for x in settings if not removed[x.path] and _is_news(x, change, whole)]
         if retained and change.is_explicit:
             cautions.append(_kept_caution(change, retained))
         if dropped := [value for value in settings if removed[value.path] in here]:
@@ -173,11 +173,14 @@ def _misfit(whole: Any, path: str, change: Change) -> str:
     return ""
 
 
-def _is_news(value: FileValue, change: Change) -> bool:
+def _is_news(value: FileValue, change: Change, whole: Any) -> bool:
     """Return whether a kept value can change a result and differs from the choice's own."""
     other = change.alternatives.get(value.path)
     if other is None:
-        return not is_outside(value.path)
+        # A setting of the former choice alone has no effect unless something refers to it
+        return not is_outside(value.path) and (
+            value.path not in change.former or f"${{{value.path}}}" in str(whole)
+        )
     is_new = other != change.former.get(value.path) and other.value != value.value
     return is_new and "/" in other.config and not is_outside(value.path)
 
@@ -208,7 +211,7 @@ def _kept_caution(change: Change, retained: Sequence[FileValue]) -> Problem:
         change.path,
         f"{change.now} keeps {_and(keys)}, which {change.experiment} sets for "
         f"{change.before or 'no choice'}",
-        hint=f"set what you want; {change.now}'s own values: {settings}" if own else "",
+        hint=f"keep them, or set {change.now}'s own values: {settings}" if own else "",
         where=retained[0].where,
     )
 

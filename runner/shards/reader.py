@@ -200,9 +200,15 @@ def require_label(path: str, label: Label, names: Collection[str]) -> None:
 def require_column(path: str, name: str, names: Collection[str]) -> None:
     """Raise a DataError that shows the nearest name unless a table has the column."""
     if name not in names:
-        reason, expected = "has no column of this name", ", ".join(names)
-        hint = did_you_mean(name, names) or choice_hint(names)
-        raise DataError(Problem(path, reason, name, expected, hint))
+        raise DataError(
+            Problem(
+                path,
+                "has no column of this name",
+                name,
+                expected=", ".join(names),
+                hint=did_you_mean(name, names) or choice_hint(names),
+            )
+        )
 
 
 def choice_for(names: Collection[str]) -> str:

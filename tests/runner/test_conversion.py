@@ -152,7 +152,8 @@ def test_recordings_with_transcripts_and_texts_are_converted(tmp_path: Path, sam
         (tmp_path / f"{split}.json").write_text("".join(rows))
         (tmp_path / f"{split}.csv").write_text("text,label\n" + "".join(f'"text, {number}",{"xy"[number % 2]}\n' for number in range(4)))
     manifests = [f"dataset.{split}_file={tmp_path / split}.json" for split in ("train", "valid")]
-    samewise("data", "convert", "dataset=manifest", *manifests, "--to", "parquet", "--out", tmp_path / "a", "--processes", 1, code=0)
+    done = samewise("data", "convert", "dataset=manifest", *manifests, "--to", "parquet", "--out", tmp_path / "a", "--processes", 1, code=0)
+    assert f"train on them with dataset=shard_utterances dataset.root={tmp_path / 'a'}\n" in done.stdout
     recordings = parquet.read_table(tmp_path / "a" / "train").to_pylist()
     assert recordings == [
         {"__key__": f"{number}.flac", "audio": (tmp_path / f"{number}.flac").read_bytes(), "text": f"{'abcd'[number]} word"} for number in range(4)

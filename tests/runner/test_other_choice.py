@@ -64,11 +64,16 @@ def test_settings_that_another_choice_does_not_take_are_left_out_with_one_line_e
         f"resnet18_digits.yaml:28: optimizer: momentum and nesterov are left out: {experiment} them for sgd, and adamw does not set them",
         f"resnet18_digits.yaml:32: scheduler: cycle_momentum and pct_start are left out: {experiment} them for one_cycle, and cosine does not set them",
     ]
-    assert composed.cautions[0].hint == "set what you want; adamw's own values: optimizer.lr=0.001 optimizer.weight_decay=0.01"
+    assert composed.cautions[0].hint == "keep them, or set adamw's own values: optimizer.lr=0.001 optimizer.weight_decay=0.01"
     by_hand = ["~optimizer.momentum", "~optimizer.nesterov", "~scheduler.pct_start", "~scheduler.cycle_momentum"]
     same = compose(["experiment=resnet18_digits", "optimizer=adamw", "scheduler=cosine", *by_hand], project=mine)
     assert composed.fingerprint == same.fingerprint
     assert [one.path for one in same.cautions] == ["optimizer"]
+
+
+def test_settings_that_another_choice_has_no_use_for_are_not_named(mine: Project) -> None:
+    (caution,) = compose(["experiment=resnet_cifar10", "dataset=shards"], project=mine).cautions
+    assert "shards keeps image_size=32, mean=[0.4914,0.4822,0.4465] and std=[0.247,0.2435,0.2616], which" in caution.message
 
 
 def test_an_experiment_that_builds_on_another_may_choose_another_component(mine: Project) -> None:
