@@ -20,8 +20,10 @@ _CHECKED = set[str]()
 
 def folder() -> Path:
     """Return the folder of what is kept of shards and cannot be kept beside them."""
-    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("SAMEWISE_SHARD_CACHE") or Path(caches, "samewise", "shards"))
+    return Path(
+        os.environ.get("SAMEWISE_SHARD_CACHE")
+        or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "samewise", "shards")
+    )
 
 
 def limit() -> int:

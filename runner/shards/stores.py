@@ -23,8 +23,8 @@ from samewise.runner.shards import cache
 
 TRIES, LIMIT_S = 6, 60.0
 """Times that a request is tried, and seconds for each."""
-_READERS = 8
-"""Threads of a process that read ahead."""
+_READERS, _AHEAD = 8, "samewise reads ahead"
+"""Threads of a process that read ahead, and their name."""
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 _VERSIONS = ("ETag", "etag", "LastModified", "last_modified", "mtime", "updated", "created")
 """Names under which stores give an object's version or time."""
@@ -149,7 +149,7 @@ def _queue(pid: int) -> SimpleQueue[Callable[[], object]]:
     """Make the queue of a process's threads, which a fork of it does not have."""
     queue = SimpleQueue[Callable[[], object]]()
     for _ in range(_READERS):
-        threading.Thread(target=_work, args=(queue,), daemon=True).start()
+        threading.Thread(target=_work, args=(queue,), name=_AHEAD, daemon=True).start()
     return queue
 
 
@@ -171,7 +171,9 @@ def _call(
         hint = f"pip install '.[{extra}]' in samewise's folder" if extra else ""
         raise ConfigError(Problem(place, first_line(error), hint=hint)) from None
     limit, reason, is_content = {"timeout": LIMIT_S} if store.async_impl else {}, "", False
-    for tries in range(1, TRIES + 1):
+    # The others wait for the block's lock meanwhile, and who needs the bytes asks again
+    most = 1 if threading.current_thread().name == _AHEAD else TRIES
+    for tries in range(1, most + 1):
         try:
             result = getattr(store, method)(path, **settings, **limit)
             check(result)
@@ -190,7 +192,7 @@ def _call(
                 if isinstance(error, TimeoutError)
                 else first_line(error)
             )
-        if tries < TRIES:
+        if tries < most:
             # Not at the same time as other machines; training's own generators stay as they are
             time.sleep(2 ** (tries - 2) * Random().uniform(0.5, 1))
     raise (DataError if is_content else TrainingError)(

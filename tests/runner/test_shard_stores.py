@@ -229,6 +229,20 @@ def test_what_comes_next_is_read_before_it_is_needed(store: Store, tmp_path: Pat
     assert keyed.distance == keyed.read_ahead == 14
 
 
+def test_reading_ahead_tries_once_and_keeps_nobody_waiting(store: Store, tmp_path: Path) -> None:
+    data = images(ROOT)
+    forget(tmp_path)
+    store.fault = lambda number, method, key: "500"
+    before, end = len(store.gets()), time.monotonic() + 30
+    data.prefetch([0])
+    while len(store.gets()) == before:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    with pytest.raises(TrainingError, match="after 6 tries"):
+        data[0]
+    assert len(store.gets()) == before + 1 + 6
+
+
 def test_a_rank_of_two_reads_about_half_of_the_bytes(store: Store, tmp_path: Path) -> None:
     data = ShardImages(root=ROOT, split="train", shares={}, mode="gray", window=1)
     order, plan = ByReplica(data, seed=0, batch_size=20, replicas=2), Plan(samples=130, batch_size=20, micro_batches=2, drop_last=True)
