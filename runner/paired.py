@@ -168,13 +168,11 @@ def pairs_needed(now: Estimate, looks: Looks = (), level: float = LEVEL) -> int 
     import numpy as np
     from scipy.stats import norm, t
 
-    if not now.deviation > 0:
-        return None
     spent = looks[-1][1] if looks else 0.0
     half = level * PLANNED * (1 - spent) / 2
     counts = np.arange(now.pairs + 1, MOST_PAIRS + now.pairs)
-    drift = abs(now.mean) / now.deviation * np.sqrt(counts)
-    settles = drift > t.isf(half, counts - 1) + norm.ppf(POWER)
+    effect = abs(now.mean) / (now.deviation or math.nan)
+    settles = effect * np.sqrt(counts) > t.isf(half, counts - 1) + norm.ppf(POWER)
     return int(settles.argmax()) + 1 if settles.any() else None
 
 

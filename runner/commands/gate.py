@@ -1,7 +1,5 @@
 """Accept a change: the same bits as the baseline, or better than chance among all tries."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 
@@ -28,7 +26,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--out",
         type=Path,
         metavar="FOLDER",
-        help="write gate.md there, and the tables and pictures of `samewise compare`",
+        help="write gate.md there, beside the tables and pictures of `samewise compare`",
     )
     add_arguments(parser, JSON)
 

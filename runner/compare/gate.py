@@ -1,11 +1,10 @@
 """Accept a change if its runs have the bits of the baseline's, or if they are better."""
 
-from __future__ import annotations
-
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from samewise.runner.compare.comparison import MOST, PairedComparison, Study
 from samewise.runner.compare.ledger import Ledger
@@ -15,8 +14,6 @@ from samewise.runner.paired import LEVEL
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.verify import two_runs
 
-SAME_BITS = "same bits"
-
 
 @dataclass(frozen=True)
 class Verdict:
@@ -24,28 +21,28 @@ class Verdict:
 
     Args:
         accepted: Whether it is.
-        reason: `same bits`, or the comparison's verdict: `better`, `worse`, `the same` or `not
-            distinguishable`.
         sentence: The reason with its figures.
-        notes: What the bits and the number of the try are, as sentences.
-        number: Number of the try in the ledger; 0: with the same bits nothing is claimed.
-        level: The share of false claims that the try may make.
+        notes: What is known of the bits, and what the number of the try means, as sentences.
+        ledger: The line of the ledger: `verdict`, which is `same bits` or the comparison's, `try`
+            (0: nothing is claimed), `level`, and `sha256`, the digest of the line, and so of all.
         comparison: The pairs; None with the same bits.
-        ledger_sha256: Digest of the ledger's last line, and so of all lines.
     """
 
     accepted: bool
-    reason: str
     sentence: str
     notes: Sequence[str]
-    number: int
-    level: float
-    comparison: PairedComparison | None
-    ledger_sha256: str
+    ledger: Mapping[str, Any]
+    comparison: PairedComparison | None = None
 
     def __str__(self) -> str:
-        head = f"{'accepted' if self.accepted else 'not accepted'}: {self.reason}"
-        return "\n".join([head, self.sentence, *self.notes])
+        return "\n".join(
+            [
+                f"{'accepted' if self.accepted else 'not accepted'}: {self.ledger['verdict']}",
+                self.sentence,
+                *self.notes,
+                f"ledger {self.ledger['sha256']}",
+            ]
+        )
 
 
 def gate(
@@ -91,32 +88,33 @@ def judge(
 ) -> Verdict:
     """Decide as `gate`, with sides."""
     study = Study(proposal, baseline, metric or str(baseline.config.cfg.evaluate.monitor))
-    trains = bool(seeds) or until is not None or budget is not None
+    most = seeds or (0 if until is None and budget is None else MOST)
     ledger, sides = Ledger(baseline.place.run_root), (proposal, baseline)
     # Before anything is trained
     ledger.read()
-    question = study.file.stem
-    facts = {
+    facts: dict[str, Any] = {
+        "question": study.file.stem,
         "sides": [side.name for side in sides],
         "fingerprints": [hashlib.sha256(x.key.encode()).hexdigest()[:12] for x in sides],
         "metric": study.metric,
     }
-    if trains and not study.read():
-        # With the same bits, this is all that is trained
-        budget = study.train(1, None, budget, LEVEL)
-    equal, differing = _compare_bits(*sides)
-    if equal and not differing:
-        sentence = f"{proposal.name} and {baseline.name} have the same bits in {_pairs(equal)}"
-        line = ledger.record(question, SAME_BITS, claims=False, **facts)
-        return Verdict(True, SAME_BITS, sentence, [], 0, 0.0, None, line["sha256"])
-    level = ledger.record(question, "begun", claims=True, **facts)["level"]
-    if trains:
-        study.train(seeds or MOST, until, budget, level)
+    # With the same bits, a pair is all that is trained
+    budget = study.train(min(1, most), None, budget, LEVEL)
+    count, differing = _compare_bits(sides)
+    if count and not differing:
+        sentence = (
+            f"{' and '.join(facts['sides'])} have the same bits in {number_of(count, 'pair')}"
+        )
+        return Verdict(
+            True, sentence, [], ledger.record(verdict="same bits", claims=False, **facts)
+        )
+    level = ledger.record(verdict="begun", claims=True, **facts)["level"]
+    study.train(most, until, budget, level)
     study.read()
     study.look()
     comparison = study.compare(level, until or 0.0)
     line = ledger.record(
-        question, comparison.verdict, claims=True, pairs=comparison.estimate.pairs, **facts
+        verdict=comparison.verdict, claims=True, pairs=comparison.estimate.pairs, **facts
     )
     notes = [
         f"the bits differ: samewise diff {differing[0].path} {differing[1].path}"
@@ -126,34 +124,12 @@ def judge(
         f"this ledger in at most {100 * LEVEL:.0f} %",
         *comparison.notes,
     ]
-    return Verdict(
-        comparison.verdict == "better",
-        comparison.verdict,
-        str(comparison),
-        notes,
-        line["try"],
-        level,
-        comparison,
-        line["sha256"],
-    )
+    return Verdict(comparison.verdict == "better", str(comparison), notes, line, comparison)
 
 
-def _compare_bits(
-    proposal: Side, baseline: Side
-) -> tuple[list[int], tuple[RunFolder, RunFolder] | None]:
-    """Return the seeds whose runs have the same bits, and the first two runs that differ."""
-    runs, values, equal = (
-        [side.folders() for side in (proposal, baseline)],
-        [side.values() for side in (proposal, baseline)],
-        list[int](),
-    )
-    for seed in sorted(runs[0].keys() & runs[1].keys() & values[0].keys() & values[1].keys()):
-        pair = runs[0][seed], runs[1][seed]
-        if not two_runs.compare(*pair).same:
-            return equal, pair
-        equal.append(seed)
-    return equal, None
-
-
-def _pairs(seeds: Sequence[int]) -> str:
-    return f"{number_of(len(seeds), 'pair')} (seed {', '.join(map(str, seeds))})"
+def _compare_bits(sides: Sequence[Side]) -> tuple[int, Sequence[RunFolder] | None]:
+    """Return the number of pairs of finished runs, and the first pair with other bits."""
+    runs = [side.folders() for side in sides]
+    seeds = set.intersection(*({*x} for x in (*runs, *(side.values() for side in sides))))
+    pairs = [[some[seed] for some in runs] for seed in sorted(seeds)]
+    return len(pairs), next((x for x in pairs if not two_runs.compare(*x).same), None)

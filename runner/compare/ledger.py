@@ -4,12 +4,8 @@ RUN_ROOT/gate.jsonl               the ledger, append-only: each line has the dig
 RUN_ROOT/comparisons/ledger.json  number of its lines, and the last one's digest
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
-import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +14,7 @@ from samewise.runner.errors import DamagedFile
 from samewise.runner.paired import LEVEL
 from samewise.runner.records import locks
 from samewise.runner.records.files import (
-    cut_torn_line,
+    append_lines,
     damaged_file,
     parse_json,
     read_json,
@@ -29,15 +25,6 @@ from samewise.runner.records.files import (
 
 _LINE = {"before": str, "question": str, "try": int, "level": float, "verdict": str}
 _END = {"lines": int, "sha256": str}
-
-
-def level_of(number: int) -> float:
-    """Return the level of a try: those of all tries, however many, add up to 5 %.
-
-    Args:
-        number: Its number, from 1; 0: nothing is claimed.
-    """
-    return LEVEL / (number * (number + 1)) if number else 0.0
 
 
 class Ledger:
@@ -63,19 +50,21 @@ class Ledger:
             if not text.endswith(b"\n"):
                 break
             try:
-                line = parse_json(text)
+                line = require_shape(self.file, parse_json(text), _LINE, f"line {number}")
             except ValueError as error:
                 raise damaged_file(self.file, f"line {number}: {error}") from None
-            lines.append(require_shape(self.file, line, _LINE, f"line {number}"))
+            lines.append(line)
             self._require(line["before"] == digests[-1], f"line {number} does not follow")
             digests.append(hashlib.sha256(text).hexdigest())
-        if end := read_json(self._end, _END):
-            is_there = digests[end["lines"] :][:1] == [end["sha256"]]
-            self._require(is_there, f"line {end['lines']} is not the one that was written")
+        end: dict[str, Any] = read_json(self._end, _END) or {"lines": 0, "sha256": ""}
+        is_there = digests[end["lines"] :][:1] == [end["sha256"]]
+        self._require(is_there, f"line {end['lines']} is not the one that was written")
         return lines, digests[-1]
 
     def record(self, question: str, verdict: str, *, claims: bool, **facts: Any) -> dict[str, Any]:
         """Append a line durably, and return it with its own digest.
+
+        The level of try i is 5 % / (i (i + 1)): those of all tries, however many, add up to 5 %.
 
         Args:
             question: Which sides and which metric. Asked again, it is the same try.
@@ -89,17 +78,19 @@ class Ledger:
         self._end.parent.mkdir(parents=True, exist_ok=True)
         with locks.hold(self.file, wait=True, sign=False):
             lines, before = self.read()
-            tries: Mapping[str, int] = {x["question"]: x["try"] for x in lines if x["try"]}
-            number = tries.get(question, len(tries) + 1) if claims else 0
-            line = {"before": before, "question": question, "try": number}
-            line |= {"level": level_of(number), "verdict": verdict, **facts}
-            text = (json.dumps(line) + "\n").encode()
-            with self.file.open("ab+") as handle:
-                cut_torn_line(handle.fileno())
-                handle.write(text)
-                handle.flush()
-                os.fsync(handle.fileno())
-            digest = hashlib.sha256(text).hexdigest()
+            tries = {x["question"]: x["try"] for x in lines if x["try"]}
+            number = tries.get(question, len(tries) + 1)
+            line = {
+                "before": before,
+                "question": question,
+                "try": number if claims else 0,
+                "level": LEVEL / (number * (number + 1)) if claims else 0.0,
+                "verdict": verdict,
+                **facts,
+            }
+            text = json.dumps(line) + "\n"
+            append_lines(self.file, text)
+            digest = hashlib.sha256(text.encode()).hexdigest()
             write_json(self._end, {"lines": len(lines) + 1, "sha256": digest})
         return {**line, "sha256": digest}
 

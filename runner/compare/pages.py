@@ -62,20 +62,18 @@ def save(comparisons: Sequence[PairedComparison], folder: Path) -> list[Path]:
 
 def plain_verdict(verdict: Verdict) -> dict[str, Any]:
     """Return a verdict for programs."""
-    comparison = verdict.comparison
-    plain = plain_values(comparison) if comparison else None
-    return {**vars(verdict), "comparison": plain}
+    return {
+        **vars(verdict),
+        "comparison": verdict.comparison and plain_values(verdict.comparison),
+    }
 
 
 def save_verdict(verdict: Verdict, folder: Path) -> None:
-    """Write a verdict as gate.md, and its comparison's files."""
+    """Write a verdict as gate.md, beside its comparison's files."""
     folder.mkdir(parents=True, exist_ok=True)
-    head, *lines = str(verdict).splitlines()
-    table = ""
     if verdict.comparison:
-        table = save([verdict.comparison], folder)[0].read_text().partition("\n\n")[2]
-    items = "\n".join(f"- {x}" for x in [*lines, f"ledger {verdict.ledger_sha256}"])
-    write_atomically(folder / "gate.md", redact(f"# {head}\n\n{items}\n\n{table}"))
+        save([verdict.comparison], folder)
+    write_atomically(folder / "gate.md", redact("# " + str(verdict).replace("\n", "\n- ") + "\n"))
 
 
 def _spread(comparison: PairedComparison, side: int) -> str:

@@ -341,6 +341,15 @@ def cut_torn_line(file: int) -> None:
         os.ftruncate(file, end)
 
 
+def append_lines(path: Path, text: str) -> None:
+    """Append whole lines durably, after what a process that died left of a line is cut off."""
+    with path.open("ab+") as handle:
+        cut_torn_line(handle.fileno())
+        handle.write(text.encode())
+        handle.flush()
+        os.fsync(handle.fileno())
+
+
 def parse_json(text: bytes | str) -> Any:
     """Parse a JSON value; raise a ValueError that says plainly why the text is invalid."""
     try:

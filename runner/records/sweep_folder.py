@@ -13,7 +13,6 @@ Imports neither torch nor mlflow.
 
 import functools
 import json
-import os
 import re
 import shutil
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -25,7 +24,7 @@ from typing import Any
 from samewise.runner.errors import ConfigError, Problem, nearest
 from samewise.runner.records import locks, shapes, trust
 from samewise.runner.records.files import (
-    cut_torn_line,
+    append_lines,
     damaged_file,
     parse_json,
     read_json,
@@ -180,13 +179,9 @@ class SweepFolder:
 
     def add_points(self, points: Sequence[Point]) -> None:
         """Append points durably."""
-        if not points:
-            return
-        with open(self.path / "points.jsonl", "ab+") as handle:
-            cut_torn_line(handle.fileno())
-            handle.write("".join(json.dumps(asdict(point)) + "\n" for point in points).encode())
-            handle.flush()
-            os.fsync(handle.fileno())
+        if points:
+            text = "".join(json.dumps(asdict(point)) + "\n" for point in points)
+            append_lines(self.path / "points.jsonl", text)
 
     def config(self, number: int) -> Path:
         return self.path / "configs" / f"{number:04d}.yaml"
