@@ -24,6 +24,7 @@ from filelock import FileLock
 
 from samewise.runner.errors import DataError, Problem, number_of
 from samewise.runner.shards import cache, storage
+from samewise.runner.shards.array_record import ArrayRecord
 from samewise.runner.shards.chunks import ChunkReader, litdata_columns, mds_columns
 from samewise.runner.shards.reader import PLAN, Label, Reader, Sample
 from samewise.runner.shards.tables import Arrow, Parquet
@@ -35,6 +36,7 @@ READERS: Mapping[str, Reader] = {
     ".arrow": Arrow(),
     ".mds": ChunkReader(mds_columns),
     ".bin": ChunkReader(litdata_columns),
+    ".array_record": ArrayRecord(),
 }
 """The formats, by the endings of their files."""
 SAMPLE = np.dtype([("offset", "<u8"), ("length", "<u8"), ("label", "<i4"), ("key", "<u8")])
@@ -359,4 +361,4 @@ def _scan(path: str, size: int, label: Label) -> tuple[str, Sequence[str], list[
 
 
 def _reader(path: str) -> Reader:
-    return READERS[os.path.splitext(path)[1]]
+    return READERS[storage.ending_of(path)]

@@ -5,6 +5,7 @@ A place is a path of the local disk, or an address such as s3://bucket/prefix.
 
 import builtins
 import os
+import re
 from collections.abc import Collection, Generator, Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache, partial
@@ -64,6 +65,11 @@ def list_folders(place: str) -> set[str]:
     return set()
 
 
+def ending_of(name: str) -> str:
+    """Return the ending of a file's name, without the number of a shard as in `-00000-of-00010`."""
+    return re.sub(r"-\d+-of-\d+$", "", os.path.splitext(name)[1])
+
+
 def list_files(folder: str, endings: Collection[str]) -> list[File]:
     """List the files directly in a folder that have one of the endings, sorted by name.
 
@@ -75,7 +81,7 @@ def list_files(folder: str, endings: Collection[str]) -> list[File]:
             stores().list_folder(folder) if is_remote(folder) else dict.fromkeys(os.listdir(folder))
         )
         names = sorted(name for name in entries if not name.startswith("."))
-        chosen = [name for name in names if os.path.splitext(name)[1] in endings]
+        chosen = [name for name in names if ending_of(name) in endings]
         files = [File(name, *(entries[name] or _state(f"{folder}/{name}"))) for name in chosen]
     packed = [
         name

@@ -108,12 +108,32 @@ if __name__ == "__main__":
     litdata.optimize(fn=sample, inputs=list(range(len(samples))), output_dir=out, chunk_size=10, num_workers=1)
 """,
     ),
+    # Records as TensorFlow Datasets writes them: a feature has a list of bytes (1), floats (2) or whole numbers (3)
+    "array_record": (
+        "array_record==0.8.6",
+        """
+import struct
+from array_record.python.array_record_module import ArrayRecordWriter
+def field(number, content):
+    size, low = bytes([len(content) & 127 | 128, len(content) >> 7 & 127 | 128, len(content) >> 14]), number << 3 | 2
+    return bytes([low]) + size + content
+def number(value):
+    return bytes([value])
+for start in range(0, len(samples), 10):
+    writer = ArrayRecordWriter(f"{out}/pictures-train.array_record-{start // 10:05}-of-00003", "group_size:1")
+    for row, (name, label, raw) in enumerate(samples[start : start + 10], start):
+        features = {"image": field(1, field(1, raw)), "label": field(1, field(1, label.encode())), "row": field(3, field(1, number(row)))}
+        features["share"] = field(2, field(1, struct.pack("<f", row / 32)))
+        writer.write(field(1, b"".join(field(1, field(1, key.encode()) + field(2, value)) for key, value in features.items())))
+    writer.close()
+""",
+    ),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("package", WRITERS)
-def test_shards_written_by_other_packages_are_read(tmp_path: Path, package: str) -> None:
+def test_shards_written_by_other_packages_are_read(tmp_path: Path, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     samples, shards = pictures(tmp_path / "files"), tmp_path / "shards" / "train"
     shards.mkdir(parents=True)
     packages, script = WRITERS[package]
@@ -129,7 +149,9 @@ def test_shards_written_by_other_packages_are_read(tmp_path: Path, package: str)
     written = subprocess.run([sys.executable, str(tmp_path / "write.py")], env=environment, capture_output=True, text=True, check=False)
     assert written.returncode == 0, written.stderr
     files = ImageFolder(root=str(tmp_path / "files"), folder="train")
-    for image in ["image"] if package == "webdataset" else ["bytes", "image", "raw"]:
+    if package == "array_record":
+        monkeypatch.syspath_prepend(tmp_path / "packages")
+    for image in ["image"] if package in ("webdataset", "array_record") else ["bytes", "image", "raw"]:
         read = ShardImages(root=str(shards.parent), split="train", shares=SHARES, image=image)
         assert len(read) == len(files)
         for place in range(len(files)):
@@ -137,11 +159,11 @@ def test_shards_written_by_other_packages_are_read(tmp_path: Path, package: str)
             assert read[place]["label"] == files[place]["label"]
     if package == "webdataset":
         return
-    numbers = {"row": range(24), "place": range(24), "digits": range(24)} if package == "mosaicml-streaming" else {"kind.row": range(24)}
-    for column, values in numbers.items():
+    names = {"mosaicml-streaming": ["row", "place", "digits"], "litdata": ["kind.row"], "array_record": ["row"]}[package]
+    for column in names:
         index = open_index(str(shards), column)
-        assert [index.labels[x] for x in index.samples["label"]] == [*map(str, values)]
-    share = "share" if package == "mosaicml-streaming" else "kind.share"
+        assert [index.labels[x] for x in index.samples["label"]] == [*map(str, range(24))]
+    share = "kind.share" if package == "litdata" else "share"
     assert [index.read(place, [share], units=1)[1][share] for place in range(24)] == [place / 32 for place in range(24)]
     if package == "mosaicml-streaming":
         with pytest.raises(DataError, match=r"column array: has an encoding that is not read"):
