@@ -226,7 +226,8 @@ def test_what_comes_next_is_read_before_it_is_needed(store: Store, tmp_path: Pat
     before = len(store.gets())
     assert sum(len(batch["image"]) for batch in batches) == 380
     assert len(store.gets()) == before
-    assert keyed.distance == keyed.read_ahead == 14
+    # Less where the threads have not yet seen that the last batches' bytes are there
+    assert 0 < keyed.read_ahead <= keyed.distance == 14
 
 
 def test_reading_ahead_tries_once_and_keeps_nobody_waiting(store: Store, tmp_path: Path) -> None:
