@@ -75,16 +75,18 @@ class Elastic(ReplicaStrategy, RankStrategy):
             choices,
             f"replicas={ranks} makes it a different experiment, which they can share",
         )
-        most = max(map(len, subtrees(replicas, ranks)))
-        ConfigError.raise_if(
-            ranks not in possible and not self.uneven,
-            "strategy.nproc",
-            f"{ranks} processes cannot share {replicas} replicas equally",
-            ranks,
-            choices,
-            "strategy.uneven=true gives the same bits; a step then lasts as long as "
-            f"{most} replicas in one process",
-        )
+        if ranks not in possible and not self.uneven:
+            most = max(map(len, subtrees(replicas, ranks)))
+            raise ConfigError(
+                Problem(
+                    "strategy.nproc",
+                    f"{ranks} processes cannot share {replicas} replicas equally",
+                    ranks,
+                    choices,
+                    "strategy.uneven=true gives the same bits; a step then lasts as long as "
+                    f"{most} replicas in one process",
+                )
+            )
 
     def describe(self) -> list[str]:
         sizes = self._carried.bucket_bytes() if self._carried else []
