@@ -24,7 +24,7 @@ from samewise.runner.config import json_schema, project
 from samewise.runner.config.compose import compose
 from samewise.runner.errors import Problem
 
-WITH_COMMANDS = [name for name, path in PAGES.items() if any(block.commands for block in blocks(path.read_text()))]
+WITH_COMMANDS = [name for name, path in PAGES.items() if any(block.commands and block.reason is None for block in blocks(path.read_text()))]
 OFTEN = ("README.md", "docs/first_experiment.md", "docs/sweeps.md", *EXAMPLES)
 """Pages whose commands are run with the slow tests; those of the others, which take minutes per page, are run with the long ones."""
 OF_OVERRIDES = ("train", "check", "show")
